@@ -1,0 +1,89 @@
+# Every target sets itself up first: a virtual environment in .venv from the hashed locks in
+# requirements/. Needed on the machine: make, Python >= 3.11 and a package registry.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+BIN := .venv/bin
+STAMP := .venv/.set-up
+LOCKS := requirements/uv.txt requirements/dev.txt
+
+SEEDS ?= 200
+SEED ?=
+CRASH_KILLS ?= 40
+CRASH_CUTS ?= 150
+BASE ?=
+
+# The sample of `make sim` and `make crash` that is a part of `make test`.
+TEST_SEEDS ?= 20
+TEST_KILLS ?= 5
+TEST_CUTS ?= 15
+
+# A folder that was moved or copied has an environment that points elsewhere: make it anew.
+ifneq ($(shell cat .venv/.made-in 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 22
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv and install what the locks name
+
+$(STAMP): $(LOCKS) pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh
+	@touch $@
+
+.PHONY: run
+run: $(STAMP) ## the demonstration: it verifies what it did and ends by itself
+	$(BIN)/magnetar demo
+
+.PHONY: lint
+lint: $(STAMP) ## formatting, lint, types and import contracts
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: check
+check: lint ## lint and the fast tests: below a minute, before every commit
+	$(BIN)/pytest -q -n 2 -m "not slow" tests/unit tests/meta tests/kits
+
+.PHONY: test
+test: lint ## everything: check, slow tests, a short simulation, a crash sample
+	$(BIN)/pytest -q -n 2 tests
+	$(MAKE) sim SEED= SEEDS=$(TEST_SEEDS)
+	$(MAKE) crash CRASH_KILLS=$(TEST_KILLS) CRASH_CUTS=$(TEST_CUTS)
+
+.PHONY: sim
+sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to replay one
+	$(BIN)/python -m magnetar.testing.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+.PHONY: crash
+crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150
+	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
+
+.PHONY: bench
+bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*.json
+	$(BIN)/python -m bench.storage
+
+.PHONY: bench-diff
+bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
+	$(BIN)/python -m bench.diff $(if $(BASE),--base "$(BASE)")
+
+.PHONY: format
+format: $(STAMP) ## format the code and mend what ruff can mend
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: lock
+lock: $(STAMP) ## resolve pyproject.toml anew into requirements/*.txt
+	sh scripts/lock.sh
+
+.PHONY: clean
+clean: ## remove .venv, build and caches
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

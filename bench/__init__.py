@@ -1,0 +1,1 @@
+"""Measures Magnetar against bare loops: `make bench`, compared by `make bench-diff`."""

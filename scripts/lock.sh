@@ -1,0 +1,28 @@
+#!/bin/sh
+# Resolves pyproject.toml into requirements/*.txt: versions and hashes for every supported Python
+# and system, without an address or a path. Run by `make lock`; UPGRADE=1 takes newer versions.
+set -eu
+cd "$(dirname "$0")/.."
+
+uv=.venv/bin/uv
+upgrade=${UPGRADE:+--upgrade}
+
+compile() { # output, then the sources and options of uv
+    output=$1
+    shift
+    # shellcheck disable=SC2086  an empty $upgrade is no argument
+    "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-emit-index-url --no-emit-find-links --no-header --no-annotate $upgrade \
+        --output-file "$output" "$@"
+    printf '# Made by `make lock`; do not edit.\n' | cat - "$output" >"$output.new"
+    mv "$output.new" "$output"
+}
+
+printf 'uv\n' | compile requirements/uv.txt -
+compile requirements/runtime.txt pyproject.toml
+# The dev lock agrees with the runtime lock in every version that both name.
+compile requirements/dev.txt pyproject.toml --group dev --constraints requirements/runtime.txt
+for extra in oxia spark zookeeper; do
+    compile "requirements/$extra.txt" pyproject.toml --extra "$extra" \
+        --constraints requirements/runtime.txt
+done

@@ -1,0 +1,1 @@
+"""Magnetar: event streaming with scalable topics and metadata-driven transactions."""

@@ -1,0 +1,395 @@
+"""The whole error tree, each error with its wire code and whether a retry can help.
+
+Owns: every exception that leaves a package of Magnetar. Backends translate at their border, so
+nothing above them ever sees an `OSError`, a `sqlite3.Error` or a gRPC status.
+
+Invariants:
+1. Every class below `MagnetarError` has a unique `name`, a `wire_code` and a `retryable` flag.
+2. `retryable` means: the operation was **not** applied and the same call may succeed later.
+   An operation whose outcome is unknown is never retryable; it says so in its own class.
+3. A message says what happened and to what; `hint` says what to do next.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class WireCode(IntEnum):
+    """The `ServerError` values of the Pulsar protocol (their numbers are the contract)."""
+
+    UNKNOWN = 0
+    METADATA = 1
+    PERSISTENCE = 2
+    AUTHENTICATION = 3
+    AUTHORIZATION = 4
+    CONSUMER_BUSY = 5
+    SERVICE_NOT_READY = 6
+    PRODUCER_BLOCKED_QUOTA_ERROR = 7
+    PRODUCER_BLOCKED_QUOTA_EXCEPTION = 8
+    CHECKSUM = 9
+    UNSUPPORTED_VERSION = 10
+    TOPIC_NOT_FOUND = 11
+    SUBSCRIPTION_NOT_FOUND = 12
+    CONSUMER_NOT_FOUND = 13
+    TOO_MANY_REQUESTS = 14
+    TOPIC_TERMINATED = 15
+    PRODUCER_BUSY = 16
+    INVALID_TOPIC_NAME = 17
+    INCOMPATIBLE_SCHEMA = 18
+    CONSUMER_ASSIGN = 19
+    TRANSACTION_COORDINATOR_NOT_FOUND = 20
+    INVALID_TXN_STATUS = 21
+    NOT_ALLOWED = 22
+    TRANSACTION_CONFLICT = 23
+    TRANSACTION_NOT_FOUND = 24
+    PRODUCER_FENCED = 25
+
+
+_BY_NAME: dict[str, type[MagnetarError]] = {}
+
+
+def error_classes() -> dict[str, type[MagnetarError]]:
+    """Every error class by its name (the documentation test walks this)."""
+    return dict(_BY_NAME)
+
+
+class MagnetarError(Exception):
+    """Base of everything Magnetar raises on purpose."""
+
+    name: ClassVar[str] = "magnetar-error"
+    wire_code: ClassVar[WireCode] = WireCode.UNKNOWN
+    retryable: ClassVar[bool] = False
+    hint: str = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} needs a `name` of its own")
+        taken = _BY_NAME.get(cls.name)
+        if taken is not None:
+            raise TypeError(f"{cls.__name__} repeats the name {cls.name!r} of {taken.__name__}")
+        _BY_NAME[cls.name] = cls
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+_BY_NAME[MagnetarError.name] = MagnetarError
+
+
+# --- protocol: a peer broke the rules of the wire; the connection is closed ---
+
+
+class ProtocolError(MagnetarError):
+    """The bytes on a connection break the protocol."""
+
+    name = "protocol-error"
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side tried to send something that the protocol forbids in this state."""
+
+    name = "local-protocol-error"
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol forbids in this state."""
+
+    name = "remote-protocol-error"
+
+
+class FrameTooLarge(RemoteProtocolError):
+    """A frame announces more bytes than the limit allows; refused before it is read."""
+
+    name = "frame-too-large"
+
+
+class ChecksumMismatch(RemoteProtocolError):
+    """The CRC32C of a received message does not match its bytes."""
+
+    name = "checksum-mismatch"
+    wire_code = WireCode.CHECKSUM
+
+
+# --- requests: an answerable refusal ---
+
+
+class RequestError(MagnetarError):
+    """A request that is refused with a code; the connection lives on."""
+
+    name = "request-error"
+
+
+class InvalidTopicName(RequestError):
+    """A topic, namespace or segment name that cannot be parsed."""
+
+    name = "invalid-topic-name"
+    wire_code = WireCode.INVALID_TOPIC_NAME
+
+
+class NotAllowed(RequestError):
+    """The request is well formed, but the rules of its target forbid it."""
+
+    name = "not-allowed"
+    wire_code = WireCode.NOT_ALLOWED
+
+
+class InvalidLayout(NotAllowed):
+    """A split, merge or prune that the segment DAG does not permit."""
+
+    name = "invalid-layout"
+
+
+class TopicNotFound(RequestError):
+    """The topic does not exist and may not be created here."""
+
+    name = "topic-not-found"
+    wire_code = WireCode.TOPIC_NOT_FOUND
+
+
+class SubscriptionNotFound(RequestError):
+    """The subscription does not exist."""
+
+    name = "subscription-not-found"
+    wire_code = WireCode.SUBSCRIPTION_NOT_FOUND
+
+
+class TopicTerminated(RequestError):
+    """The topic was terminated (a segment: sealed) and takes no more messages."""
+
+    name = "topic-terminated"
+    wire_code = WireCode.TOPIC_TERMINATED
+
+
+class TooManyRequests(RequestError):
+    """A named limit on queued work is reached; nothing was applied."""
+
+    name = "too-many-requests"
+    wire_code = WireCode.TOO_MANY_REQUESTS
+    retryable = True
+    hint = "wait for earlier requests to finish, then retry"
+
+
+# --- storage ---
+
+
+class StorageError(MagnetarError):
+    """Ledgers, journal or disk could not do what was asked."""
+
+    name = "storage-error"
+    wire_code = WireCode.PERSISTENCE
+
+
+class DiskFull(StorageError):
+    """No space left; nothing was applied and nothing acknowledged was lost."""
+
+    name = "disk-full"
+    retryable = True
+    hint = "free some space; the store goes on by itself once there is room"
+
+
+class DiskFailed(StorageError):
+    """The disk reported an error other than a lack of space."""
+
+    name = "disk-failed"
+    hint = "check the disk and the kernel log"
+
+
+class StorageFenced(StorageError):
+    """A sync failed: what of the last writes is durable is unknown, so nothing more is written.
+
+    A failed fsync is never retried (the kernel may have dropped the dirty pages). Restarting
+    re-reads what really reached the disk.
+    """
+
+    name = "storage-fenced"
+    hint = "check the disk, then restart the process: it recovers from what is durable"
+
+
+class StorageClosed(StorageError):
+    """The store, ledger or managed ledger was closed by its owner."""
+
+    name = "storage-closed"
+
+
+class FolderInUse(StorageError):
+    """Another process has this data folder open."""
+
+    name = "folder-in-use"
+    hint = "stop the other process or choose another folder"
+
+
+class FormatTooNew(StorageError):
+    """A file was written by a newer version; it was left untouched."""
+
+    name = "format-too-new"
+    hint = "run the version that wrote it, or a newer one"
+
+
+class CorruptData(StorageError):
+    """Stored bytes fail their checksum where the disk had promised them; nothing was deleted."""
+
+    name = "corrupt-data"
+    hint = "restore the named file from a copy; the rest of the store is untouched"
+
+
+class CorruptEntry(CorruptData):
+    """One entry of a ledger is damaged; the entries around it can still be read."""
+
+    name = "corrupt-entry"
+
+
+class LedgerFenced(StorageError):
+    """Another owner took this ledger over; this writer must stop."""
+
+    name = "ledger-fenced"
+    hint = "open the topic again: its owner has changed"
+
+
+class LedgerClosed(StorageError):
+    """The ledger has its end and takes no more entries."""
+
+    name = "ledger-closed"
+
+
+class LedgerMissing(StorageError):
+    """No ledger has this id (never created, or deleted)."""
+
+    name = "ledger-missing"
+
+
+class EntryMissing(StorageError):
+    """The position is not in the managed ledger (trimmed, or never written)."""
+
+    name = "entry-missing"
+
+
+class ManagedLedgerSealed(StorageError):
+    """The managed ledger was sealed and takes no more entries."""
+
+    name = "managed-ledger-sealed"
+    wire_code = WireCode.TOPIC_TERMINATED
+
+
+class ManagedLedgerFenced(StorageError):
+    """Another owner opened this managed ledger; this one must stop."""
+
+    name = "managed-ledger-fenced"
+    hint = "look the topic up again: its owner has changed"
+
+
+class CursorMissing(StorageError):
+    """The managed ledger has no cursor of that name."""
+
+    name = "cursor-missing"
+    wire_code = WireCode.SUBSCRIPTION_NOT_FOUND
+
+
+# --- metadata ---
+
+
+class MetadataError(MagnetarError):
+    """The metadata store could not do what was asked."""
+
+    name = "metadata-error"
+    wire_code = WireCode.METADATA
+
+
+class BadVersion(MetadataError):
+    """A compare-and-set lost: the record is not at the expected version."""
+
+    name = "bad-version"
+    hint = "read the record again and decide anew"
+
+    def __init__(self, key: str, expected: int, actual: int | None) -> None:
+        wanted = "to be absent" if expected < 0 else f"at version {expected}"
+        found = "absent" if actual is None else f"at version {actual}"
+        super().__init__(f"{key}: expected {wanted}, found it {found}")
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+
+    def __reduce__(self) -> tuple[type[BadVersion], tuple[str, int, int | None]]:
+        return BadVersion, (self.key, self.expected, self.actual)
+
+
+class InvalidArgument(MetadataError):
+    """A key, index or option that no backend accepts."""
+
+    name = "invalid-argument"
+
+
+class LimitExceeded(MetadataError):
+    """A key, value or index key is longer than the store's limit."""
+
+    name = "limit-exceeded"
+
+
+class SessionLost(MetadataError):
+    """The session ended: every ephemeral record of this store object is gone."""
+
+    name = "session-lost"
+    hint = "open a new store object and take the leases again"
+
+
+class Unavailable(MetadataError):
+    """The store cannot serve this now; the operation was not applied."""
+
+    name = "unavailable"
+    retryable = True
+    hint = "retry after a pause"
+
+
+class OutcomeUnknown(MetadataError):
+    """The operation may or may not have been applied."""
+
+    name = "outcome-unknown"
+    hint = "read the record and compare before trying again"
+
+
+class NotSupported(MetadataError):
+    """This backend cannot do that (see its capabilities)."""
+
+    name = "not-supported"
+
+
+class StoreClosed(MetadataError):
+    """The store object was closed."""
+
+    name = "store-closed"
+
+
+class CorruptMetadata(MetadataError):
+    """A stored record cannot be decoded; it was left untouched."""
+
+    name = "corrupt-metadata"
+
+
+# --- the rest ---
+
+
+class ConfigError(MagnetarError):
+    """A setting has an unknown name or a value out of range."""
+
+    name = "config-error"
+
+
+class DeadlineExceeded(MagnetarError):
+    """A wait reached its deadline."""
+
+    name = "deadline-exceeded"
+    retryable = True
+
+
+class InvariantBroken(MagnetarError):
+    """A bug: the owner of the state stops. Never answered as retryable."""
+
+    name = "invariant-broken"
+    hint = "please report this with the lines around it in the log"

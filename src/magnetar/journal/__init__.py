@@ -1,0 +1,1 @@
+"""The write-ahead journal that makes every embedded backend durable."""

@@ -1,0 +1,91 @@
+"""Documents against code: what the reference must list, and the commands that the README shows."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import magnetar
+from tests.meta.tree import ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+SHELL_BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MAKE_TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
+# `make`, then settings such as SEED=4 or -j2, then the target.
+MAKE_CALL = re.compile(r"^(?:\$ )?make((?: +\S+)*)", re.MULTILINE)
+MAGNETAR_CALL = re.compile(r"^(?:\$ )?\.venv/bin/magnetar((?: +[^#\s]+)*)", re.MULTILINE)
+WORD = re.compile(r"[a-z][a-z-]*")
+
+
+def test_every_error_is_documented() -> None:
+    from magnetar.errors import error_classes
+
+    _assert_documented("errors.md", error_classes())
+
+
+def test_every_limit_is_documented() -> None:
+    from magnetar.runtime.limits import all_limits
+
+    _assert_documented("limits.md", (limit.name for limit in all_limits()))
+
+
+def test_every_metric_is_documented() -> None:
+    from magnetar.runtime.metrics import all_metrics
+
+    # A metric exists once the module that defines it is loaded.
+    for found in pkgutil.walk_packages(magnetar.__path__, "magnetar."):
+        importlib.import_module(found.name)
+    _assert_documented("metrics.md", (metric.name for metric in all_metrics()))
+
+
+def test_every_setting_is_documented() -> None:
+    from magnetar.server.config import all_settings
+
+    _assert_documented("settings.md", (setting.name for setting in all_settings()))
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = set(MAKE_TARGET.findall((ROOT / "Makefile").read_text("utf-8")))
+    shown = {
+        word
+        for arguments in MAKE_CALL.findall(_shell_lines())
+        for word in arguments.partition("#")[0].split()
+        if WORD.fullmatch(word)
+    }
+    assert {"run", "test"} <= shown, "the README shows its two commands"
+    assert shown <= targets
+
+
+def test_verbs_in_the_readme_exist() -> None:
+    calls = MAGNETAR_CALL.findall(_shell_lines())
+    verbs = {words[0] for call in calls if (words := call.split()) and WORD.fullmatch(words[0])}
+    command = Path(sys.executable).with_name("magnetar")
+    for verb in sorted(verbs):
+        done = subprocess.run([command, verb, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0, f"magnetar {verb}: {done.stderr}"
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    commands = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+        if line and not line.startswith(("#", "set ", "cd "))
+    ]
+    assert len(commands) == 1
+    assert re.search(rf"^(?:\$ )?{commands[0]}\s*(?:#.*)?$", _shell_lines(), re.MULTILINE)
+
+
+def _shell_lines() -> str:
+    return "\n".join(SHELL_BLOCK.findall((ROOT / "README.md").read_text("utf-8")))
+
+
+def _assert_documented(page: str, names: Iterable[str]) -> None:
+    expected = sorted(names)
+    assert expected, "nothing to document: the list itself is broken"
+    text = (REFERENCE / page).read_text("utf-8")
+    assert not [name for name in expected if f"`{name}`" not in text]

@@ -1,0 +1,104 @@
+"""The repository as the meta tests see it: its files and its parsed modules.
+
+Everything is relative to the tree that this file stands in, so that a copy of the tree checks
+itself (`test_planted.py` relies on that).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CODE_FOLDERS = ("src", "tests", "bench")
+GENERATED_FOLDERS = frozenset(
+    {
+        ".git",
+        ".hypothesis",
+        ".import_linter_cache",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".venv",
+        "__pycache__",
+        "build",
+        "dist",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One Python file: `path` is relative to the root, `name` its dotted name."""
+
+    path: Path
+    text: str
+    syntax: ast.Module
+
+    @property
+    def name(self) -> str:
+        parts = self.path.with_suffix("").parts
+        parts = parts[1:] if parts[0] == "src" else parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every Python module of the code folders, in the order of their paths."""
+    return tuple(
+        _parsed(path.relative_to(ROOT))
+        for folder in CODE_FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "__pycache__" not in path.parts
+    )
+
+
+def _parsed(path: Path) -> Module:
+    text = (ROOT / path).read_text("utf-8")
+    return Module(path, text, ast.parse(text, str(path)))
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Every file that is tracked or would be, relative to the root, but what tools generate."""
+    found = _git_files("--cached", "--others", "--exclude-standard")
+    if found is None:
+        found = list(_walked())
+    return tuple(
+        path
+        for path in sorted(found)
+        if not GENERATED_FOLDERS.intersection(path.parts) and (ROOT / path).is_file()
+    )
+
+
+def _walked() -> Iterator[Path]:
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in GENERATED_FOLDERS]
+        yield from ((Path(folder) / name).relative_to(ROOT) for name in names)
+
+
+def tracked_files() -> list[Path]:
+    """What git tracks; nothing outside a repository."""
+    return _git_files("--cached") or []
+
+
+def _git_files(*options: str) -> list[Path] | None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "ls-files", "-z", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [Path(name) for name in done.stdout.split("\0") if name]
+
+
+def text_of(path: Path) -> str:
+    """The text of a file; a binary one has none."""
+    try:
+        return (ROOT / path).read_text("utf-8")
+    except UnicodeDecodeError:
+        return ""
