@@ -1,0 +1,269 @@
+"""The disk, as the embedded backends see it: the one seam below which faults are simulated.
+
+Owns: the `Disk` and `File` contracts and `LocalDisk`, the real one. All calls block; backends
+call them on a `Worker`. Every `OSError` is translated here.
+
+Invariants:
+1. `File.write` writes all its buffers or raises; after a raise the range holds anything.
+2. What `File.sync` returned for is on stable storage; what was only written is not.
+3. A created, renamed or removed name is durable only after `Disk.sync_folder` of its folder.
+4. A sector (512 bytes) is written whole or not at all; nothing larger is atomic.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from magnetar.errors import CorruptData, DiskFailed, DiskFull, FolderInUse, StorageError
+
+SECTOR_BYTES = 512
+
+# The kernel takes at most this many buffers in one pwritev.
+_BUFFERS_PER_CALL = 1024
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class File(Protocol):
+    """One open file; offsets are explicit, so there is no shared cursor."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes at `offset`; fewer only at the end of the file."""
+        ...
+
+    def write(self, offset: int, buffers: Sequence[bytes]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Database(Protocol):
+    """One SQLite connection in autocommit mode; used by one thread at a time."""
+
+    @property
+    def in_transaction(self) -> bool: ...
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run one statement and give all its rows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FolderLock(Protocol):
+    """Held while a process has a folder open."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The file system below one data folder."""
+
+    def open(self, path: Path, *, create: bool = False) -> File: ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def list(self, folder: Path) -> list[str]:
+        """Names in a folder, sorted; an absent folder is empty."""
+        ...
+
+    def make_folder(self, folder: Path) -> None: ...
+
+    def sync_folder(self, folder: Path) -> None: ...
+
+    def rename(self, old: Path, new: Path) -> None: ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; an absent one is no error."""
+        ...
+
+    def database(self, path: Path, *, read_only: bool = False) -> Database: ...
+
+    def lock(self, path: Path) -> FolderLock:
+        """Take the exclusive lock or raise `FolderInUse` at once."""
+        ...
+
+
+@contextmanager
+def disk_errors(what: str, path: Path) -> Iterator[None]:
+    """Translate what the operating system raises while doing `what` to `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, what, path) from error
+
+
+def translated(error: OSError, what: str, path: Path) -> StorageError:
+    """The error of our tree that says the same as this `OSError`."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    text = f"cannot {what} {path}: {reason}"
+    return DiskFull(text) if error.errno in _NO_SPACE else DiskFailed(text)
+
+
+class LocalFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        with disk_errors("read", self._path):
+            data = os.pread(self._descriptor, size, offset)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size and (data := os.pread(self._descriptor, size - got, offset + got)):
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+
+    def write(self, offset: int, buffers: Sequence[bytes]) -> None:
+        with disk_errors("write", self._path):
+            for first in range(0, len(buffers), _BUFFERS_PER_CALL):
+                chunk = buffers[first : first + _BUFFERS_PER_CALL]
+                size = sum(map(len, chunk))
+                written = os.pwritev(self._descriptor, chunk, offset)
+                if written < size:
+                    self._write_rest(offset + written, b"".join(chunk)[written:])
+                offset += size
+
+    def _write_rest(self, offset: int, data: bytes) -> None:
+        while data:
+            written = os.pwrite(self._descriptor, data, offset)
+            offset += written
+            data = data[written:]
+
+    def sync(self) -> None:
+        with disk_errors("sync", self._path):
+            os.fdatasync(self._descriptor)
+
+    def size(self) -> int:
+        with disk_errors("measure", self._path):
+            return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        with disk_errors("truncate", self._path):
+            os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class LocalDatabase:
+    """A connection of the standard library's SQLite."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._connection = connection
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise database_error(self._path, error, error.sqlite_errorcode) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def database_error(path: Path, error: Exception, code: int) -> StorageError:
+    """The error of our tree for an SQLite result code."""
+    text = f"{path}: {error}"
+    primary = code & 0xFF
+    if primary == sqlite3.SQLITE_FULL:
+        return DiskFull(text)
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return CorruptData(text)
+    return DiskFailed(text)
+
+
+class _FileLock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+class LocalDisk:
+    """The operating system's file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        with disk_errors("open", path):
+            return LocalFile(path, os.open(path, flags, 0o644))
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def list(self, folder: Path) -> list[str]:
+        with disk_errors("list", folder):
+            try:
+                return sorted(os.listdir(folder))
+            except FileNotFoundError:
+                return []
+
+    def make_folder(self, folder: Path) -> None:
+        with disk_errors("make folder", folder):
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                self.sync_folder(folder.parent)
+
+    def sync_folder(self, folder: Path) -> None:
+        with disk_errors("sync folder", folder):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        with disk_errors("rename", old):
+            os.replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        with disk_errors("remove", path):
+            path.unlink(missing_ok=True)
+
+    def database(self, path: Path, *, read_only: bool = False) -> Database:
+        # One thread at a time uses a connection, though not always the thread that opened it.
+        mode = "ro" if read_only else "rwc"
+        try:
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        except sqlite3.Error as error:
+            raise database_error(path, error, error.sqlite_errorcode) from error
+        return LocalDatabase(path, connection)
+
+    def lock(self, path: Path) -> FolderLock:
+        with disk_errors("lock", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise FolderInUse(f"{path.parent} is open in another process") from error
+            raise translated(error, "lock", path) from error
+        return _FileLock(descriptor)

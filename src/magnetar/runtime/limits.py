@@ -1,0 +1,134 @@
+"""Named limits: everything that queues, waits or grows has one here.
+
+Owns: `Limits`, whose fields are the limits (name, default, unit, what it bounds), and the check
+of overridden values. A field with a unit of bytes, records, files, ... bounds memory or disk; one
+in seconds bounds a wait or an interval.
+
+Invariants:
+1. A limit's name is its field: a duplicate cannot exist.
+2. Every value is above 0, and whole unless its unit is seconds.
+3. `docs/reference/limits.md` lists every one of them (a test compares).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from math import isfinite
+from typing import Final, NamedTuple, TypeVar
+
+from magnetar.errors import ConfigError
+
+Number = TypeVar("Number", int, float)
+
+_MIB: Final = 1024 * 1024
+
+
+class Limit(NamedTuple):
+    """One limit, as documentation and the command line show it."""
+
+    name: str
+    default: int | float
+    unit: str
+    doc: str
+
+
+def _limit(default: Number, unit: str, doc: str) -> Number:
+    return field(default=default, metadata={"unit": unit, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one instance; every component takes the whole and reads its own."""
+
+    journal_file_bytes: int = _limit(32 * _MIB, "bytes", "size of one journal file")
+    journal_files_max: int = _limit(8, "files", "journal files on disk, recycled ones included")
+    journal_queue_bytes: int = _limit(
+        64 * _MIB, "bytes", "records submitted to the journal and not yet durable"
+    )
+    journal_room_seconds: float = _limit(
+        30.0, "seconds", "how long a batch may wait for a journal file to be recycled"
+    )
+    journal_batch_bytes: int = _limit(4 * _MIB, "bytes", "written by one sync of the journal")
+    journal_batch_records: int = _limit(8192, "records", "made durable by one sync of the journal")
+
+    metadata_apply_records: int = _limit(
+        5000, "records", "changes moved to SQLite in one transaction"
+    )
+    metadata_unapplied_records: int = _limit(
+        100_000, "records", "durable changes that SQLite does not hold yet"
+    )
+    metadata_snapshots: int = _limit(16, "scans", "open scans at a time")
+    metadata_scan_seconds: float = _limit(60.0, "seconds", "how long one scan may stay open")
+    watch_queue_events: int = _limit(
+        4096, "events", "waiting in one watch; beyond that its reader gets a resync"
+    )
+    sequence_cache_entries: int = _limit(
+        10_000, "entries", "sequence prefixes whose highest key is kept in memory"
+    )
+
+    ledger_cache_bytes: int = _limit(64 * _MIB, "bytes", "entries kept in memory for readers")
+    ledger_open_files: int = _limit(512, "files", "ledger files open at a time")
+    storage_settle_seconds: float = _limit(
+        1.0, "seconds", "how long durable records may wait to be moved to their homes"
+    )
+
+    cursor_flush_seconds: float = _limit(
+        1.0, "seconds", "how long an acknowledgement may wait for the next cursor write"
+    )
+    cursor_record_bytes: int = _limit(
+        262_144, "bytes", "one metadata record of a cursor; a larger state is split"
+    )
+    managed_ledger_ledger_bytes: int = _limit(
+        512 * _MIB, "bytes", "in one ledger before the next one is begun"
+    )
+    managed_ledger_ledger_seconds: float = _limit(
+        4 * 3600.0, "seconds", "age of one ledger before the next one is begun"
+    )
+    managed_ledger_ledger_entries: int = _limit(
+        5_000_000, "entries", "in one ledger before the next one is begun"
+    )
+    managed_ledger_pending_appends: int = _limit(
+        100_000, "entries", "appended to one managed ledger and not yet durable"
+    )
+
+    close_seconds: float = _limit(30.0, "seconds", "how long a component may take to close")
+
+    def __post_init__(self) -> None:
+        for each in all_limits():
+            _check(each, getattr(self, each.name))
+
+    def override(self, values: Mapping[str, object]) -> Limits:
+        """These limits with other values, as given by configuration: names and values checked."""
+        known = {each.name: each for each in all_limits()}
+        changes: dict[str, int | float] = {}
+        for name, value in values.items():
+            if name not in known:
+                raise ConfigError(f"there is no limit {name!r}", hint=_nearest(name, known))
+            changes[name] = _check(known[name], value)
+        return replace(self, **changes)  # type: ignore[arg-type]  # _check saw to the types
+
+
+def all_limits() -> tuple[Limit, ...]:
+    """Every limit, in the order of definition."""
+    found = []
+    for each in fields(Limits):
+        assert isinstance(each.default, int | float), f"limit {each.name} has no default"
+        found.append(Limit(each.name, each.default, each.metadata["unit"], each.metadata["doc"]))
+    return tuple(found)
+
+
+def _check(limit: Limit, value: object) -> int | float:
+    whole = isinstance(limit.default, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"limit {limit.name} must be {kind} of {limit.unit}, not {value!r}")
+    if value <= 0 or not isfinite(value):
+        raise ConfigError(f"limit {limit.name} must be above 0 and finite, not {value!r}")
+    return value
+
+
+def _nearest(name: str, known: Mapping[str, Limit]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"did you mean {close[0]}?"

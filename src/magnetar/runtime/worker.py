@@ -1,0 +1,84 @@
+"""A worker: blocking calls, one after the other, off the event loop.
+
+Owns: the `Worker` contract and `ThreadWorker`, the real one (simulations bring their own, on
+virtual time). Jobs run in the order of `run` calls and finish in that order.
+
+The lock of the interpreter decides the speed here: a job should be a few calls that release it
+(a write, a sync, one SQL statement), not a Python loop. See ADR 0003.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Worker(Protocol):
+    """Runs blocking jobs in order and completes a future of the calling loop for each."""
+
+    def run(self, job: Callable[..., Result], /, *args: Any) -> asyncio.Future[Result]: ...
+
+    async def close(self) -> None:
+        """Let the jobs already given finish, then stop."""
+        ...
+
+
+class ThreadWorker:
+    """One daemon thread. `run` is called from one event loop only."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]]
+        self._jobs = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def run(self, job: Callable[..., Result], /, *args: Any) -> asyncio.Future[Result]:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread.start()
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._jobs.put((future, job, args))
+        return future
+
+    async def close(self) -> None:
+        if self._loop is None:
+            return
+        await self.run(_stop)
+        self._thread.join()
+
+    def _work(self) -> None:
+        assert self._loop is not None
+        while True:
+            future, job, args = self._jobs.get()
+            try:
+                result = job(*args)
+            except BaseException as error:  # noqa: BLE001  the future carries it to the caller
+                self._finish(_fail, future, error)
+            else:
+                self._finish(_succeed, future, result)
+            if job is _stop:
+                return
+
+    def _finish(self, how: Callable[..., None], future: asyncio.Future[Any], value: Any) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(how, future, value)
+
+
+def _stop() -> None:
+    """The last job of a worker."""
+
+
+def _succeed(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
