@@ -1,0 +1,341 @@
+"""The journal: one per process, the place where everything becomes durable first.
+
+Owns: the order of durability. Backends submit records; a single coroutine takes what has gathered,
+writes it as one batch, syncs it, and moves `synced` on. While a sync runs the next batch gathers:
+that is the group commit, over all ledgers and the metadata store together, without a timer.
+
+Invariants:
+1. Records become durable in the order of `append` calls; what survives a crash is a prefix.
+2. `synced` moves only after the sync returned. Nobody above acknowledges anything before.
+3. A batch that could not be written for lack of space is refused with everything behind it:
+   `refusals` moves, their numbers are given again, and nothing of them is ever durable.
+4. A failed sync fences the journal for good: what of the batch is durable is unknown.
+5. A file is recycled only when every record in it is in its home (`release`).
+
+Followers do not get callbacks: they wait for `progress` to pass what they know, then look at
+`synced`, `refusals` and `failure`. A backend must also compare `refusals` before each `append`,
+because what it had decided on top of a refused record is void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from pathlib import Path
+
+from magnetar.errors import (
+    DeadlineExceeded,
+    DiskFull,
+    InvalidArgument,
+    StorageClosed,
+    StorageError,
+    StorageFenced,
+    TooManyRequests,
+)
+from magnetar.journal.files import JournalFile, create_file, open_files
+from magnetar.journal.format import (
+    BATCH_HEADER_BYTES,
+    FILE_HEADER_BYTES,
+    SECTOR_BYTES,
+    batch_bytes,
+    encode_batch,
+    encode_settled,
+)
+from magnetar.journal.recovery import Recovered, recover
+from magnetar.runtime import metrics
+from magnetar.runtime.disk import Disk
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
+from magnetar.runtime.worker import Worker
+
+
+class Journal:
+    """See the module. Use: `open`, replay `recovered`, `start`, then `append` and `release`."""
+
+    def __init__(
+        self, folder: Path, disk: Disk, limits: Limits, writer: Worker, filler: Worker
+    ) -> None:
+        """`writer` syncs batches; `filler` prepares files, so that no batch waits for zeros."""
+        self._folder = folder
+        self._disk = disk
+        self._limits = limits
+        self._writer = writer
+        self._filler = filler
+        self._store_id = bytes(16)
+        self._next_slot = 0
+
+        self.progress = Signal()
+        self.pressure = Signal()
+        """Moves when a file is full: a good moment to settle."""
+        self.synced = 0
+        self.settled = 0
+        self.refusals = 0
+        self.failure: StorageError | None = None
+
+        self._queue: list[bytes] = []
+        self._queue_bytes = 0
+        self._submitted = asyncio.Event()
+        self._next = 1
+        self._last_change = 0
+        self._active: JournalFile | None = None
+        self._full: deque[JournalFile] = deque()
+        self._free: list[JournalFile] = []
+        self._spare: asyncio.Future[JournalFile] | None = None
+        self._released = Signal()
+        self._settle_error: StorageError | None = None
+        self._committer: asyncio.Task[None] | None = None
+        self._record_bytes_max = (
+            limits.journal_file_bytes - FILE_HEADER_BYTES - BATCH_HEADER_BYTES - SECTOR_BYTES
+        )
+
+    # --- opening
+
+    async def open(self, store_id: bytes) -> Recovered:
+        """Read what is durable; the caller moves it to its homes before `start`."""
+        self._store_id = store_id
+        return await self._writer.run(self._open)
+
+    def _open(self) -> Recovered:
+        self._disk.make_folder(self._folder)
+        self._free = open_files(self._disk, self._folder, self._store_id)
+        self._next_slot = max((int(file.path.stem) + 1 for file in self._free), default=0)
+        if not self._free:
+            self._free.append(self._create())
+        recovered = recover(self._free)
+        self._next = recovered.next_sequence
+        self.synced = self.settled = recovered.next_sequence - 1
+        return recovered
+
+    def start(self) -> None:
+        """Begin to commit. Everything recovered must be durable in its home by now."""
+        metrics.JOURNAL_FILES.set(len(self._free))
+        self._committer = asyncio.create_task(self._commit_batches(), name="journal-commit")
+
+    # --- submitting
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next record gets."""
+        return self._next
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a record is durable that may not be in its home."""
+        return self._last_change > self.settled
+
+    def append(self, record: bytes) -> int:
+        """Submit a record (as `encode_record` makes them); its number."""
+        self._check_open()
+        size = len(record)
+        if self._queue_bytes + size > self._limits.journal_queue_bytes:
+            raise TooManyRequests(f"{self._queue_bytes} bytes wait for the journal")
+        if size > self._record_bytes_max:
+            raise InvalidArgument(f"a record of {size} bytes does not fit into a journal file")
+        sequence = self._submit(record, size)
+        self._last_change = sequence
+        return sequence
+
+    async def durable(self, sequence: int) -> None:
+        """Wait until a record that was submitted is durable; raise if it never will be."""
+        refusals = self.refusals
+        while self.synced < sequence:
+            seen = self.progress.version
+            if self.failure is not None:
+                raise self.failure
+            if self.refusals != refusals:
+                raise DiskFull("the journal had no space for this record")
+            await self.progress.past(seen)
+
+    def _submit(self, record: bytes, size: int) -> int:
+        if not self._queue:
+            self._submitted.set()
+        self._queue.append(record)
+        self._queue_bytes += size
+        sequence = self._next
+        self._next = sequence + 1
+        return sequence
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._committer is None:
+            raise StorageClosed("the journal is closed")
+
+    # --- settling
+
+    def release(self, sequence: int) -> None:
+        """Everything up to `sequence` is durable in its home: recycle what it stood in."""
+        if sequence <= self.settled:
+            return
+        self.settled = sequence
+        while self._full and self._full[0].last_sequence <= sequence:
+            self._free.append(self._full.popleft())
+        self._settle_error = None
+        self._released.advance()
+        if self.failure is None and self._committer is not None:
+            record = encode_settled(sequence)
+            self._submit(record, len(record))
+
+    def settling_failed(self, error: StorageError) -> None:
+        """The homes cannot take more now: batches that need a recycled file are refused."""
+        self._settle_error = error
+        self._released.advance()
+
+    def fence(self, error: StorageError) -> None:
+        """Stop for good: nothing submitted and not yet durable is acknowledged any more."""
+        if self.failure is None:
+            self.failure = error
+            self._queue.clear()
+            self._queue_bytes = 0
+            self.progress.advance()
+            self.pressure.advance()
+
+    # --- committing
+
+    async def _commit_batches(self) -> None:
+        while self.failure is None:
+            if not self._queue:
+                self._submitted.clear()
+                await self._submitted.wait()
+                continue
+            records, payload = self._take()
+            first = self._next - len(self._queue) - len(records)
+            try:
+                file = await self._file_with_room(batch_bytes(payload), first)
+                buffers = encode_batch(records, payload, first, self.synced, file.header.salt)
+                with metrics.JOURNAL_SYNC_SECONDS.time():
+                    await self._writer.run(file.write_synced, buffers)
+            except DiskFull as error:
+                self._refuse(first, error)
+            except StorageError as error:
+                self.fence(error if isinstance(error, StorageFenced) else _fenced_by(error))
+            else:
+                file.end += batch_bytes(payload)
+                file.last_sequence = self.synced = first + len(records) - 1
+                self.progress.advance()
+                _count(len(records), payload, self._queue_bytes)
+
+    def _take(self) -> tuple[list[bytes], int]:
+        """The records of the next batch and their bytes."""
+        limits = self._limits
+        most = min(limits.journal_batch_bytes, self._record_bytes_max)
+        if len(self._queue) <= limits.journal_batch_records and self._queue_bytes <= most:
+            records, payload = self._queue, self._queue_bytes
+            self._queue = []
+        else:
+            payload = count = 0
+            for record in self._queue[: limits.journal_batch_records]:
+                if count and payload + len(record) > most:
+                    break
+                payload += len(record)
+                count += 1
+            records = self._queue[:count]
+            del self._queue[:count]
+        self._queue_bytes -= payload
+        return records, payload
+
+    async def _file_with_room(self, size: int, first: int) -> JournalFile:
+        if self._active is not None:
+            if self._active.has_room(size):
+                return self._active
+            self._full.append(self._active)
+            self._active = None
+            self.pressure.advance()
+        file = await self._free_file()
+        file.begin(first, self.settled)
+        self._active = file
+        if not self._free and self._spare is None and not self._at_most_files():
+            self._spare = self._filler.run(self._create)
+        return file
+
+    async def _free_file(self) -> JournalFile:
+        if self._spare is not None and not self._free:
+            spare, self._spare = self._spare, None
+            return await spare
+        if not self._free and not self._at_most_files():
+            return await self._filler.run(self._create)
+        while not self._free:
+            if self._settle_error is not None:
+                raise self._settle_error
+            self.pressure.advance()
+            await self._wait_for_release()
+        return self._free.pop(0)
+
+    async def _wait_for_release(self) -> None:
+        seconds = self._limits.journal_room_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._released.past(self._released.version)
+        except TimeoutError:
+            error = DeadlineExceeded(f"no journal file was free for {seconds} s")
+            raise _fenced_by(error) from error
+
+    def _at_most_files(self) -> bool:
+        return self._next_slot >= self._limits.journal_files_max
+
+    def _create(self) -> JournalFile:
+        file = create_file(
+            self._disk,
+            self._folder,
+            self._next_slot,
+            self._limits.journal_file_bytes,
+            self._store_id,
+        )
+        self._next_slot += 1
+        return file
+
+    def _refuse(self, first: int, error: DiskFull) -> None:
+        metrics.DISK_FULL.inc()
+        self._queue.clear()
+        self._queue_bytes = 0
+        self._next = first
+        self._last_change = min(self._last_change, self.synced)
+        self.refusals += 1
+        self.progress.advance()
+
+    # --- closing
+
+    async def close(self) -> None:
+        """Commit what was submitted, then stop. What happened to it is told by `progress`."""
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            try:
+                async with asyncio.timeout(self._limits.close_seconds):
+                    while self.failure is None and self.synced < self._next - 1:
+                        await self.progress.past(self.progress.version)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the journal took too long to close") from error
+            finally:
+                committer.cancel()
+                await asyncio.gather(committer, return_exceptions=True)
+        if self.failure is None:
+            self.failure = StorageClosed("the journal is closed")
+            if self._active is not None and not self.unsettled:
+                await self._writer.run(self._active.note_settled, self.synced)
+        self.progress.advance()
+        self.pressure.advance()
+        await self._close_files()
+
+    async def _close_files(self) -> None:
+        files = [*self._full, *self._free]
+        if self._active is not None:
+            files.append(self._active)
+        if self._spare is not None:
+            (spare,) = await asyncio.gather(self._spare, return_exceptions=True)
+            if isinstance(spare, JournalFile):
+                files.append(spare)
+        await self._writer.close()
+        await self._filler.close()
+        for file in files:
+            file.close()
+
+
+def _fenced_by(error: Exception) -> StorageFenced:
+    return StorageFenced(f"the journal had to stop: {error}")
+
+
+def _count(records: int, payload: int, queued: int) -> None:
+    metrics.JOURNAL_BATCHES.inc()
+    metrics.JOURNAL_RECORDS.inc(records)
+    metrics.JOURNAL_BYTES.inc(payload)
+    metrics.JOURNAL_QUEUE_BYTES.set(queued)

@@ -1,0 +1,59 @@
+"""Pure: a bounded cache of entries read from ledger files.
+
+Owns: blocks of consecutive payloads, the least recently used dropped first. A block is aligned
+and complete, so that readers who follow each other through a ledger share it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+BLOCK_ENTRIES: Final = 64
+
+# What a payload costs beyond its bytes: the object and its place in the block.
+_OVERHEAD: Final = 48
+
+
+class EntryCache:
+    """Payloads by (ledger, block); `bytes_used` never exceeds the limit."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._blocks: OrderedDict[tuple[int, int], Sequence[bytes]] = OrderedDict()
+        self.bytes_used = 0
+
+    def get(self, ledger_id: int, entry_id: int) -> Sequence[bytes]:
+        """Cached payloads from `entry_id` to the end of its block; empty if unknown."""
+        block, place = divmod(entry_id, BLOCK_ENTRIES)
+        payloads = self._blocks.get((ledger_id, block))
+        if payloads is None:
+            return ()
+        self._blocks.move_to_end((ledger_id, block))
+        return payloads[place:]
+
+    def add(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> None:
+        """Keep the complete blocks of a run of payloads that begins with entry `first`."""
+        skipped = -first % BLOCK_ENTRIES
+        for place in range(skipped, len(payloads) - BLOCK_ENTRIES + 1, BLOCK_ENTRIES):
+            key = (ledger_id, (first + place) // BLOCK_ENTRIES)
+            if key not in self._blocks:
+                self._insert(key, payloads[place : place + BLOCK_ENTRIES])
+
+    def drop(self, ledger_id: int) -> None:
+        for key in [key for key in self._blocks if key[0] == ledger_id]:
+            self.bytes_used -= _cost(self._blocks.pop(key))
+
+    def _insert(self, key: tuple[int, int], payloads: Sequence[bytes]) -> None:
+        cost = _cost(payloads)
+        if cost > self._bytes_max:
+            return
+        self._blocks[key] = payloads
+        self.bytes_used += cost
+        while self.bytes_used > self._bytes_max:
+            self.bytes_used -= _cost(self._blocks.popitem(last=False)[1])
+
+
+def _cost(payloads: Sequence[bytes]) -> int:
+    return sum(map(len, payloads)) + _OVERHEAD * len(payloads)

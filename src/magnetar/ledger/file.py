@@ -1,0 +1,428 @@
+"""Ledgers on the local disk: durable by the shared journal, at rest in files of their own.
+
+Owns: `FileLedgers`, all ledgers of one data folder, and their writers. An entry is submitted to
+the journal, acknowledged when that is synced, kept in memory as part of its ledger's tail, and
+moved to the ledger's file by `settle`; from then on it is read from the file.
+
+Invariants:
+1. An entry is in the tail or in the file, never in neither; readers see it only once durable.
+2. A ledger's id is the number of the journal record that created it: ids grow and never return.
+3. In the journal, a ledger's entries follow each other without a gap, and its fence, close or
+   delete stands behind them: replaying any stretch of the journal gives the same ledgers.
+4. The file of a deleted ledger goes only after its delete record is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Final
+
+from magnetar.errors import (
+    CorruptData,
+    CorruptEntry,
+    DiskFull,
+    InvalidArgument,
+    LedgerFenced,
+    LedgerMissing,
+    StorageClosed,
+    StorageError,
+)
+from magnetar.journal.format import JournalRecord
+from magnetar.journal.journal import Journal
+from magnetar.ledger.api import (
+    ENTRY_BYTES_MAX,
+    Entry,
+    LedgerInfo,
+    LedgerState,
+    LedgerStore,
+    LedgerWriter,
+)
+from magnetar.ledger.cache import BLOCK_ENTRIES, EntryCache
+from magnetar.ledger.file_format import (
+    KIND_CLOSE,
+    KIND_CREATE,
+    KIND_DELETE,
+    KIND_ENTRY,
+    KIND_FENCE,
+    decode_ledger_id,
+    encode_entry,
+    encode_ledger_record,
+    entry_ids,
+)
+from magnetar.ledger.file_home import LedgerHomes, Move
+from magnetar.ledger.file_ledger import (
+    FileLedger,
+    entries_of,
+    loaded_ledger,
+    move_of,
+    not_writable,
+)
+from magnetar.model.ids import Position
+from magnetar.runtime import metrics
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
+from magnetar.runtime.worker import Worker
+
+_KNOWN_MAX: Final = 4096
+"""Ledgers at rest whose state is kept in memory."""
+
+_READ_AHEAD_BYTES: Final = 1 << 20
+
+_FROM_MEMORY = metrics.LEDGER_READS.labels(source="memory")
+_FROM_CACHE = metrics.LEDGER_READS.labels(source="cache")
+_FROM_FILE = metrics.LEDGER_READS.labels(source="file")
+
+
+_Pending = tuple[int, FileLedger, asyncio.Future[Position], Position]
+"""Journal record, ledger, whom to tell, and what."""
+
+
+class FileWriter(LedgerWriter):
+    """The owner's end of a ledger in files."""
+
+    def __init__(self, ledgers: FileLedgers, ledger: FileLedger) -> None:
+        self.ledger_id = ledger.ledger_id
+        self.durable = ledger.durable
+        self._ledgers = ledgers
+        self._ledger = ledger
+
+    @property
+    def last_durable(self) -> int:
+        return self._ledger.last_durable
+
+    def append(self, payload: bytes) -> asyncio.Future[Position]:
+        return self._ledgers.append(self._ledger, payload)
+
+    async def close(self) -> LedgerInfo:
+        if self._ledger.state is LedgerState.FENCED:
+            raise LedgerFenced(f"ledger {self.ledger_id} was fenced")
+        return await self._ledgers.close_ledger(self.ledger_id)
+
+
+class FileLedgers(LedgerStore):
+    """See the module. Use: `replay` each record, `start`, serve, `settle` at times, `close`."""
+
+    def __init__(
+        self, homes: LedgerHomes, journal: Journal, mover: Worker, reader: Worker, limits: Limits
+    ) -> None:
+        self._homes = homes
+        self._journal = journal
+        self._mover = mover
+        self._reader = reader
+        self._limits = limits
+        self._known: dict[int, FileLedger] = {}
+        self._dirty: dict[int, FileLedger] = {}
+        """Ledgers whose file lacks something."""
+        self._deleted: dict[int, None] = {}
+        """Deleted ledgers whose file may still be there."""
+        self._pending: deque[_Pending] = deque()
+        self._refusals = 0
+        self._cache = EntryCache(limits.ledger_cache_bytes)
+        self._taken = 0
+        self._followed = Signal()
+        self._settle_lock = asyncio.Lock()
+        self._follower: asyncio.Task[None] | None = None
+
+    # --- opening and closing
+
+    def replay(self, record: JournalRecord) -> None:
+        """Take back a durable record that the files may not hold."""
+        if record.kind == KIND_ENTRY:
+            self._replay_entry(record.raw)
+            return
+        ledger_id = decode_ledger_id(record.body)
+        if record.kind == KIND_CREATE:
+            self._known[ledger_id] = self._dirty[ledger_id] = FileLedger(ledger_id)
+        elif record.kind == KIND_DELETE:
+            self._known.pop(ledger_id, None)
+            self._dirty.pop(ledger_id, None)
+            self._deleted[ledger_id] = None
+        else:
+            ledger = self._replayed(ledger_id, None)
+            closed = record.kind == KIND_CLOSE
+            ledger.state = LedgerState.CLOSED if closed else LedgerState.FENCED
+            self._dirty[ledger_id] = ledger
+
+    def _replay_entry(self, raw: bytes) -> None:
+        ledger_id, entry_id = entry_ids(raw)
+        ledger = self._replayed(ledger_id, entry_id)
+        if entry_id != ledger.next_entry:
+            raise CorruptData(
+                f"the journal has entry {ledger_id}:{entry_id} where {ledger.next_entry} follows"
+            )
+        ledger.tail.append(raw)
+        ledger.next_entry = entry_id + 1
+        ledger.last_durable = entry_id
+        self._dirty[ledger_id] = ledger
+
+    def _replayed(self, ledger_id: int, first_entry: int | None) -> FileLedger:
+        """A ledger as its file has it, cut back to before `first_entry`: the journal has more."""
+        ledger = self._known.get(ledger_id)
+        if ledger is None:
+            try:
+                ledger = loaded_ledger(ledger_id, self._homes.load(ledger_id, first_entry))
+            except LedgerMissing:
+                ledger = FileLedger(ledger_id, homeless=True)
+                ledger.moved = ledger.next_entry = first_entry or 0
+            self._known[ledger_id] = ledger
+        return ledger
+
+    def replayed(self, sequence: int) -> None:
+        """Every durable record up to `sequence` was replayed: `settle` may be called."""
+        homeless = [ledger for ledger in self._known.values() if ledger.homeless]
+        if homeless:
+            raise CorruptData(f"the file of ledger {homeless[0].ledger_id} is missing")
+        self._taken = sequence
+
+    def start(self) -> None:
+        self._refusals = self._journal.refusals
+        self._follower = asyncio.create_task(self._follow(), name="ledger-follow")
+
+    async def close(self) -> None:
+        """Stop; everything must be settled."""
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        for ledger in self._known.values():
+            ledger.failure = ledger.failure or StorageClosed("the ledger store was closed")
+        await self._mover.close()
+        await self._reader.close()
+        self._homes.close()
+
+    # --- writing
+
+    async def create(self) -> LedgerWriter:
+        self._forget_refused()
+        ledger_id = self._journal.next_sequence
+        sequence = self._journal.append(encode_ledger_record(KIND_CREATE, ledger_id))
+        await self._journal.durable(sequence)
+        ledger = FileLedger(ledger_id)
+        self._known[ledger_id] = self._dirty[ledger_id] = ledger
+        return FileWriter(self, ledger)
+
+    def append(self, ledger: FileLedger, payload: bytes) -> asyncio.Future[Position]:
+        if self._refusals != self._journal.refusals:
+            self._forget_refused()
+        if ledger.state is not LedgerState.OPEN or ledger.failure is not None:
+            raise not_writable(ledger)
+        if len(payload) > ENTRY_BYTES_MAX:
+            raise InvalidArgument(
+                f"an entry of {len(payload)} bytes; the most is {ENTRY_BYTES_MAX}"
+            )
+        entry_id = ledger.next_entry
+        record = encode_entry(ledger.ledger_id, entry_id, payload)
+        sequence = self._journal.append(record)
+        ledger.next_entry = entry_id + 1
+        ledger.tail.append(record)
+        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        position = Position(ledger.ledger_id, entry_id)
+        self._pending.append((sequence, ledger, future, position))
+        return future
+
+    async def fence(self, ledger_id: int) -> LedgerInfo:
+        return await self._end(ledger_id, LedgerState.FENCED, KIND_FENCE)
+
+    async def close_ledger(self, ledger_id: int) -> LedgerInfo:
+        return await self._end(ledger_id, LedgerState.CLOSED, KIND_CLOSE)
+
+    async def _end(self, ledger_id: int, state: LedgerState, kind: int) -> LedgerInfo:
+        ledger = await self._find(ledger_id)
+        if ledger.state in (state, LedgerState.CLOSED) and ledger_id not in self._dirty:
+            return ledger.info()
+        self._forget_refused()
+        if ledger.state is not LedgerState.CLOSED:
+            ledger.state = state  # from here on no append is taken
+        self._dirty[ledger_id] = ledger
+        sequence = self._journal.append(encode_ledger_record(kind, ledger_id))
+        await self._journal.durable(sequence)
+        await self._follow_to(sequence)
+        return ledger.info()
+
+    async def delete(self, ledger_id: int) -> None:
+        try:
+            ledger = await self._find(ledger_id)
+        except LedgerMissing:
+            return
+        self._forget_refused()
+        ledger.failure = LedgerMissing(f"ledger {ledger_id} was deleted")
+        sequence = self._journal.append(encode_ledger_record(KIND_DELETE, ledger_id))
+        await self._journal.durable(sequence)
+        self._known.pop(ledger_id, None)
+        self._dirty.pop(ledger_id, None)
+        self._deleted[ledger_id] = None
+        self._cache.drop(ledger_id)
+
+    # --- reading
+
+    async def info(self, ledger_id: int) -> LedgerInfo:
+        return (await self._find(ledger_id)).info()
+
+    async def read(
+        self, ledger_id: int, first: int, last: int, *, bytes_max: int = ENTRY_BYTES_MAX
+    ) -> list[Entry]:
+        if first < 0:
+            raise InvalidArgument(f"entry ids begin with 0, not {first}")
+        ledger = await self._find(ledger_id)
+        last = min(last, ledger.last_durable)
+        if first > last:
+            return []
+        if first >= ledger.moved:
+            entries = ledger.read_tail(first, last, bytes_max)
+            _FROM_MEMORY.inc(len(entries))
+            return entries
+        last = min(last, ledger.moved - 1)
+        payloads = self._cache.get(ledger_id, first)
+        (_FROM_CACHE if payloads else _FROM_FILE).inc()
+        if not payloads:
+            payloads = await self._read_file(ledger_id, first, last, ledger.moved, bytes_max)
+        return entries_of(ledger_id, first, last, payloads, bytes_max)
+
+    async def _read_file(
+        self, ledger_id: int, first: int, last: int, moved: int, bytes_max: int
+    ) -> Sequence[bytes]:
+        """Read whole blocks where that is cheap, so that the next reader finds them cached."""
+        read = self._homes.read
+        start = first - first % BLOCK_ENTRIES
+        stop = min(max(last, start + BLOCK_ENTRIES - 1), moved - 1)
+        try:
+            payloads = await self._reader.run(
+                read, ledger_id, start, stop, max(bytes_max, _READ_AHEAD_BYTES)
+            )
+        except CorruptEntry:
+            payloads = []
+        if len(payloads) > first - start:
+            self._cache.add(ledger_id, start, payloads)
+            metrics.LEDGER_CACHE_BYTES.set(self._cache.bytes_used)
+            return payloads[first - start :]
+        # Entries before `first` are large or damaged: no concern of this reader.
+        return await self._reader.run(read, ledger_id, first, last, bytes_max)
+
+    async def list(self) -> AsyncGenerator[int, None]:
+        on_disk = await self._reader.run(self._homes.ids)
+        for ledger_id in sorted({*on_disk, *self._known} - self._deleted.keys()):
+            yield ledger_id
+
+    async def _find(self, ledger_id: int) -> FileLedger:
+        ledger = self._known.get(ledger_id)
+        if ledger is not None:
+            return ledger
+        if ledger_id in self._deleted:
+            raise LedgerMissing(f"ledger {ledger_id} was deleted")
+        loaded = await self._reader.run(self._homes.load, ledger_id)
+        # It may have been loaded by another, or deleted, meanwhile.
+        if ledger_id in self._deleted:
+            raise LedgerMissing(f"ledger {ledger_id} was deleted")
+        ledger = self._known.setdefault(ledger_id, loaded_ledger(ledger_id, loaded))
+        self._forget_resting()
+        return ledger
+
+    def _forget_resting(self) -> None:
+        """Keep memory bounded: a ledger that its file describes wholly can be loaded again."""
+        surplus = len(self._known) - _KNOWN_MAX - len(self._dirty)
+        if surplus <= 0:
+            return
+        resting = (
+            ledger_id
+            for ledger_id, ledger in self._known.items()
+            if ledger_id not in self._dirty and ledger.state is not LedgerState.OPEN
+        )
+        for ledger_id in [each for each, _ in zip(resting, range(surplus), strict=False)]:
+            del self._known[ledger_id]
+
+    # --- following the journal
+
+    async def _follow(self) -> None:
+        while self._journal.failure is None:
+            seen = self._journal.progress.version
+            self._take_durable()
+            await self._journal.progress.past(seen)
+        self._take_durable()
+        self._fail_pending(self._journal.failure)
+        self._followed.advance()
+
+    def _take_durable(self) -> None:
+        self._forget_refused()
+        synced = self._journal.synced
+        pending = self._pending
+        moved_on: dict[int, FileLedger] = {}
+        count = 0
+        while pending and pending[0][0] <= synced:
+            _, ledger, future, position = pending.popleft()
+            ledger.last_durable = position.entry_id
+            moved_on[position.ledger_id] = ledger
+            count += 1
+            if not future.done():
+                future.set_result(position)
+        self._dirty.update(moved_on)
+        for ledger in moved_on.values():
+            ledger.durable.advance()
+        self._taken = synced
+        self._followed.advance()
+        if count:
+            metrics.LEDGER_APPENDS.inc(count)
+
+    async def _follow_to(self, sequence: int) -> None:
+        while self._taken < sequence:
+            if self._journal.failure is not None:
+                raise self._journal.failure
+            await self._followed.past(self._followed.version)
+
+    def _forget_refused(self) -> None:
+        """Entries that the journal refused fail, and so does every later one of their writers."""
+        if self._journal.refusals == self._refusals:
+            return
+        self._refusals = self._journal.refusals
+        synced = self._journal.synced
+        refused = [each for each in self._pending if each[0] > synced]
+        for _ in refused:
+            self._pending.pop()
+        self._fail(refused, DiskFull("the journal had no space for this entry"))
+
+    def _fail_pending(self, error: StorageError) -> None:
+        refused = list(self._pending)
+        self._pending.clear()
+        self._fail(refused, error)
+
+    def _fail(
+        self,
+        refused: Iterable[_Pending],
+        error: StorageError,
+    ) -> None:
+        for _, ledger, future, position in refused:
+            if ledger.failure is None:
+                ledger.failure = error
+                # Earlier entries that are durable may still wait in the queue to be told so.
+                del ledger.tail[position.entry_id - ledger.moved :]
+                ledger.next_entry = position.entry_id
+                ledger.durable.advance()
+            if not future.done():
+                future.set_exception(error)
+
+    # --- moving to the files
+
+    async def settle(self, sequence: int) -> None:
+        """Return when everything up to journal record `sequence` is durable in ledger files."""
+        await self._follow_to(sequence)
+        async with self._settle_lock:
+            ledgers = list(self._dirty.values())
+            deleted = list(self._deleted)
+            moves = [move_of(ledger) for ledger in ledgers]
+            if deleted:
+                await self._reader.run(self._homes.forget, deleted)
+            await self._mover.run(self._homes.move, moves, deleted)
+            for ledger, move in zip(ledgers, moves, strict=True):
+                self._moved(ledger, move)
+            for ledger_id in deleted:
+                del self._deleted[ledger_id]
+
+    def _moved(self, ledger: FileLedger, move: Move) -> None:
+        ledger.moved += len(move.records)
+        ledger.moved_end += sum(map(len, move.records))
+        del ledger.tail[: len(move.records)]
+        if move.header is not None:
+            ledger.header = move.header
+        settled = ledger.moved == ledger.last_durable + 1 and ledger.wanted_header() is None
+        if settled and not ledger.tail:
+            self._dirty.pop(ledger.ledger_id, None)

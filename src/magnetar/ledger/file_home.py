@@ -1,0 +1,284 @@
+"""The homes of ledgers: two files each, written behind the journal.
+
+Owns: the ledger folder. All calls block. The mover's calls (`move`) and the reader's calls
+(`load`, `read`, `forget`) run on one worker thread each and share no descriptor.
+
+Invariants:
+1. After `move` returned, everything it was given is on stable storage, names included.
+2. `move` writes only behind what earlier moves wrote, or the same bytes again: readers of the
+   entries before are not disturbed, and a move that failed can be repeated.
+3. Damage is found where it is read: an entry that does not pass its checksum raises
+   CorruptEntry, a damaged index slot or header copy is worked around and reported.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from magnetar.errors import CorruptData, CorruptEntry, LedgerMissing, StorageError, StorageFenced
+from magnetar.ledger.file_format import (
+    ENTRIES_START,
+    ENTRY_OVERHEAD,
+    INDEX_SLOT_BYTES,
+    LedgerHeader,
+    decode_header,
+    decode_index,
+    encode_index,
+    entry_payload,
+    entry_size,
+    is_whole,
+)
+from magnetar.runtime import metrics
+from magnetar.runtime.disk import Disk, File
+from magnetar.runtime.logs import logger
+
+_log = logger(__name__)
+
+_FOLDERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What one ledger's home has to take."""
+
+    header: LedgerHeader | None
+    """A new header; None: as it is."""
+    ledger_id: int
+    first: int
+    offset: int
+    records: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a ledger's home holds."""
+
+    header: LedgerHeader
+    count: int
+    end: int
+    """Offset behind the last entry."""
+
+
+@dataclass(slots=True)
+class _Handle:
+    """A ledger's files, opened by the reader."""
+
+    name: str
+    data: File
+    index: File
+
+    def close(self) -> None:
+        self.data.close()
+        self.index.close()
+
+
+@dataclass(slots=True)
+class LedgerHomes:
+    """All ledger files below one folder."""
+
+    folder: Path
+    disk: Disk
+    open_files_max: int
+    _handles: OrderedDict[int, _Handle] = field(default_factory=OrderedDict)
+
+    # --- moving (on the mover's thread)
+
+    def move(self, moves: Sequence[Move], deleted: Sequence[int]) -> None:
+        """Write, then sync, then remove; a failed sync is final (StorageFenced)."""
+        folders: set[Path] = set()
+        opened: list[File] = []
+        try:
+            for each in moves:
+                opened.extend(self._write(each, folders))
+            try:
+                for file in opened:
+                    file.sync()
+                for folder in folders:
+                    self.disk.sync_folder(folder)
+            except StorageError as error:
+                raise StorageFenced(f"ledger files could not be synced: {error}") from error
+        finally:
+            for file in opened:
+                file.close()
+        self._remove(deleted)
+
+    def _write(self, move: Move, folders: set[Path]) -> list[File]:
+        data_path, index_path = self._paths(move.ledger_id)
+        if move.offset == ENTRIES_START:
+            self.disk.make_folder(data_path.parent)
+            folders.add(data_path.parent)
+        data = self.disk.open(data_path, create=True)
+        try:
+            index = self.disk.open(index_path, create=True)
+        except BaseException:
+            data.close()
+            raise
+        try:
+            if move.header is not None:
+                data.write(0, [move.header.encode()])
+            if move.records:
+                data.write(move.offset, move.records)
+                index.write(
+                    move.first * INDEX_SLOT_BYTES, [encode_index(move.offset, move.records)]
+                )
+        except BaseException:
+            data.close()
+            index.close()
+            raise
+        return [data, index]
+
+    def _remove(self, deleted: Sequence[int]) -> None:
+        folders = set()
+        for ledger_id in deleted:
+            for path in self._paths(ledger_id):
+                self.disk.remove(path)
+                folders.add(path.parent)
+        for folder in folders:
+            if self.disk.exists(folder):
+                self.disk.sync_folder(folder)
+
+    # --- reading (on the reader's thread)
+
+    def ids(self) -> list[int]:
+        found = [
+            int(name.removesuffix(".ledger"))
+            for folder in self.disk.list(self.folder)
+            for name in self.disk.list(self.folder / folder)
+            if name.endswith(".ledger")
+        ]
+        return sorted(found)
+
+    def load(self, ledger_id: int, entries: int | None = None) -> Loaded:
+        """What is on disk; with `entries`, as if only so many of them were there."""
+        handle = self._handle(ledger_id)
+        header, undamaged = decode_header(handle.data.read(0, ENTRIES_START), handle.name)
+        if not undamaged:
+            _log.warning("ledger-header-damaged", file=handle.name)
+        count = handle.index.size() // INDEX_SLOT_BYTES
+        if entries is None:
+            entries = count
+        if entries > count:
+            raise CorruptData(f"{handle.name} holds {count} entries, {entries} were stored")
+        if not entries:
+            return Loaded(header, 0, ENTRIES_START)
+        last = entries - 1
+        start = self._offset(handle, last)
+        size = entry_size(handle.data.read(start, ENTRY_OVERHEAD), 0, ledger_id, last)
+        if size is None:
+            start, size = self._from_previous(handle, ledger_id, last)
+        return Loaded(header, entries, start + size)
+
+    def read(self, ledger_id: int, first: int, last: int, bytes_max: int) -> list[bytes]:
+        """Payloads from `first` on, up to a damaged one; if that is the first, CorruptEntry."""
+        handle = self._handle(ledger_id)
+        start = self._offset(handle, first)
+        payloads = self._read_at(handle, start, ledger_id, first, last, bytes_max)
+        if payloads:
+            return payloads
+        # Either the entry is damaged, or the index slot that led here.
+        elsewhere, _ = self._from_previous(handle, ledger_id, first)
+        if elsewhere != start:
+            payloads = self._read_at(handle, elsewhere, ledger_id, first, last, bytes_max)
+        if not payloads:
+            metrics.LEDGER_CORRUPT_ENTRIES.inc()
+            raise CorruptEntry(
+                f"entry {ledger_id}:{first} is damaged ({handle.name}, byte {elsewhere})"
+            )
+        metrics.LEDGER_INDEX_REPAIRS.inc()
+        _log.warning("ledger-index-damaged", file=handle.name, entry=first)
+        return payloads
+
+    def forget(self, ledger_ids: Sequence[int]) -> None:
+        for ledger_id in ledger_ids:
+            handle = self._handles.pop(ledger_id, None)
+            if handle is not None:
+                handle.close()
+
+    def close(self) -> None:
+        self.forget(list(self._handles))
+
+    def _read_at(
+        self,
+        handle: _Handle,
+        start: int,
+        ledger_id: int,
+        first: int,
+        last: int,
+        bytes_max: int,
+    ) -> list[bytes]:
+        size = self._bytes_to_read(handle, start, last, bytes_max)
+        data = handle.data.read(start, size)
+        payloads: list[bytes] = []
+        place = 0
+        for entry_id in range(first, last + 1):
+            length = entry_size(data, place, ledger_id, entry_id)
+            if length is None:
+                break
+            if place + length > len(data):
+                if payloads:
+                    break
+                data = handle.data.read(start, length)
+            record = data[place : place + length]
+            if len(record) < length or not is_whole(record):
+                break
+            payloads.append(entry_payload(record))
+            place += length
+        return payloads
+
+    def _bytes_to_read(self, handle: _Handle, start: int, last: int, bytes_max: int) -> int:
+        """How much holds the entries up to `last`; a guess within bounds if the index is off."""
+        slot = handle.index.read((last + 1) * INDEX_SLOT_BYTES, INDEX_SLOT_BYTES)
+        end = decode_index(slot)[0] if len(slot) == INDEX_SLOT_BYTES else handle.data.size()
+        most = bytes_max + ENTRY_OVERHEAD
+        return min(end - start, most) if end > start else most
+
+    def _offset(self, handle: _Handle, entry_id: int) -> int:
+        """Where the index says that an entry begins; the first one's place is known."""
+        if entry_id == 0:
+            return ENTRIES_START
+        slot = handle.index.read(entry_id * INDEX_SLOT_BYTES, INDEX_SLOT_BYTES)
+        offset = decode_index(slot)[0] if len(slot) == INDEX_SLOT_BYTES else ENTRIES_START
+        return offset if offset <= handle.data.size() else ENTRIES_START
+
+    def _from_previous(self, handle: _Handle, ledger_id: int, entry_id: int) -> tuple[int, int]:
+        """Begin and size of an entry, worked out from the entry before it."""
+        start = ENTRIES_START
+        if entry_id > 0:
+            before = self._offset(handle, entry_id - 1)
+            head = handle.data.read(before, ENTRY_OVERHEAD)
+            size = entry_size(head, 0, ledger_id, entry_id - 1)
+            start = before + size if size is not None else self._offset(handle, entry_id)
+        size = entry_size(handle.data.read(start, ENTRY_OVERHEAD), 0, ledger_id, entry_id)
+        if size is None:
+            metrics.LEDGER_CORRUPT_ENTRIES.inc()
+            raise CorruptEntry(
+                f"entry {ledger_id}:{entry_id} is damaged ({handle.name}, byte {start})"
+            )
+        return start, size
+
+    def _handle(self, ledger_id: int) -> _Handle:
+        handle = self._handles.get(ledger_id)
+        if handle is not None:
+            self._handles.move_to_end(ledger_id)
+            return handle
+        data_path, index_path = self._paths(ledger_id)
+        if not self.disk.exists(data_path):
+            raise LedgerMissing(f"there is no ledger {ledger_id}")
+        data = self.disk.open(data_path)
+        try:
+            index = self.disk.open(index_path, create=True)
+        except BaseException:
+            data.close()
+            raise
+        handle = self._handles[ledger_id] = _Handle(str(data_path), data, index)
+        if len(self._handles) * 2 > self.open_files_max:
+            self._handles.popitem(last=False)[1].close()
+        return handle
+
+    def _paths(self, ledger_id: int) -> tuple[Path, Path]:
+        folder = self.folder / f"{ledger_id % _FOLDERS:02x}"
+        return folder / f"{ledger_id}.ledger", folder / f"{ledger_id}.index"

@@ -1,0 +1,111 @@
+"""One ledger of the file backend, as it is in memory.
+
+Owns: `FileLedger`: where its entries are (file or tail), its state, and what its file lacks. No
+I/O: `FileLedgers` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from magnetar.errors import LedgerClosed, LedgerFenced, StorageError
+from magnetar.ledger.api import NO_ENTRY, Entry, LedgerInfo, LedgerState
+from magnetar.ledger.file_format import ENTRIES_START, ENTRY_OVERHEAD, LedgerHeader, entry_payload
+from magnetar.ledger.file_home import Loaded, Move
+from magnetar.model.ids import Position
+from magnetar.runtime.signal import Signal
+
+
+@dataclass(slots=True)
+class FileLedger:
+    """What is known of a ledger; `tail` are the records from entry `moved` on."""
+
+    ledger_id: int
+    state: LedgerState = LedgerState.OPEN
+    last_durable: int = NO_ENTRY
+    next_entry: int = 0
+    moved: int = 0
+    moved_end: int = ENTRIES_START
+    tail: list[bytes] = field(default_factory=list)
+    header: LedgerHeader | None = None
+    """As it is on disk; None: the ledger has no file yet."""
+    failure: StorageError | None = None
+    """Why its writer may not go on."""
+    homeless: bool = False
+    """Replayed entries stand behind others whose file is gone: a delete must follow."""
+    durable: Signal = field(default_factory=Signal)
+
+    def info(self) -> LedgerInfo:
+        durable_tail = self.tail[: self.last_durable + 1 - self.moved]
+        moved_bytes = self.moved_end - ENTRIES_START - self.moved * ENTRY_OVERHEAD
+        size = moved_bytes + sum(map(len, durable_tail)) - ENTRY_OVERHEAD * len(durable_tail)
+        return LedgerInfo(self.ledger_id, self.state, self.last_durable, size)
+
+    def wanted_header(self) -> LedgerHeader | None:
+        """The header that the file should get, or None if it has it."""
+        header = self.header
+        if header is not None and header.state is self.state is LedgerState.OPEN:
+            return None
+        if header is not None and (header.state, header.last_entry) == (
+            self.state,
+            self.last_durable,
+        ):
+            return None
+        info = self.info()
+        counter = 0 if self.header is None else self.header.counter + 1
+        return LedgerHeader(self.ledger_id, self.state, counter, info.last_entry, info.size_bytes)
+
+    def read_tail(self, first: int, last: int, bytes_max: int) -> list[Entry]:
+        entries: list[Entry] = []
+        size = 0
+        for entry_id in range(first, last + 1):
+            payload = entry_payload(self.tail[entry_id - self.moved])
+            size += len(payload)
+            if entries and size > bytes_max:
+                break
+            entries.append(Entry(Position(self.ledger_id, entry_id), payload))
+        return entries
+
+    def drop_after_durable(self) -> None:
+        del self.tail[self.last_durable + 1 - self.moved :]
+        self.next_entry = self.last_durable + 1
+
+
+def loaded_ledger(ledger_id: int, loaded: Loaded) -> FileLedger:
+    return FileLedger(
+        ledger_id,
+        state=loaded.header.state,
+        last_durable=loaded.count - 1,
+        next_entry=loaded.count,
+        moved=loaded.count,
+        moved_end=loaded.end,
+        header=loaded.header,
+    )
+
+
+def move_of(ledger: FileLedger) -> Move:
+    records = ledger.tail[: ledger.last_durable + 1 - ledger.moved]
+    header = ledger.wanted_header()
+    return Move(header, ledger.ledger_id, ledger.moved, ledger.moved_end, records)
+
+
+def entries_of(
+    ledger_id: int, first: int, last: int, payloads: Sequence[bytes], bytes_max: int
+) -> list[Entry]:
+    entries: list[Entry] = []
+    size = 0
+    for entry_id, payload in enumerate(payloads[: last + 1 - first], first):
+        size += len(payload)
+        if entries and size > bytes_max:
+            break
+        entries.append(Entry(Position(ledger_id, entry_id), payload))
+    return entries
+
+
+def not_writable(ledger: FileLedger) -> StorageError:
+    if ledger.failure is not None:
+        return ledger.failure
+    if ledger.state is LedgerState.FENCED:
+        return LedgerFenced(f"ledger {ledger.ledger_id} was fenced")
+    return LedgerClosed(f"ledger {ledger.ledger_id} is closed")

@@ -1,0 +1,356 @@
+"""What callers build from single-key operations: CAS loops, counters, elections, table views.
+
+Owns: `cas_update`, `Counter`, `LeaderElection`, `TableView`, the same on every backend.
+
+Invariants:
+1. `cas_update` applies its change at most once per call: it tries again only after an attempt that
+   certainly changed nothing.
+2. A `Counter` never gives a number twice, whoever shares its key; it may skip numbers.
+3. A leader's epoch is the version of its record, so it grows from leader to leader. `leading` turns
+   false when the session is lost, before the store can give the record to another. (A record that
+   someone deletes by hand can be another's before the leader hears of it: epochs tell them apart.)
+4. A former leader deletes nothing but the very record that it led with.
+5. A `TableView` shows, once events stop, what a scan shows.
+
+Relies on: `metadata.api` alone. `run` coroutines are started by their owner, in its task group,
+and end when the store object is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from magnetar.errors import (
+    BadVersion,
+    CorruptMetadata,
+    DeadlineExceeded,
+    InvalidArgument,
+    OutcomeUnknown,
+    SessionLost,
+    StoreClosed,
+    Unavailable,
+)
+from magnetar.metadata.api import (
+    ABSENT,
+    Event,
+    EventKind,
+    Index,
+    MetadataStore,
+    Record,
+    SessionEvent,
+)
+from magnetar.runtime.signal import Signal
+
+CAS_TIMEOUT_S: Final = 10.0
+CAS_ATTEMPTS_MAX: Final = 1000
+PAUSE_S: Final = 0.1
+"""Between attempts while the store is unavailable."""
+ELECTION_RETRY_S: Final = 1.0
+COUNTER_BLOCK: Final = 1000
+
+
+# --- compare and set ---
+
+
+class Content(NamedTuple):
+    """What a record shall hold: a put without its indexes would remove them."""
+
+    value: bytes
+    indexes: tuple[Index, ...] = ()
+
+
+async def cas_update(
+    store: MetadataStore,
+    key: str,
+    change: Callable[[Record | None], Content | None],
+    *,
+    timeout_s: float = CAS_TIMEOUT_S,
+) -> Record | None:
+    """Read, change and put until no one else got between; the record as it is then.
+
+    `change` may be called several times; None leaves the record as it is. An attempt that ends in
+    OutcomeUnknown is not repeated (the change could be applied twice): the caller gets it, and
+    knows how to recognise its own value.
+    """
+    async with _within(timeout_s, f"{key}: compare and set"):
+        for _ in range(CAS_ATTEMPTS_MAX):
+            try:
+                current = await store.get(key)
+                content = change(current)
+                if content is None:
+                    return current
+                expected = ABSENT if current is None else current.version
+                stat = await store.put(
+                    key, content.value, expected=expected, indexes=content.indexes
+                )
+            except BadVersion:
+                continue
+            except Unavailable:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            return Record(stat, content.value)
+    raise Unavailable(f"{key}: lost {CAS_ATTEMPTS_MAX} compare-and-set races in a row")
+
+
+class Counter:
+    """Unique, increasing numbers from 1; one CAS takes a whole block of them.
+
+    What is left of a block when its holder stops is never given. Numbers of several holders
+    of one key interleave block by block.
+    """
+
+    def __init__(self, store: MetadataStore, key: str, *, block: int = COUNTER_BLOCK) -> None:
+        if block < 1:
+            raise InvalidArgument(f"{key}: a block needs at least one number, not {block}")
+        self._store = store
+        self._key = key
+        self._block = block
+        self._next = 0
+        self._end = 0
+        self._refill = asyncio.Lock()
+
+    async def next(self, *, timeout_s: float = CAS_TIMEOUT_S) -> int:
+        """A number that nobody else gets."""
+        async with _within(timeout_s, f"{self._key}: next number"), self._refill:
+            if self._next == self._end:
+                last = await self._take_block(timeout_s)
+                self._next, self._end = last - self._block + 1, last + 1
+            self._next += 1
+            return self._next - 1
+
+    async def _take_block(self, timeout_s: float) -> int:
+        def take(current: Record | None) -> Content:
+            return Content(b"%d" % (_counter_value(current) + self._block))
+
+        while True:
+            try:
+                record = await cas_update(self._store, self._key, take, timeout_s=timeout_s)
+            except OutcomeUnknown:
+                await asyncio.sleep(PAUSE_S)  # at worst a block is skipped
+                continue
+            return _counter_value(record)
+
+
+def _counter_value(record: Record | None) -> int:
+    if record is None:
+        return 0
+    if not record.value.isdigit():
+        raise CorruptMetadata(f"{record.key}: {record.value[:40]!r} is not a counter")
+    return int(record.value)
+
+
+# --- election ---
+
+
+class LeaderElection:
+    """One candidate for the leadership that an ephemeral record stands for.
+
+    `value` names the candidate: no two candidates of one key use the same.
+    """
+
+    def __init__(
+        self, store: MetadataStore, key: str, value: bytes, *, retry_s: float = ELECTION_RETRY_S
+    ) -> None:
+        self.changes = Signal()
+        """Advances whenever this candidate begins or ceases to lead."""
+        self._store = store
+        self._key = key
+        self._value = value
+        self._retry_s = retry_s
+        self._epoch: int | None = None
+        self._losses = 0
+        self._news = Signal()
+        self._closing = False
+        self._over = asyncio.Event()
+        self._over.set()
+
+    @property
+    def leading(self) -> bool:
+        return self._epoch is not None
+
+    @property
+    def epoch(self) -> int | None:
+        """While leading: the fencing token. It goes into what the leader writes."""
+        return self._epoch
+
+    async def run(self) -> None:
+        """Take part until `close`, or until the store object is closed."""
+        self._over.clear()
+        try:
+            async with asyncio.TaskGroup() as group:
+                followers = [
+                    group.create_task(self._follow_session()),
+                    group.create_task(self._follow_record()),
+                ]
+                await self._campaign()
+                for follower in followers:
+                    follower.cancel()
+        finally:
+            self._step_down()
+            self._over.set()
+
+    async def lead(self, *, timeout_s: float) -> int:
+        """Wait until this candidate leads; its epoch."""
+        async with _within(timeout_s, f"{self._key}: becoming leader"):
+            while True:
+                seen = self.changes.version
+                if self._epoch is not None:
+                    return self._epoch
+                await self.changes.past(seen)
+
+    async def close(self) -> None:
+        """Stop leading at once, delete the own record if it is still there, and end `run`."""
+        self._closing = True
+        self._news.advance()
+        await self._over.wait()
+
+    async def _campaign(self) -> None:
+        while not self._closing:
+            seen = self._news.version
+            try:
+                await self._try()
+            except StoreClosed:
+                return
+            except BadVersion:
+                continue  # another candidate was quicker: see who
+            except (Unavailable, SessionLost, OutcomeUnknown):
+                pass  # what is true shows at the next attempt
+            try:
+                async with asyncio.timeout(self._retry_s):
+                    await self._news.past(seen)
+            except TimeoutError:
+                continue
+        await self._resign()
+
+    async def _try(self) -> None:
+        """Lead if nobody does, go on leading if it is still this candidate."""
+        losses = self._losses
+        record = await self._store.get(self._key)
+        if losses != self._losses:
+            return
+        if record is None:
+            self._step_down()
+            stat = await self._store.put(self._key, self._value, expected=ABSENT, ephemeral=True)
+            # A session lost meanwhile has taken this record along, or is about to.
+            if losses == self._losses:
+                self._begin(stat.version)
+        elif record.stat.mine and record.value == self._value:
+            # Also a put of our own whose answer was lost.
+            self._begin(record.version)
+        else:
+            self._step_down()
+
+    async def _resign(self) -> None:
+        epoch = self._epoch
+        self._step_down()
+        if epoch is None:
+            return
+        try:
+            await self._store.delete(self._key, expected=epoch)
+        except (BadVersion, Unavailable, OutcomeUnknown, StoreClosed):
+            return  # no longer ours, or the end of the session will remove it
+
+    async def _follow_session(self) -> None:
+        async for state in self._store.session_events():
+            if state is SessionEvent.LOST:
+                self._losses += 1
+                self._step_down()
+            self._news.advance()
+
+    async def _follow_record(self) -> None:
+        try:
+            watch = self._store.watch(key=self._key)
+        except StoreClosed:
+            return
+        async with watch:
+            self._news.advance()
+            async for event in watch:
+                if event.kind is EventKind.DELETED:
+                    self._step_down()
+                self._news.advance()
+        self._news.advance()
+
+    def _begin(self, epoch: int) -> None:
+        if self._epoch != epoch:
+            self._epoch = epoch
+            self.changes.advance()
+
+    def _step_down(self) -> None:
+        if self._epoch is not None:
+            self._epoch = None
+            self.changes.advance()
+
+
+# --- table view ---
+
+
+class TableView:
+    """The records of one directory, kept in memory and up to date: for small directories."""
+
+    def __init__(self, store: MetadataStore, parent: str) -> None:
+        self.changes = Signal()
+        """Advances after each update; its first version is the first whole load."""
+        self._store = store
+        self._parent = parent
+        self._records: dict[str, Record] = {}
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """By key; a live view."""
+        return MappingProxyType(self._records)
+
+    async def loaded(self, *, timeout_s: float) -> None:
+        """Wait for the first whole load."""
+        async with _within(timeout_s, f"{self._parent}: loading the table view"):
+            await self.changes.past(0)
+
+    async def run(self) -> None:
+        """Follow the directory until the store object is closed."""
+        try:
+            # Watch first: what changes during the scan is in the queue behind it.
+            async with self._store.watch(parent=self._parent) as watch:
+                await self._load()
+                async for event in watch:
+                    await self._follow(event)
+        except StoreClosed:
+            return
+
+    async def _follow(self, event: Event) -> None:
+        if event.kind in (EventKind.RESYNC, EventKind.RANGE_DELETED):
+            await self._load()
+            return
+        try:
+            record = await self._store.get(event.key)
+        except Unavailable:
+            await self._load()
+            return
+        if record is None:
+            self._records.pop(event.key, None)
+        else:
+            self._records[event.key] = record
+        self.changes.advance()
+
+    async def _load(self) -> None:
+        while True:
+            try:
+                records = {record.key: record async for record in self._store.scan(self._parent)}
+            except Unavailable:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            self._records.clear()
+            self._records.update(records)
+            self.changes.advance()
+            return
+
+
+@asynccontextmanager
+async def _within(timeout_s: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{what}: not done within {timeout_s:g} s") from error

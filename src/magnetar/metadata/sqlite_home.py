@@ -1,0 +1,292 @@
+"""The home of metadata records: one SQLite database, written behind the journal.
+
+Owns: the schema and every SQL statement. Durability is the journal's: SQLite runs in WAL mode
+with `synchronous=NORMAL`, and `applied` says up to which journal record it holds everything, so
+that a start replays the rest. All calls block; `apply` and `sync` run on one worker thread, reads
+on the loop's own read-only connections.
+
+Invariants:
+1. `apply` is one transaction: records, their index entries and `applied` move together.
+2. One connection does all writes and all checkpoints; readers never do either.
+3. After `sync`, what was applied before it survives a power loss.
+
+A whole batch is handed to SQLite as one JSON text and one blob, and taken apart by SQL: the
+interpreter's lock is released for the whole statement. Row by row (`executemany`) the lock is
+taken and given up per row, and a busy event loop then slows the writer a hundredfold (ADR 0003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from magnetar.errors import CorruptData, FormatTooNew
+from magnetar.metadata.api import Index
+from magnetar.metadata.judge import StoredRecord, sequence_bounds, split_key
+from magnetar.runtime.disk import Database, Disk
+
+SCHEMA_VERSION: Final = 1
+_PAGE_ROWS: Final = 256
+_CACHE_KIB: Final = 32 * 1024
+
+_SCHEMA: Final = (
+    """CREATE TABLE records (
+        parent TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL, version INTEGER NOT NULL,
+        created_ms INTEGER NOT NULL, modified_ms INTEGER NOT NULL, mods INTEGER NOT NULL,
+        session INTEGER NOT NULL, indexes TEXT, PRIMARY KEY (parent, name)) WITHOUT ROWID""",
+    "CREATE INDEX ephemerals ON records (session) WHERE session <> 0",
+    """CREATE TABLE index_entries (
+        index_name TEXT NOT NULL, index_key TEXT NOT NULL, parent TEXT NOT NULL,
+        name TEXT NOT NULL, PRIMARY KEY (index_name, index_key, parent, name)) WITHOUT ROWID""",
+    "CREATE TABLE progress (applied INTEGER NOT NULL)",
+    "INSERT INTO progress VALUES (0)",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+
+# ?1 is a JSON array; each of its rows names a record by (parent, name).
+_DROP_OLD_INDEX_ENTRIES: Final = """
+    DELETE FROM index_entries WHERE (index_name, index_key, parent, name) IN (
+        SELECT entry.value ->> 0, entry.value ->> 1, old.parent, old.name
+        FROM json_each(?1) AS row
+        CROSS JOIN records AS old
+            ON old.parent = row.value ->> 0 AND old.name = row.value ->> 1
+        CROSS JOIN json_each(old.indexes) AS entry
+        WHERE old.indexes IS NOT NULL)"""
+_DELETE_RECORDS: Final = """
+    DELETE FROM records WHERE (parent, name) IN (
+        SELECT row.value ->> 0, row.value ->> 1 FROM json_each(?1) AS row)"""
+_PUT_RECORDS: Final = """
+    INSERT OR REPLACE INTO records
+    SELECT row.value ->> 0, row.value ->> 1, substr(?2, row.value ->> 2, row.value ->> 3),
+        row.value ->> 4, row.value ->> 5, row.value ->> 6, row.value ->> 7, row.value ->> 8,
+        row.value ->> 9
+    FROM json_each(?1) AS row"""
+_PUT_INDEX_ENTRIES: Final = """
+    INSERT OR REPLACE INTO index_entries
+    SELECT entry.value ->> 0, entry.value ->> 1, row.value ->> 0, row.value ->> 1
+    FROM json_each(?1) AS row CROSS JOIN json_each(row.value ->> 9) AS entry
+    WHERE row.value ->> 9 IS NOT NULL"""
+
+_COLUMNS: Final = "value, version, created_ms, modified_ms, mods, session, indexes"
+_GET: Final = f"SELECT {_COLUMNS} FROM records WHERE parent = ? AND name = ?"
+_SCAN: Final = f"""SELECT name, {_COLUMNS} FROM records
+    WHERE parent = ? AND name >= ? AND name < ? ORDER BY name LIMIT ?"""
+_SCAN_TO_END: Final = f"""SELECT name, {_COLUMNS} FROM records
+    WHERE parent = ? AND name >= ? ORDER BY name LIMIT ?"""
+_LAST_NAMES: Final = """SELECT name FROM records
+    WHERE parent = ? AND name >= ? AND name < ? ORDER BY name DESC LIMIT ? OFFSET ?"""
+_SCAN_INDEX: Final = f"""
+    SELECT entry.index_key, parent, name, {_COLUMNS}
+    FROM index_entries AS entry JOIN records USING (parent, name)
+    WHERE index_name = ?1 AND (index_key, parent, name) > (?2, ?3, ?4)
+        AND (?5 IS NULL OR index_key <= ?5)
+    ORDER BY index_key, parent, name LIMIT {_PAGE_ROWS}"""
+
+_decode_indexes = msgspec.json.Decoder(tuple[Index, ...]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class SqliteHome:
+    """The writer's side, and the loop's own reader. `close` it after its worker has stopped."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+        self._folder_synced = False
+        self._idle: list[Reader] = []
+        self._writer = disk.database(path)
+        try:
+            self._prepare()
+            self.reader = self._new_reader()
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def _prepare(self) -> None:
+        ((version,),) = self._writer.execute("PRAGMA user_version")
+        if version > SCHEMA_VERSION:
+            raise FormatTooNew(f"{self._path} has schema {version}, this is {SCHEMA_VERSION}")
+        # The next line changes the file: only after the version was found fit.
+        ((mode,),) = self._writer.execute("PRAGMA journal_mode = WAL")
+        if mode != "wal":
+            raise CorruptData(f"{self._path} cannot use a write-ahead log (it is in mode {mode})")
+        self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._writer.execute("PRAGMA wal_autocheckpoint = 0")
+        self._writer.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        if version == 0:
+            self._writer.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA:
+                self._writer.execute(statement)
+            self._writer.execute("COMMIT")
+            self.sync()
+
+    @property
+    def applied(self) -> int:
+        """The last journal record that this database holds."""
+        ((sequence,),) = self._writer.execute("SELECT applied FROM progress")
+        return int(sequence)
+
+    def apply(self, changes: Mapping[str, StoredRecord | None], applied: int) -> None:
+        """Store the given state of each key (None: deleted), up to journal record `applied`."""
+        touched, deleted, puts, values = _as_rows(changes)
+        write = self._writer.execute
+        write("BEGIN IMMEDIATE")
+        try:
+            if touched:
+                write(_DROP_OLD_INDEX_ENTRIES, (touched,))
+            if deleted:
+                write(_DELETE_RECORDS, (deleted,))
+            if puts:
+                write(_PUT_RECORDS, (puts, values))
+                write(_PUT_INDEX_ENTRIES, (puts,))
+            write("UPDATE progress SET applied = ?", (applied,))
+            write("COMMIT")
+        except BaseException:
+            # After some errors (a full disk among them) SQLite has rolled back by itself.
+            if self._writer.in_transaction:
+                write("ROLLBACK")
+            raise
+
+    def sync(self) -> None:
+        """Make everything applied durable, then fold the write-ahead log into the database.
+
+        A checkpoint would sync the log too, but not while a scan holds it back.
+        """
+        log_path = self._path.with_name(self._path.name + "-wal")
+        if self._disk.exists(log_path):
+            log = self._disk.open(log_path)
+            try:
+                log.sync()
+            finally:
+                log.close()
+        if not self._folder_synced:
+            self._disk.sync_folder(self._path.parent)
+            self._folder_synced = True
+        self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Reader]:
+        """A reader that sees the database as it is now, until the block ends."""
+        reader = self._idle.pop() if self._idle else self._new_reader()
+        try:
+            with reader.pinned():
+                yield reader
+        except BaseException:
+            reader.close()
+            raise
+        self._idle.append(reader)
+
+    def _new_reader(self) -> Reader:
+        return Reader(self._disk.database(self._path, read_only=True))
+
+    def close(self) -> None:
+        for reader in (self.reader, *self._idle):
+            reader.close()
+        self._writer.close()
+
+
+class Reader:
+    """A read-only connection."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        self._database.execute("BEGIN")
+        # A transaction takes its snapshot at its first read, not at BEGIN.
+        self._database.execute("SELECT applied FROM progress")
+        try:
+            yield
+        finally:
+            self._database.execute("COMMIT")
+
+    def get(self, parent: str, name: str) -> StoredRecord | None:
+        rows = self._database.execute(_GET, (parent, name))
+        return _stored(rows[0]) if rows else None
+
+    def scan(
+        self, parent: str, start: str, end: str | None
+    ) -> Iterator[list[tuple[str, StoredRecord]]]:
+        """Pages of one directory, sorted by name."""
+        while True:
+            if end is None:
+                rows = self._database.execute(_SCAN_TO_END, (parent, start, _PAGE_ROWS))
+            else:
+                rows = self._database.execute(_SCAN, (parent, start, end, _PAGE_ROWS))
+            if rows:
+                yield [(row[0], _stored(row[1:])) for row in rows]
+            if len(rows) < _PAGE_ROWS:
+                return
+            start = rows[-1][0] + "\0"
+
+    def scan_index(
+        self, index: str, low: str, high: str | None
+    ) -> Iterator[list[tuple[str, str, StoredRecord]]]:
+        """Pages of (index key, key, record), sorted by index key, then key."""
+        after = (low, "", "")
+        while True:
+            rows = self._database.execute(_SCAN_INDEX, (index, *after, high))
+            if rows:
+                yield [(row[0], f"{row[1]}/{row[2]}", _stored(row[3:])) for row in rows]
+            if len(rows) < _PAGE_ROWS:
+                return
+            after = rows[-1][:3]
+
+    def names_downwards(self, parent: str, prefix: str) -> Iterator[str]:
+        """Names that may be of the sequence `prefix`, highest first."""
+        low, high = sequence_bounds(prefix)
+        offset, rows = 0, 1
+        while True:
+            found = self._database.execute(_LAST_NAMES, (parent, low, high, rows, offset))
+            yield from (name for (name,) in found)
+            if len(found) < rows:
+                return
+            offset, rows = offset + rows, _PAGE_ROWS
+
+    def ephemeral_keys(self) -> list[str]:
+        rows = self._database.execute("SELECT parent, name FROM records WHERE session <> 0")
+        return [f"{parent}/{name}" for parent, name in rows]
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _stored(row: tuple[bytes, int, int, int, int, int, str | None]) -> StoredRecord:
+    value, version, created_ms, modified_ms, mods, session, indexes = row
+    entries = _decode_indexes(indexes) if indexes is not None else ()
+    return StoredRecord(value, version, created_ms, modified_ms, mods, session, entries)
+
+
+def _as_rows(changes: Mapping[str, StoredRecord | None]) -> tuple[str, str, str, bytes]:
+    """JSON of all names, of the deleted ones and of the records put, and the values joined."""
+    touched: list[tuple[str, str]] = []
+    deleted: list[tuple[str, str]] = []
+    puts: list[tuple[str | int | tuple[Index, ...] | None, ...]] = []
+    # SQL's substr counts from 1 and makes NULL of a piece of an empty blob: hence a first byte.
+    values: list[bytes] = [b"\0"]
+    offset = 2
+    for key, record in changes.items():
+        parent_and_name = split_key(key)
+        touched.append(parent_and_name)
+        if record is None:
+            deleted.append(parent_and_name)
+            continue
+        value, version, created_ms, modified_ms, mods, session, indexes = record
+        size = len(value)
+        times = (version, created_ms, modified_ms, mods, session)
+        puts.append((*parent_and_name, offset, size, *times, indexes or None))
+        values.append(value)
+        offset += size
+    return _text(touched), _text(deleted), _text(puts), b"".join(values)
+
+
+def _text(
+    rows: list[tuple[str, str]] | list[tuple[str | int | tuple[Index, ...] | None, ...]],
+) -> str:
+    return _encode(rows).decode() if rows else ""

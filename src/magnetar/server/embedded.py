@@ -1,0 +1,241 @@
+"""The embedded storage of one data folder: journal, metadata and ledgers put together.
+
+Owns: the folder (its lock and its FORMAT file), the order of opening and closing, and settling:
+the loop that moves durable records from the journal to their homes so that its files can be used
+again.
+
+    FORMAT             version and identity of the store
+    LOCK               held by the process that has the folder open
+    journal/           the write-ahead journal
+    metadata/          the SQLite database
+    ledgers/           two files for each ledger
+
+Invariants:
+1. Nothing is served before every record of the journal is back in its home.
+2. The journal releases a record only after both homes have synced it.
+3. A failed sync of a home fences the journal: the records are still in it, and the next start
+   replays them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from magnetar.errors import CorruptData, DiskFull, FormatTooNew, StorageError
+from magnetar.journal.journal import Journal
+from magnetar.journal.recovery import Recovered
+from magnetar.ledger.file import FileLedgers
+from magnetar.ledger.file_format import LEDGER_KINDS
+from magnetar.ledger.file_home import LedgerHomes
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.sqlite_engine import KIND_CHANGE, SqliteMetadata
+from magnetar.metadata.sqlite_home import SqliteHome
+from magnetar.runtime import metrics
+from magnetar.runtime.clock import Clock, SystemClock
+from magnetar.runtime.disk import Disk, FolderLock, LocalDisk
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.worker import ThreadWorker, Worker
+
+STORE_FORMAT: Final = 1
+
+_log = logger(__name__)
+
+
+class StoreFormat(msgspec.Struct, frozen=True):
+    """What the FORMAT file says."""
+
+    format: int
+    store: str
+
+
+class Storage:
+    """An open data folder. Made by `open_storage`."""
+
+    def __init__(
+        self,
+        lock: FolderLock,
+        journal: Journal,
+        metadata: SqliteMetadata,
+        ledgers: FileLedgers,
+        limits: Limits,
+    ) -> None:
+        self.ledgers = ledgers
+        self.recovered_records = 0
+        self._lock = lock
+        self._journal = journal
+        self._metadata = metadata
+        self._limits = limits
+        self._sessions = 0
+        self._settling = asyncio.Lock()
+        self._settler: asyncio.Task[None] | None = None
+
+    def connect(self) -> SqliteStore:
+        """A client of the metadata store, with a session of its own."""
+        self._sessions += 1
+        return SqliteStore(self._metadata, self._sessions)
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why nothing can be written any more; None while all is well."""
+        return self._journal.failure
+
+    async def settle(self) -> None:
+        """Move everything durable to its home and let the journal forget it."""
+        async with self._settling:
+            sequence = self._journal.synced
+            results = await asyncio.gather(
+                self._metadata.settle(sequence),
+                self.ledgers.settle(sequence),
+                return_exceptions=True,
+            )
+            for error in results:
+                if isinstance(error, DiskFull):
+                    metrics.DISK_FULL.inc()
+                    self._journal.settling_failed(error)
+                elif isinstance(error, StorageError):
+                    self._journal.fence(error)
+                if isinstance(error, BaseException):
+                    raise error
+            self._journal.release(sequence)
+
+    async def close(self) -> None:
+        """Settle, so that the next start has nothing to replay, and let the folder go."""
+        if self._settler is not None:
+            self._settler.cancel()
+            await asyncio.gather(self._settler, return_exceptions=True)
+        try:
+            if self._journal.failure is None:
+                await self.settle()
+        finally:
+            await self._journal.close()
+            await self.ledgers.close()
+            await self._metadata.close()
+            self._lock.release()
+
+    async def recover(self, recovered: Recovered) -> None:
+        """Bring what the journal holds home, then start. Called once, by `open_storage`."""
+        for record in recovered.records:
+            if record.kind == KIND_CHANGE:
+                self._metadata.replay(record)
+            elif record.kind in LEDGER_KINDS:
+                self.ledgers.replay(record)
+            else:
+                raise CorruptData(f"the journal has a record of unknown kind {record.kind}")
+        last = recovered.next_sequence - 1
+        self._metadata.replayed(last)
+        self.ledgers.replayed(last)
+        if recovered.records:
+            await self._metadata.settle(last)
+            await self.ledgers.settle(last)
+        self.recovered_records = len(recovered.records)
+        self._journal.start()
+        self.ledgers.start()
+        await self._metadata.start()
+        self._settler = asyncio.create_task(self._settle_when_due(), name="storage-settle")
+
+    async def _settle_when_due(self) -> None:
+        seen = self._journal.pressure.version
+        while self._journal.failure is None:
+            try:
+                async with asyncio.timeout(self._limits.storage_settle_seconds):
+                    await self._journal.pressure.past(seen)
+            except TimeoutError:
+                pass  # nothing presses; what has gathered is settled all the same
+            seen = self._journal.pressure.version
+            if not self._journal.unsettled:
+                continue
+            try:
+                await self.settle()
+            except StorageError as error:
+                _log.error("settle-failed", error=str(error))
+
+
+async def open_storage(
+    folder: Path,
+    *,
+    limits: Limits | None = None,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    new_worker: Callable[[str], Worker] = ThreadWorker,
+) -> Storage:
+    """Open (or create) a data folder; refused at once if another process has it."""
+    disk = disk or LocalDisk()
+    limits = limits or Limits()
+    disk.make_folder(folder)
+    lock = disk.lock(folder / "LOCK")
+    try:
+        store_id = _read_or_make_format(disk, folder)
+        journal = Journal(
+            folder / "journal", disk, limits, new_worker("journal"), new_worker("journal-fill")
+        )
+        recovered = await journal.open(store_id)
+        disk.make_folder(folder / "metadata")
+        home = SqliteHome(folder / "metadata" / "records.db", disk)
+        if home.applied >= recovered.next_sequence:
+            home.close()
+            raise CorruptData(
+                f"{folder / 'metadata'} is ahead of {folder / 'journal'}: "
+                f"{home.applied} against {recovered.next_sequence - 1}",
+                hint="both must come from the same copy of the data folder",
+            )
+        metadata = SqliteMetadata(
+            home, journal, new_worker("metadata"), clock or SystemClock(), limits
+        )
+        disk.make_folder(folder / "ledgers")
+        homes = LedgerHomes(folder / "ledgers", disk, limits.ledger_open_files)
+        ledgers = FileLedgers(
+            homes, journal, new_worker("ledger-move"), new_worker("ledger-read"), limits
+        )
+        storage = Storage(lock, journal, metadata, ledgers, limits)
+        await storage.recover(recovered)
+        return storage
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _read_or_make_format(disk: Disk, folder: Path) -> bytes:
+    path = folder / "FORMAT"
+    if disk.exists(path):
+        file = disk.open(path)
+        try:
+            text = file.read(0, 4096)
+        finally:
+            file.close()
+        try:
+            found = msgspec.json.decode(text, type=StoreFormat)
+            store_id = bytes.fromhex(found.store)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise CorruptData(f"{path} cannot be read: {error}") from error
+        if found.format > STORE_FORMAT:
+            raise FormatTooNew(f"{folder} has store format {found.format}, this is {STORE_FORMAT}")
+        return store_id
+    others = [name for name in disk.list(folder) if name not in ("LOCK", "FORMAT.new")]
+    if others:
+        raise CorruptData(
+            f"{folder} has no FORMAT file but holds {others[0]}",
+            hint="choose an empty folder, or put the FORMAT file back",
+        )
+    return _make_format(disk, folder)
+
+
+def _make_format(disk: Disk, folder: Path) -> bytes:
+    store_id = secrets.token_bytes(16)
+    unfinished = folder / "FORMAT.new"
+    disk.remove(unfinished)
+    file = disk.open(unfinished, create=True)
+    try:
+        file.write(0, [msgspec.json.encode(StoreFormat(STORE_FORMAT, store_id.hex()))])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(unfinished, folder / "FORMAT")
+    disk.sync_folder(folder)
+    return store_id
