@@ -55,9 +55,14 @@ class JournalFile:
         overwrites them. A failed sync is final: StorageFenced.
         """
         if self.end == FILE_HEADER_BYTES:
-            self._file.write(0, [encode_file_header(self.header), *buffers])
-        else:
-            self._file.write(self.end, buffers)
+            # Alone and synced: sectors reach the disk in any order, and the first batch must not
+            # destroy what the file held while the old header still vouches for it.
+            self._file.write(0, [encode_file_header(self.header)])
+            self._sync()
+        self._file.write(self.end, buffers)
+        self._sync()
+
+    def _sync(self) -> None:
         try:
             self._file.sync()
         except StorageError as error:

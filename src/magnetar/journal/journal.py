@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from pathlib import Path
+from typing import Final
 
 from magnetar.errors import (
     DeadlineExceeded,
@@ -43,22 +44,32 @@ from magnetar.journal.format import (
 )
 from magnetar.journal.recovery import Recovered, recover
 from magnetar.runtime import metrics
+from magnetar.runtime.clock import Clock
 from magnetar.runtime.disk import Disk
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import Worker
+
+_UNCOUNTED_BATCHES: Final = 1024
 
 
 class Journal:
     """See the module. Use: `open`, replay `recovered`, `start`, then `append` and `release`."""
 
     def __init__(
-        self, folder: Path, disk: Disk, limits: Limits, writer: Worker, filler: Worker
+        self,
+        folder: Path,
+        disk: Disk,
+        limits: Limits,
+        clock: Clock,
+        writer: Worker,
+        filler: Worker,
     ) -> None:
         """`writer` syncs batches; `filler` prepares files, so that no batch waits for zeros."""
         self._folder = folder
         self._disk = disk
         self._limits = limits
+        self._clock = clock
         self._writer = writer
         self._filler = filler
         self._store_id = bytes(16)
@@ -72,6 +83,8 @@ class Journal:
         self.refusals = 0
         self.failure: StorageError | None = None
 
+        self._batches: list[tuple[int, int, float]] = []
+        """Records, bytes and seconds of batches that the metrics do not show yet."""
         self._queue: list[bytes] = []
         self._queue_bytes = 0
         self._submitted = asyncio.Event()
@@ -108,7 +121,6 @@ class Journal:
 
     def start(self) -> None:
         """Begin to commit. Everything recovered must be durable in its home by now."""
-        metrics.JOURNAL_FILES.set(len(self._free))
         self._committer = asyncio.create_task(self._commit_batches(), name="journal-commit")
 
     # --- submitting
@@ -203,8 +215,8 @@ class Journal:
             try:
                 file = await self._file_with_room(batch_bytes(payload), first)
                 buffers = encode_batch(records, payload, first, self.synced, file.header.salt)
-                with metrics.JOURNAL_SYNC_SECONDS.time():
-                    await self._writer.run(file.write_synced, buffers)
+                started = self._clock.monotonic()
+                await self._writer.run(file.write_synced, buffers)
             except DiskFull as error:
                 self._refuse(first, error)
             except StorageError as error:
@@ -213,7 +225,9 @@ class Journal:
                 file.end += batch_bytes(payload)
                 file.last_sequence = self.synced = first + len(records) - 1
                 self.progress.advance()
-                _count(len(records), payload, self._queue_bytes)
+                self._batches.append((len(records), payload, self._clock.monotonic() - started))
+                if len(self._batches) >= _UNCOUNTED_BATCHES:
+                    self.count()
 
     def _take(self) -> tuple[list[bytes], int]:
         """The records of the next batch and their bytes."""
@@ -293,6 +307,17 @@ class Journal:
         self.refusals += 1
         self.progress.advance()
 
+    def count(self) -> None:
+        """Bring the metrics up to date. Not done per batch: that would cost a tenth of its time."""
+        batches, self._batches = self._batches, []
+        for _, _, seconds in batches:
+            metrics.JOURNAL_SYNC_SECONDS.observe(seconds)
+        metrics.JOURNAL_BATCHES.inc(len(batches))
+        metrics.JOURNAL_RECORDS.inc(sum(records for records, _, _ in batches))
+        metrics.JOURNAL_BYTES.inc(sum(payload for _, payload, _ in batches))
+        metrics.JOURNAL_QUEUE_BYTES.set(self._queue_bytes)
+        metrics.JOURNAL_FILES.set(self._next_slot)
+
     # --- closing
 
     async def close(self) -> None:
@@ -314,6 +339,7 @@ class Journal:
                 await self._writer.run(self._active.note_settled, self.synced)
         self.progress.advance()
         self.pressure.advance()
+        self.count()
         await self._close_files()
 
     async def _close_files(self) -> None:
@@ -332,10 +358,3 @@ class Journal:
 
 def _fenced_by(error: Exception) -> StorageFenced:
     return StorageFenced(f"the journal had to stop: {error}")
-
-
-def _count(records: int, payload: int, queued: int) -> None:
-    metrics.JOURNAL_BATCHES.inc()
-    metrics.JOURNAL_RECORDS.inc(records)
-    metrics.JOURNAL_BYTES.inc(payload)
-    metrics.JOURNAL_QUEUE_BYTES.set(queued)

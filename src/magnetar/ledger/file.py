@@ -124,6 +124,8 @@ class FileLedgers(LedgerStore):
         self._followed = Signal()
         self._settle_lock = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
+        self._appends = 0
+        """Acknowledged appends that the metric does not show yet."""
 
     # --- opening and closing
 
@@ -141,8 +143,9 @@ class FileLedgers(LedgerStore):
             self._deleted[ledger_id] = None
         else:
             ledger = self._replayed(ledger_id, None)
-            closed = record.kind == KIND_CLOSE
-            ledger.state = LedgerState.CLOSED if closed else LedgerState.FENCED
+            if ledger.state is not LedgerState.CLOSED:  # a fence may stand behind the close
+                closed = record.kind == KIND_CLOSE
+                ledger.state = LedgerState.CLOSED if closed else LedgerState.FENCED
             self._dirty[ledger_id] = ledger
 
     def _replay_entry(self, raw: bytes) -> None:
@@ -360,8 +363,7 @@ class FileLedgers(LedgerStore):
             ledger.durable.advance()
         self._taken = synced
         self._followed.advance()
-        if count:
-            metrics.LEDGER_APPENDS.inc(count)
+        self._appends += count
 
     async def _follow_to(self, sequence: int) -> None:
         while self._taken < sequence:
@@ -405,6 +407,8 @@ class FileLedgers(LedgerStore):
     async def settle(self, sequence: int) -> None:
         """Return when everything up to journal record `sequence` is durable in ledger files."""
         await self._follow_to(sequence)
+        metrics.LEDGER_APPENDS.inc(self._appends)
+        self._appends = 0
         async with self._settle_lock:
             ledgers = list(self._dirty.values())
             deleted = list(self._deleted)

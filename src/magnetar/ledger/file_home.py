@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -89,46 +90,39 @@ class LedgerHomes:
 
     def move(self, moves: Sequence[Move], deleted: Sequence[int]) -> None:
         """Write, then sync, then remove; a failed sync is final (StorageFenced)."""
+        at_a_time = max(1, self.open_files_max // 4)
+        for first in range(0, len(moves), at_a_time):
+            self._move_some(moves[first : first + at_a_time])
+        self._remove(deleted)
+
+    def _move_some(self, moves: Sequence[Move]) -> None:
         folders: set[Path] = set()
-        opened: list[File] = []
-        try:
-            for each in moves:
-                opened.extend(self._write(each, folders))
+        with ExitStack() as opened:
+            written = [file for move in moves for file in self._write(move, folders, opened)]
             try:
-                for file in opened:
+                for file in written:
                     file.sync()
                 for folder in folders:
                     self.disk.sync_folder(folder)
             except StorageError as error:
                 raise StorageFenced(f"ledger files could not be synced: {error}") from error
-        finally:
-            for file in opened:
-                file.close()
-        self._remove(deleted)
 
-    def _write(self, move: Move, folders: set[Path]) -> list[File]:
+    def _write(self, move: Move, folders: set[Path], opened: ExitStack) -> list[File]:
+        """Write without syncing; the files written to, which `opened` will close."""
         data_path, index_path = self._paths(move.ledger_id)
         if move.offset == ENTRIES_START:
             self.disk.make_folder(data_path.parent)
             folders.add(data_path.parent)
         data = self.disk.open(data_path, create=True)
-        try:
-            index = self.disk.open(index_path, create=True)
-        except BaseException:
-            data.close()
-            raise
-        try:
-            if move.header is not None:
-                data.write(0, [move.header.encode()])
-            if move.records:
-                data.write(move.offset, move.records)
-                index.write(
-                    move.first * INDEX_SLOT_BYTES, [encode_index(move.offset, move.records)]
-                )
-        except BaseException:
-            data.close()
-            index.close()
-            raise
+        opened.callback(data.close)
+        if move.header is not None:
+            data.write(0, [move.header.encode()])
+        if not move.records:
+            return [data]
+        index = self.disk.open(index_path, create=True)
+        opened.callback(index.close)
+        data.write(move.offset, move.records)
+        index.write(move.first * INDEX_SLOT_BYTES, [encode_index(move.offset, move.records)])
         return [data, index]
 
     def _remove(self, deleted: Sequence[int]) -> None:

@@ -321,14 +321,14 @@ class MemoryStore(MetadataStore):
                     write.answer()
                 self._in_flight = []
         finally:
-            self._fail_writes(StoreClosed("the store object ended before this write was sent"))
+            self._fail_writes("the store object ended before this write was sent")
 
-    def _fail_writes(self, error: MetadataError) -> None:
-        """Those on their way fail as unknown, those still queued with `error`."""
+    def _fail_writes(self, why: str) -> None:
+        """Those on their way may have been applied; those still queued certainly were not."""
         for write in self._in_flight:
             write.fail(OutcomeUnknown("the connection ended while this write was on its way"))
         for write in self._queue:
-            write.fail(error)
+            write.fail(Unavailable(why))
         self._queue.clear()
 
     def _refused(self, error: MetadataError) -> asyncio.Future[Any]:
@@ -349,7 +349,7 @@ class MemoryStore(MetadataStore):
         self._linked = False
         for write in self._in_flight:
             write.lost = not in_flight_arrives
-        self._fail_writes(Unavailable("the connection to the metadata server broke"))
+        self._fail_writes("the connection to the metadata server broke")
         self._link.advance()
 
     def _reconnect(self) -> None:

