@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from magnetar.errors import StorageError
 from magnetar.model.ids import Position
+from magnetar.runtime.signal import Signal
 
 NO_ENTRY: Final = -1
 """The last entry id of an empty ledger."""
@@ -64,6 +66,13 @@ class LedgerWriter(ABC):
     """The owner's end of one open ledger."""
 
     ledger_id: int
+    durable: Signal
+    """Advances when `last_durable` has moved on or the writer has failed, once per batch."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> StorageError | None:
+        """Why an append failed: from that one on, all of them do."""
 
     @property
     @abstractmethod
@@ -74,8 +83,8 @@ class LedgerWriter(ABC):
     def append(self, payload: bytes) -> asyncio.Future[Position]:
         """Submit an entry now; the future resolves to its position once durable.
 
-        Raises at once, with nothing submitted: LedgerFenced, LedgerClosed, StorageFenced,
-        TooManyRequests (the queue is full), InvalidArgument (entry too large).
+        Raises at once, with nothing submitted: LedgerFenced, LedgerClosed, the error with which
+        an earlier append failed, TooManyRequests (the queue is full), InvalidArgument (too large).
         """
 
     @abstractmethod

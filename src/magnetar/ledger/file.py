@@ -89,6 +89,10 @@ class FileWriter(LedgerWriter):
         self._ledger = ledger
 
     @property
+    def failure(self) -> StorageError | None:
+        return self._ledger.failure
+
+    @property
     def last_durable(self) -> int:
         return self._ledger.last_durable
 

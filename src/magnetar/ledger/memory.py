@@ -45,6 +45,7 @@ from magnetar.ledger.api import (
     LedgerWriter,
 )
 from magnetar.model.ids import Position
+from magnetar.runtime.signal import Signal
 
 Operation = Literal["create", "append", "read", "info", "fence", "close", "delete"]
 
@@ -138,6 +139,7 @@ class MemoryLedgerWriter(LedgerWriter):
 
     def __init__(self, store: MemoryLedgerStore, ledger: _Ledger) -> None:
         self.ledger_id = ledger.ledger_id
+        self.durable = Signal()
         self._store = store
         self._ledger = ledger
         self._next = 0
@@ -146,6 +148,10 @@ class MemoryLedgerWriter(LedgerWriter):
         self._loss: StorageError | None = None
         """Why an append failed: everything queued behind it fails too."""
         self._ended = False
+
+    @property
+    def failure(self) -> StorageError | None:
+        return self._loss
 
     @property
     def last_durable(self) -> int:
@@ -200,10 +206,8 @@ class MemoryLedgerWriter(LedgerWriter):
         return None
 
     def _refuse(self, error: StorageError) -> None:
-        if isinstance(error, LedgerFenced | StorageFenced):
+        if self._refusal is None or isinstance(error, LedgerFenced | StorageFenced):
             self._refusal = error
-        elif self._refusal is None:
-            self._refusal = LedgerClosed(f"ledger {self.ledger_id} ended with a failed append")
 
 
 class _Queued(NamedTuple):
@@ -308,7 +312,9 @@ class MemoryLedgerStore(LedgerStore):
     def _commit(self) -> None:
         batch, self._queue = self._queue, []
         self._scheduled = False
+        touched: dict[MemoryLedgerWriter, None] = {}
         for writer, payload, position, future in batch:
+            touched[writer] = None
             error = writer._commit(payload)
             if future.done():
                 continue
@@ -316,6 +322,8 @@ class MemoryLedgerStore(LedgerStore):
                 future.set_result(position)
             else:
                 future.set_exception(error)
+        for writer in touched:
+            writer.durable.advance()
         settling, self._settling = self._settling, []
         for settled in settling:
             if not settled.done():

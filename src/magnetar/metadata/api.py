@@ -32,6 +32,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
+import msgspec
+
 from magnetar.errors import InvalidArgument, LimitExceeded
 
 ABSENT: Final = -1
@@ -44,6 +46,8 @@ INDEXES_PER_RECORD_MAX: Final = 8
 SEQUENCE_DIGITS: Final = 20
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PLAIN_KEY = re.compile(r"(?:/[^/\x00-\x1f\x7f]+)+")
+_PLAIN_INDEX_KEY = re.compile(r"[^/\x00\x01\x80-\U0010ffff]{0,256}")
 _INDEX_NAME = re.compile(r"[a-z0-9:-]{1,64}")
 
 Item = TypeVar("Item")
@@ -59,8 +63,7 @@ class Index(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True):
     """All about a record but its value."""
 
     key: str
@@ -74,8 +77,7 @@ class Stat:
     """Ephemeral, and of this store object's session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """A stored record."""
 
     stat: Stat
@@ -338,6 +340,8 @@ class MetadataStore(ABC):
 
 
 def check_key(key: str) -> None:
+    if len(key) <= KEY_BYTES_MAX and key.isascii() and _PLAIN_KEY.fullmatch(key):
+        return  # most keys; the rest finds out what is wrong, if anything
     if not key.startswith("/") or key.endswith("/") or "//" in key:
         raise InvalidArgument(f"key {key!r} must be an absolute path without empty parts")
     if _CONTROL.search(key):
@@ -363,6 +367,8 @@ def check_index_name(name: str) -> None:
 
 
 def check_index_key(key: str) -> None:
+    if _PLAIN_INDEX_KEY.fullmatch(key):
+        return
     if "/" in key or "\x00" in key or "\x01" in key:
         raise InvalidArgument(f"index key {key!r} holds '/', NUL or 0x01")
     if len(key) > INDEX_KEY_BYTES_MAX or len(_utf8(key)) > INDEX_KEY_BYTES_MAX:
@@ -373,6 +379,8 @@ def check_index_key(key: str) -> None:
 
 def check_indexes(indexes: Iterable[Index]) -> tuple[Index, ...]:
     entries = tuple(indexes)
+    if not entries:
+        return entries
     if len(entries) > INDEXES_PER_RECORD_MAX:
         raise LimitExceeded(f"{len(entries)} index entries; the limit is {INDEXES_PER_RECORD_MAX}")
     for entry in entries:

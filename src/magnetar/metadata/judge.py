@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from magnetar.errors import BadVersion, LimitExceeded
 from magnetar.metadata.api import SEQUENCE_DIGITS, Index, Stat
@@ -32,7 +34,7 @@ _STEP: Final = SEQUENCE_DIGITS + 1
 _NUMBERS: Final = re.compile(rf"(?:-[0-9]{{{SEQUENCE_DIGITS}}})+")
 
 
-class StoredRecord(NamedTuple):
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
     """A record as a backend of this package holds it; its key is where it is held."""
 
     value: bytes
@@ -60,13 +62,13 @@ def stat_of(key: str, record: StoredRecord, session: int) -> Stat:
     """What the owner of `session` is told about a record."""
     ephemeral = record.session != NO_SESSION
     return Stat(
-        key=key,
-        version=record.version,
-        created_ms=record.created_ms,
-        modified_ms=record.modified_ms,
-        mods=record.mods,
-        ephemeral=ephemeral,
-        mine=ephemeral and record.session == session,
+        key,
+        record.version,
+        record.created_ms,
+        record.modified_ms,
+        record.mods,
+        ephemeral,
+        ephemeral and record.session == session,
     )
 
 

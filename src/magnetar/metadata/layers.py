@@ -15,28 +15,39 @@ from magnetar.metadata.judge import StoredRecord, in_range, split_key
 class Layer:
     """A set of changed keys; setting a key again replaces its state."""
 
-    __slots__ = ("_by_index", "_by_parent", "states")
+    __slots__ = ("_by_index", "_by_parent", "rows", "states")
 
     def __init__(self) -> None:
         self.states: dict[str, StoredRecord | None] = {}
+        self.rows: dict[str, bytes] = {}
+        """Each state as it is handed to the database."""
         self._by_parent: dict[str, set[str]] = {}
         self._by_index: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self.states)
 
-    def set(self, key: str, state: StoredRecord | None) -> None:
+    def set(self, key: str, state: StoredRecord | None, row: bytes) -> None:
         if key not in self.states:
             parent, name = split_key(key)
-            self._by_parent.setdefault(parent, set()).add(name)
+            names = self._by_parent.get(parent)
+            if names is None:
+                names = self._by_parent[parent] = set()
+            names.add(name)
         self.states[key] = state
-        if state is not None:
+        self.rows[key] = row
+        if state is not None and state.indexes:
             for index in state.indexes:
                 # A key stays listed when a later state leaves the index: readers re-check.
                 self._by_index.setdefault(index.name, set()).add(key)
 
     def names(self, parent: str) -> Iterable[str]:
         return self._by_parent.get(parent, ())
+
+    def highest_names(self) -> Iterator[tuple[str, str]]:
+        """The highest name in each directory that has a change."""
+        for parent, names in self._by_parent.items():
+            yield parent, max(names)
 
     def keys_of_index(self, index: str) -> Iterable[str]:
         return self._by_index.get(index, ())

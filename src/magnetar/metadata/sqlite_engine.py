@@ -23,8 +23,6 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from magnetar.errors import (
     DiskFull,
     MagnetarError,
@@ -50,6 +48,7 @@ from magnetar.metadata.judge import (
 )
 from magnetar.metadata.layers import Layer, directory_states
 from magnetar.metadata.sqlite_home import SqliteHome
+from magnetar.metadata.sqlite_rows import decode_body, encode_body, encode_row
 from magnetar.metadata.watches import Watchers
 from magnetar.runtime import metrics
 from magnetar.runtime.clock import Clock
@@ -60,8 +59,12 @@ from magnetar.runtime.worker import Worker
 KIND_CHANGE: Final = 16
 """The journal's kind of a metadata change: key and new state."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[str, StoredRecord | None]).decode
+_ROOM_STEP: Final = 256
+"""How many changes are taken between two looks at how many are unapplied."""
+
+_BOUNDS_MAX: Final = 10_000
+"""Directories whose highest name is kept in memory."""
+
 _PUTS = metrics.METADATA_CHANGES.labels(kind="put")
 _DELETES = metrics.METADATA_CHANGES.labels(kind="delete")
 
@@ -74,6 +77,7 @@ class _Change(NamedTuple):
     answer: Any
     key: str
     state: StoredRecord | None
+    row: bytes
     event: EventKind | None
     """None: nothing changes, only the answer waits (its error, if it is one)."""
 
@@ -94,6 +98,9 @@ class SqliteMetadata:
         self._applying = Layer()
         self._pending: deque[_Change] = deque()
         self._refusals = 0
+        self._room = 0
+        self._bounds: dict[str, str] = {}
+        """No name in the database's directory is above this."""
         self._sequences: OrderedDict[tuple[str, int], tuple[tuple[int, ...], int]] = OrderedDict()
         self._followed = Signal()
         self._apply_wanted = asyncio.Event()
@@ -109,8 +116,7 @@ class SqliteMetadata:
     def replay(self, record: JournalRecord) -> None:
         """Take back a durable change that SQLite may not hold."""
         if record.sequence > self._applied:
-            key, state = _decode(record.body)
-            self._visible.set(key, state)
+            self._visible.set(*decode_body(record.body))
 
     def replayed(self, sequence: int) -> None:
         """Every durable change up to `sequence` was replayed: `settle` may be called."""
@@ -193,13 +199,13 @@ class SqliteMetadata:
     def _submit(
         self, key: str, state: StoredRecord | None, event: EventKind, answer: Any
     ) -> asyncio.Future[Any]:
-        record = encode_record(KIND_CHANGE, _encode((key, state)))
+        row = encode_row(*split_key(key), state)
         try:
-            sequence = self._journal.append(record)
+            sequence = self._journal.append(encode_record(KIND_CHANGE, encode_body(row, state)))
         except StorageError as error:
             raise Unavailable(f"{key} cannot be changed: {error}", hint=error.hint) from error
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        change = _Change(sequence, future, answer, key, state, event)
+        change = _Change(sequence, future, answer, key, state, row, event)
         self._judged[key] = change
         self._pending.append(change)
         return future
@@ -209,7 +215,7 @@ class SqliteMetadata:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._pending:
             last = self._pending[-1].sequence
-            self._pending.append(_Change(last, future, answer, "", None, None))
+            self._pending.append(_Change(last, future, answer, "", None, b"", None))
         else:
             _resolve(future, answer)
         return future
@@ -217,9 +223,13 @@ class SqliteMetadata:
     def _check_room(self) -> None:
         if self._journal.refusals != self._refusals:
             self._forget_refused()
+        if self._room > 0:
+            self._room -= 1
+            return
         unapplied = len(self._pending) + len(self._visible) + len(self._applying)
         if unapplied >= self.limits.metadata_unapplied_records:
             raise TooManyRequests(f"{unapplied} metadata changes wait for SQLite")
+        self._room = min(_ROOM_STEP, self.limits.metadata_unapplied_records - unapplied) - 1
 
     def _judged_state(self, key: str) -> StoredRecord | None:
         judged = self._judged.get(key)
@@ -287,7 +297,19 @@ class SqliteMetadata:
         for layer in (self._visible, self._applying):
             if key in layer.states:
                 return layer.states[key]
-        return self.home.reader.get(*split_key(key))
+        parent, name = split_key(key)
+        # Ids and sequences mostly grow: for a new one, the database need not be asked.
+        bound = self._bounds.get(parent)
+        if bound is None:
+            bound = self._learn_bound(parent)
+        return self.home.reader.get(parent, name) if name <= bound else None
+
+    def _learn_bound(self, parent: str) -> str:
+        if len(self._bounds) >= _BOUNDS_MAX:
+            self._bounds.clear()
+        applying = max(self._applying.names(parent), default="")
+        bound = self._bounds[parent] = max(applying, self.home.reader.highest_name(parent))
+        return bound
 
     def layers(self) -> tuple[Layer, Layer]:
         """The changes over the database, newest first."""
@@ -329,7 +351,7 @@ class SqliteMetadata:
     def _show(self, change: _Change) -> None:
         """Make a durable change readable, then tell the watches."""
         assert change.event is not None
-        self._visible.set(change.key, change.state)
+        self._visible.set(change.key, change.state, change.row)
         if self._judged[change.key] is change:
             del self._judged[change.key]
         version = None if change.state is None else change.state.version
@@ -380,9 +402,12 @@ class SqliteMetadata:
         async with self._apply_lock:
             if not len(self._applying):
                 self._applying, self._visible = self._visible, Layer()
+                for parent, name in self._applying.highest_names():
+                    if name > self._bounds.get(parent, name):
+                        self._bounds[parent] = name
                 self._applying_sequence = self._taken
             sequence = self._applying_sequence
-            await self._worker.run(self.home.apply, self._applying.states, sequence)
+            await self._worker.run(self.home.apply, self._applying, sequence)
             self._applying = Layer()
             self._applied = sequence
             metrics.METADATA_UNAPPLIED_RECORDS.set(len(self._visible))

@@ -17,8 +17,8 @@ taken and given up per row, and a busy event loop then slows the writer a hundre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,8 @@ import msgspec
 
 from magnetar.errors import CorruptData, FormatTooNew
 from magnetar.metadata.api import Index
-from magnetar.metadata.judge import StoredRecord, sequence_bounds, split_key
+from magnetar.metadata.judge import StoredRecord, sequence_bounds
+from magnetar.metadata.layers import Layer
 from magnetar.runtime.disk import Database, Disk
 
 SCHEMA_VERSION: Final = 1
@@ -59,17 +60,20 @@ _DROP_OLD_INDEX_ENTRIES: Final = """
 _DELETE_RECORDS: Final = """
     DELETE FROM records WHERE (parent, name) IN (
         SELECT row.value ->> 0, row.value ->> 1 FROM json_each(?1) AS row)"""
+# ?2 is all values joined, in the order of the rows, behind one byte that keeps it from being empty.
 _PUT_RECORDS: Final = """
     INSERT OR REPLACE INTO records
-    SELECT row.value ->> 0, row.value ->> 1, substr(?2, row.value ->> 2, row.value ->> 3),
-        row.value ->> 4, row.value ->> 5, row.value ->> 6, row.value ->> 7, row.value ->> 8,
-        row.value ->> 9
-    FROM json_each(?1) AS row"""
+    SELECT row.value ->> 0, row.value ->> 1,
+        substr(?2, 2 + coalesce(sum(row.value ->> 2) OVER before, 0), row.value ->> 2),
+        row.value ->> 3, row.value ->> 4, row.value ->> 5, row.value ->> 6, row.value ->> 7,
+        row.value ->> 8
+    FROM json_each(?1) AS row
+    WINDOW before AS (ORDER BY row.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"""
 _PUT_INDEX_ENTRIES: Final = """
     INSERT OR REPLACE INTO index_entries
     SELECT entry.value ->> 0, entry.value ->> 1, row.value ->> 0, row.value ->> 1
-    FROM json_each(?1) AS row CROSS JOIN json_each(row.value ->> 9) AS entry
-    WHERE row.value ->> 9 IS NOT NULL"""
+    FROM json_each(?1) AS row CROSS JOIN json_each(row.value ->> 8) AS entry
+    WHERE row.value ->> 8 IS NOT NULL"""
 
 _COLUMNS: Final = "value, version, created_ms, modified_ms, mods, session, indexes"
 _GET: Final = f"SELECT {_COLUMNS} FROM records WHERE parent = ? AND name = ?"
@@ -79,6 +83,7 @@ _SCAN_TO_END: Final = f"""SELECT name, {_COLUMNS} FROM records
     WHERE parent = ? AND name >= ? ORDER BY name LIMIT ?"""
 _LAST_NAMES: Final = """SELECT name FROM records
     WHERE parent = ? AND name >= ? AND name < ? ORDER BY name DESC LIMIT ? OFFSET ?"""
+_HIGHEST_NAME: Final = "SELECT name FROM records WHERE parent = ? ORDER BY name DESC LIMIT 1"
 _SCAN_INDEX: Final = f"""
     SELECT entry.index_key, parent, name, {_COLUMNS}
     FROM index_entries AS entry JOIN records USING (parent, name)
@@ -87,7 +92,6 @@ _SCAN_INDEX: Final = f"""
     ORDER BY index_key, parent, name LIMIT {_PAGE_ROWS}"""
 
 _decode_indexes = msgspec.json.Decoder(tuple[Index, ...]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class SqliteHome:
@@ -98,6 +102,7 @@ class SqliteHome:
         self._disk = disk
         self._folder_synced = False
         self._idle: list[Reader] = []
+        self._check_version()
         self._writer = disk.database(path)
         try:
             self._prepare()
@@ -106,11 +111,20 @@ class SqliteHome:
             self._writer.close()
             raise
 
-    def _prepare(self) -> None:
-        ((version,),) = self._writer.execute("PRAGMA user_version")
+    def _check_version(self) -> None:
+        """Refuse a newer database, and leave it untouched.
+
+        A connection that may write would fold SQLite's log into the database when it is closed.
+        """
+        if not self._disk.exists(self._path):
+            return
+        with closing(self._disk.database(self._path, read_only=True)) as database:
+            ((version,),) = database.execute("PRAGMA user_version")
         if version > SCHEMA_VERSION:
             raise FormatTooNew(f"{self._path} has schema {version}, this is {SCHEMA_VERSION}")
-        # The next line changes the file: only after the version was found fit.
+
+    def _prepare(self) -> None:
+        ((version,),) = self._writer.execute("PRAGMA user_version")
         ((mode,),) = self._writer.execute("PRAGMA journal_mode = WAL")
         if mode != "wal":
             raise CorruptData(f"{self._path} cannot use a write-ahead log (it is in mode {mode})")
@@ -130,19 +144,20 @@ class SqliteHome:
         ((sequence,),) = self._writer.execute("SELECT applied FROM progress")
         return int(sequence)
 
-    def apply(self, changes: Mapping[str, StoredRecord | None], applied: int) -> None:
-        """Store the given state of each key (None: deleted), up to journal record `applied`."""
-        touched, deleted, puts, values = _as_rows(changes)
+    def apply(self, layer: Layer, applied: int) -> None:
+        """Store the state of each key in the layer, up to journal record `applied`."""
+        states = layer.states
+        puts = _array(row for key, row in layer.rows.items() if states[key] is not None)
+        deletes = _array(row for key, row in layer.rows.items() if states[key] is None)
+        values = b"".join((b"\0", *(each.value for each in states.values() if each is not None)))
         write = self._writer.execute
         write("BEGIN IMMEDIATE")
         try:
-            if touched:
-                write(_DROP_OLD_INDEX_ENTRIES, (touched,))
-            if deleted:
-                write(_DELETE_RECORDS, (deleted,))
-            if puts:
-                write(_PUT_RECORDS, (puts, values))
-                write(_PUT_INDEX_ENTRIES, (puts,))
+            for rows in (puts, deletes):
+                write(_DROP_OLD_INDEX_ENTRIES, (rows,))
+            write(_DELETE_RECORDS, (deletes,))
+            write(_PUT_RECORDS, (puts, values))
+            write(_PUT_INDEX_ENTRIES, (puts,))
             write("UPDATE progress SET applied = ?", (applied,))
             write("COMMIT")
         except BaseException:
@@ -238,6 +253,11 @@ class Reader:
                 return
             after = rows[-1][:3]
 
+    def highest_name(self, parent: str) -> str:
+        """The highest name in a directory, "" if it is empty."""
+        rows = self._database.execute(_HIGHEST_NAME, (parent,))
+        return str(rows[0][0]) if rows else ""
+
     def names_downwards(self, parent: str, prefix: str) -> Iterator[str]:
         """Names that may be of the sequence `prefix`, highest first."""
         low, high = sequence_bounds(prefix)
@@ -263,30 +283,5 @@ def _stored(row: tuple[bytes, int, int, int, int, int, str | None]) -> StoredRec
     return StoredRecord(value, version, created_ms, modified_ms, mods, session, entries)
 
 
-def _as_rows(changes: Mapping[str, StoredRecord | None]) -> tuple[str, str, str, bytes]:
-    """JSON of all names, of the deleted ones and of the records put, and the values joined."""
-    touched: list[tuple[str, str]] = []
-    deleted: list[tuple[str, str]] = []
-    puts: list[tuple[str | int | tuple[Index, ...] | None, ...]] = []
-    # SQL's substr counts from 1 and makes NULL of a piece of an empty blob: hence a first byte.
-    values: list[bytes] = [b"\0"]
-    offset = 2
-    for key, record in changes.items():
-        parent_and_name = split_key(key)
-        touched.append(parent_and_name)
-        if record is None:
-            deleted.append(parent_and_name)
-            continue
-        value, version, created_ms, modified_ms, mods, session, indexes = record
-        size = len(value)
-        times = (version, created_ms, modified_ms, mods, session)
-        puts.append((*parent_and_name, offset, size, *times, indexes or None))
-        values.append(value)
-        offset += size
-    return _text(touched), _text(deleted), _text(puts), b"".join(values)
-
-
-def _text(
-    rows: list[tuple[str, str]] | list[tuple[str | int | tuple[Index, ...] | None, ...]],
-) -> str:
-    return _encode(rows).decode() if rows else ""
+def _array(rows: Iterable[bytes]) -> str:
+    return (b"[" + b",".join(rows) + b"]").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def test_delete() -> None:
 
 
 def test_stat_says_whose_an_ephemeral_record_is() -> None:
-    ephemeral = OLD._replace(session=7)
+    ephemeral = msgspec.structs.replace(OLD, session=7)
     assert not stat_of("/k", OLD, 7).ephemeral
     assert not stat_of("/k", OLD, NO_SESSION).mine
     assert (stat_of("/k", ephemeral, 7).ephemeral, stat_of("/k", ephemeral, 7).mine) == (True, True)
