@@ -68,6 +68,21 @@ class JournalFile:
         except StorageError as error:
             raise StorageFenced(f"the journal could not be synced: {error}") from error
 
+    def secure(self, offset: int, batch: bytes) -> None:
+        """Make the last batch, as it was read, durable.
+
+        A process that was killed may have left it in the kernel's memory only, and after a failed
+        sync another one would do nothing: only bytes written again are synced for certain.
+        """
+        if offset == FILE_HEADER_BYTES:
+            self._file.write(0, [encode_file_header(self.header), batch])
+        else:
+            self._file.write(offset, [batch])
+        try:
+            self._file.sync()
+        except StorageError as error:
+            raise StorageFenced(f"the journal could not be synced: {error}") from error
+
     def note_settled(self, settled: int) -> None:
         """Say in the header that a clean end left nothing to replay up to `settled`."""
         self.header = self.header._replace(settled=settled)

@@ -116,6 +116,9 @@ class Journal:
             self._free.append(self._create())
         recovered = recover(self._free)
         self._next = recovered.next_sequence
+        # A crash may leave a file with a header and no batch. It is the next to be used: two files
+        # that begin with the same record could not be told apart.
+        self._free.sort(key=lambda file: file.header.first_sequence != self._next)
         self.synced = self.settled = recovered.next_sequence - 1
         return recovered
 

@@ -76,11 +76,11 @@ def _read_file(file: JournalFile, *, is_last: bool) -> tuple[list[JournalRecord]
     """The whole records of a file, and the number that follows its last."""
     data = file.read_all()
     records: list[JournalRecord] = []
-    offset = FILE_HEADER_BYTES
+    offset = last_batch = FILE_HEADER_BYTES
     expected = file.header.first_sequence
     while (batch := decode_batch(data, offset, file.header, expected)) is not None:
         records.extend(batch.records)
-        offset = batch.end
+        last_batch, offset = offset, batch.end
         expected = batch.next_sequence
     later = find_later_batch(data, offset, file.header, expected) if is_last else None
     if later is not None:
@@ -88,4 +88,7 @@ def _read_file(file: JournalFile, *, is_last: bool) -> tuple[list[JournalRecord]
             f"{file.path} is damaged at byte {offset}: record {expected} was durable once, "
             f"for a later batch stands at byte {later}"
         )
+    if is_last and offset > last_batch:
+        # What is replayed from it goes home, so it must not vanish from here any more.
+        file.secure(last_batch, data[last_batch:offset])
     return records, expected

@@ -128,6 +128,7 @@ class FileLedgers(LedgerStore):
         self._followed = Signal()
         self._settle_lock = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
+        self._closed = False
         self._appends = 0
         """Acknowledged appends that the metric does not show yet."""
 
@@ -189,6 +190,7 @@ class FileLedgers(LedgerStore):
 
     async def close(self) -> None:
         """Stop; everything must be settled."""
+        self._closed = True
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
@@ -201,6 +203,7 @@ class FileLedgers(LedgerStore):
     # --- writing
 
     async def create(self) -> LedgerWriter:
+        self._check_open()
         self._forget_refused()
         ledger_id = self._journal.next_sequence
         sequence = self._journal.append(encode_ledger_record(KIND_CREATE, ledger_id))
@@ -236,6 +239,8 @@ class FileLedgers(LedgerStore):
 
     async def _end(self, ledger_id: int, state: LedgerState, kind: int) -> LedgerInfo:
         ledger = await self._find(ledger_id)
+        if isinstance(ledger.failure, LedgerMissing):
+            raise ledger.failure  # behind a delete, nothing of the ledger may stand in the journal
         if ledger.state in (state, LedgerState.CLOSED) and ledger_id not in self._dirty:
             return ledger.info()
         self._forget_refused()
@@ -253,9 +258,14 @@ class FileLedgers(LedgerStore):
         except LedgerMissing:
             return
         self._forget_refused()
-        ledger.failure = LedgerMissing(f"ledger {ledger_id} was deleted")
         sequence = self._journal.append(encode_ledger_record(KIND_DELETE, ledger_id))
-        await self._journal.durable(sequence)
+        before, ledger.failure = ledger.failure, LedgerMissing(f"ledger {ledger_id} was deleted")
+        try:
+            await self._journal.durable(sequence)
+        except StorageError as error:
+            # It is still there; what its writer had in flight may have been refused as well.
+            ledger.failure = error if isinstance(before, LedgerMissing | None) else before
+            raise
         self._known.pop(ledger_id, None)
         self._dirty.pop(ledger_id, None)
         self._deleted[ledger_id] = None
@@ -307,11 +317,13 @@ class FileLedgers(LedgerStore):
         return await self._reader.run(read, ledger_id, first, last, bytes_max)
 
     async def list(self) -> AsyncGenerator[int, None]:
+        self._check_open()
         on_disk = await self._reader.run(self._homes.ids)
         for ledger_id in sorted({*on_disk, *self._known} - self._deleted.keys()):
             yield ledger_id
 
     async def _find(self, ledger_id: int) -> FileLedger:
+        self._check_open()
         ledger = self._known.get(ledger_id)
         if ledger is not None:
             return ledger
@@ -324,6 +336,10 @@ class FileLedgers(LedgerStore):
         ledger = self._known.setdefault(ledger_id, loaded_ledger(ledger_id, loaded))
         self._forget_resting()
         return ledger
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageClosed("the ledger store was closed")
 
     def _forget_resting(self) -> None:
         """Keep memory bounded: a ledger that its file describes wholly can be loaded again."""

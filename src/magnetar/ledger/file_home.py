@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from magnetar.errors import CorruptData, CorruptEntry, LedgerMissing, StorageError, StorageFenced
+from magnetar.ledger.api import NO_ENTRY, LedgerState
 from magnetar.ledger.file_format import (
     ENTRIES_START,
     ENTRY_OVERHEAD,
@@ -153,18 +154,28 @@ class LedgerHomes:
         if not undamaged:
             _log.warning("ledger-header-damaged", file=handle.name)
         count = handle.index.size() // INDEX_SLOT_BYTES
+        ended = header.state is not LedgerState.OPEN
         if entries is None:
-            entries = count
+            entries = max(count, header.last_entry + 1) if ended else count
         if entries > count:
             raise CorruptData(f"{handle.name} holds {count} entries, {entries} were stored")
-        if not entries:
-            return Loaded(header, 0, ENTRIES_START)
-        last = entries - 1
-        start = self._offset(handle, last)
-        size = entry_size(handle.data.read(start, ENTRY_OVERHEAD), 0, ledger_id, last)
-        if size is None:
-            start, size = self._from_previous(handle, ledger_id, last)
-        return Loaded(header, entries, start + size)
+        if ended and entries == header.last_entry + 1:
+            return Loaded(header, entries, _end_by(header))
+        return Loaded(header, entries, self._end_of(handle, ledger_id, entries - 1))
+
+    def _end_of(self, handle: _Handle, ledger_id: int, entry_id: int) -> int:
+        """Offset behind an entry, whatever its condition."""
+        if entry_id == NO_ENTRY:
+            return ENTRIES_START
+        start = self._offset(handle, entry_id)
+        size = entry_size(handle.data.read(start, ENTRY_OVERHEAD), 0, ledger_id, entry_id)
+        if size is not None:
+            return start + size
+        try:
+            start, size = self._from_previous(handle, ledger_id, entry_id)
+        except CorruptEntry:
+            return handle.data.size()  # whoever reads the entry is told; the others go on
+        return start + size
 
     def read(self, ledger_id: int, first: int, last: int, bytes_max: int) -> list[bytes]:
         """Payloads from `first` on, up to a damaged one; if that is the first, CorruptEntry."""
@@ -228,7 +239,7 @@ class LedgerHomes:
         slot = handle.index.read((last + 1) * INDEX_SLOT_BYTES, INDEX_SLOT_BYTES)
         end = decode_index(slot)[0] if len(slot) == INDEX_SLOT_BYTES else handle.data.size()
         most = bytes_max + ENTRY_OVERHEAD
-        return min(end - start, most) if end > start else most
+        return max(min(end - start, most), ENTRY_OVERHEAD) if end > start else most
 
     def _offset(self, handle: _Handle, entry_id: int) -> int:
         """Where the index says that an entry begins; the first one's place is known."""
@@ -276,3 +287,8 @@ class LedgerHomes:
     def _paths(self, ledger_id: int) -> tuple[Path, Path]:
         folder = self.folder / f"{ledger_id % _FOLDERS:02x}"
         return folder / f"{ledger_id}.ledger", folder / f"{ledger_id}.index"
+
+
+def _end_by(header: LedgerHeader) -> int:
+    """Offset behind the last entry of a ledger that has its end."""
+    return ENTRIES_START + header.size_bytes + (header.last_entry + 1) * ENTRY_OVERHEAD

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-from magnetar.errors import DeadlineExceeded, StoreClosed, Unavailable
+from magnetar.errors import BadVersion, DeadlineExceeded, StoreClosed, Unavailable
 from magnetar.metadata.api import (
     Capabilities,
     Event,
@@ -178,15 +178,17 @@ class SqliteStore(MetadataStore):
             return
         self._closed = True
         await self._engine.settle_submitted()
-        mine = [key for key in self._ephemerals if self._is_mine(key)]
-        await self._delete_all(mine)
+        await asyncio.gather(*[self._delete_mine(key) for key in self._ephemerals])
         self._engine.watchers.remove(self._watchers)
         self._watchers.close_all()
         self._feeds.close_all()
 
-    def _is_mine(self, key: str) -> bool:
+    async def _delete_mine(self, key: str) -> None:
         state = self._engine.visible_state(key)
-        return state is not None and state.session == self._session
+        if state is None or state.session != self._session:
+            return
+        with suppress(BadVersion):  # another client took it over meanwhile: it is theirs
+            await self._engine.delete(key, state.version)
 
     def _check_open(self) -> None:
         if self._closed:

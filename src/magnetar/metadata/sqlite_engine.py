@@ -212,6 +212,10 @@ class SqliteMetadata:
 
     def _answer(self, answer: Any) -> asyncio.Future[Any]:
         """Answer once everything that the answer may rest on is durable."""
+        if self._journal.failure is not None:
+            # What was judged last may or may not have happened, and nobody will know before the
+            # next start.
+            raise Unavailable(f"the store stopped: {self._journal.failure}")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._pending:
             last = self._pending[-1].sequence

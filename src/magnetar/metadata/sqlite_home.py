@@ -116,7 +116,9 @@ class SqliteHome:
 
         A connection that may write would fold SQLite's log into the database when it is closed.
         """
-        if not self._disk.exists(self._path):
+        rollback = self._path.with_name(self._path.name + "-journal")
+        if not self._disk.exists(self._path) or self._disk.exists(rollback):
+            # Not there, or its creation was cut short, which only a writer can undo.
             return
         with closing(self._disk.database(self._path, read_only=True)) as database:
             ((version,),) = database.execute("PRAGMA user_version")

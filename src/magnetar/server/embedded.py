@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -99,14 +100,15 @@ class Storage:
                 self.ledgers.settle(sequence),
                 return_exceptions=True,
             )
-            for error in results:
+            errors = [error for error in results if isinstance(error, BaseException)]
+            for error in errors:  # both count: a lack of space must not hide a failed sync
                 if isinstance(error, DiskFull):
                     metrics.DISK_FULL.inc()
                     self._journal.settling_failed(error)
                 elif isinstance(error, StorageError):
                     self._journal.fence(error)
-                if isinstance(error, BaseException):
-                    raise error
+            if errors:
+                raise errors[0]
             self._journal.release(sequence)
 
     async def close(self) -> None:
@@ -175,33 +177,36 @@ async def open_storage(
     limits = limits or Limits()
     clock = clock or SystemClock()
     disk.make_folder(folder)
-    lock = disk.lock(folder / "LOCK")
-    try:
+    async with AsyncExitStack() as undo:
+        lock = disk.lock(folder / "LOCK")
+        undo.callback(lock.release)
         store_id = _read_or_make_format(disk, folder)
         workers = new_worker("journal"), new_worker("journal-fill")
         journal = Journal(folder / "journal", disk, limits, clock, *workers)
+        undo.push_async_callback(journal.close)
         recovered = await journal.open(store_id)
         disk.make_folder(folder / "metadata")
         home = SqliteHome(folder / "metadata" / "records.db", disk)
-        if home.applied >= recovered.next_sequence:
+        applied = home.applied
+        if applied >= recovered.next_sequence:
             home.close()
             raise CorruptData(
                 f"{folder / 'metadata'} is ahead of {folder / 'journal'}: "
-                f"{home.applied} against {recovered.next_sequence - 1}",
+                f"{applied} against {recovered.next_sequence - 1}",
                 hint="both must come from the same copy of the data folder",
             )
         metadata = SqliteMetadata(home, journal, new_worker("metadata"), clock, limits)
+        undo.push_async_callback(metadata.close)
         disk.make_folder(folder / "ledgers")
         homes = LedgerHomes(folder / "ledgers", disk, limits.ledger_open_files)
         ledgers = FileLedgers(
             homes, journal, new_worker("ledger-move"), new_worker("ledger-read"), limits
         )
+        undo.push_async_callback(ledgers.close)
         storage = Storage(lock, journal, metadata, ledgers, limits)
         await storage.recover(recovered)
+        undo.pop_all()
         return storage
-    except BaseException:
-        lock.release()
-        raise
 
 
 def _read_or_make_format(disk: Disk, folder: Path) -> bytes:

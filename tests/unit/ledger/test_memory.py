@@ -122,8 +122,9 @@ def test_a_failed_append_takes_all_later_ones_with_it() -> None:
         assert isinstance(results[0], DiskFull)
         assert isinstance(results[1], DiskFull)
         assert results[2] == Position(other.ledger_id, 0)
-        with pytest.raises(LedgerClosed):
+        with pytest.raises(DiskFull):
             writer.append(b"d")
+        assert isinstance(writer.failure, DiskFull)
         assert (await writer.close()).last_entry == NO_ENTRY
 
     run(main())

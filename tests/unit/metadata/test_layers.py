@@ -54,9 +54,9 @@ def pages(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
         yield list(rows[start : start + size])
 
 
-def truth(database: dict[str, StoredRecord], *changes: Sequence[tuple[str, State]]) -> (
-    dict[str, StoredRecord]
-):
+def truth(
+    database: dict[str, StoredRecord], *changes: Sequence[tuple[str, State]]
+) -> dict[str, StoredRecord]:
     """The database after the changes, oldest first."""
     now: dict[str, State] = {**database}
     for each in changes:

@@ -183,7 +183,7 @@ def test_a_batch_that_fails_leaves_nothing_of_itself(tmp_path: Path) -> None:
         apply(home, {"/a": record(b"2")}, 2)
     disk.heal()
     # A statement in the middle fails: all is rolled back.
-    bad = record(b"3")._replace(version=None)  # type: ignore[arg-type]
+    bad = record(b"3", version=None)  # type: ignore[arg-type]
     with pytest.raises(Exception, match="NOT NULL"):
         apply(home, {"/b": record(b"3"), "/a": bad}, 2)
     assert not home._writer.in_transaction
@@ -215,7 +215,6 @@ def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
     with pytest.raises(FormatTooNew, match=f"schema {SCHEMA_VERSION + 1}"):
         SqliteHome(path, LocalDisk())
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["records.db"]
 
 
 def test_what_is_no_database_is_refused_and_untouched(tmp_path: Path) -> None:

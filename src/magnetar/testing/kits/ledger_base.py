@@ -57,6 +57,7 @@ class LedgerWorld(ABC):
 
     async def settle(self) -> None:
         """Do now what the backend does in the background; afterwards it is at rest."""
+        await asyncio.sleep(0)
 
     def batches(self) -> int | None:
         """How many times entries became durable so far; None: this cannot be seen."""

@@ -70,9 +70,7 @@ class DurabilityItems(LedgerKitBase):
         for crash in range(CRASHES):
             store = await world.connect()
             writers = [await store.create() for _ in range(5)]
-            appends = {
-                writer: [writer.append(b"%d" % n) for n in range(200)] for writer in writers
-            }
+            appends = {writer: [writer.append(b"%d" % n) for n in range(200)] for writer in writers}
             for _ in range(3 * crash):
                 await asyncio.sleep(0)
             told = {
