@@ -23,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 from bench.bare import sqlite_loop, sync_loop
-from bench.own_sync import OwnSyncStore
+from bench.own_sync import OwnSyncMetadata
 from bench.report import Row, publish
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.metadata.api import Index, MetadataStore
@@ -186,23 +186,18 @@ async def together(folder: Path) -> list[Row]:
     rows: list[Row] = []
     async with opened(folder) as storage, storage.connect() as store:
         ledger = await managed_ledger(storage)
-        own = OwnSyncStore(folder / "own.db")
+        own = OwnSyncMetadata()
+        own_store = await own.open(folder)
 
-        async def shared(number: int) -> None:
-            stored = put(store, "t", number)
-            await ledger.append(ENTRY)
-            await stored
-
-        async def own_sync(number: int) -> None:
-            key = f"t-{number:020d}"
-            stored = own.put(f"/bench/{key}", key[-6:], VALUE)
+        async def both(metadata: MetadataStore, name: str, number: int) -> None:
+            stored = put(metadata, name, number)
             await ledger.append(ENTRY)
             await stored
 
         for writers in (1, 100):
             alone = await with_writers(storage, writers, lambda _: ledger.append(ENTRY))
-            for name, work in (("shared journal", shared), ("SQLite's own sync", own_sync)):
-                got = await with_writers(storage, writers, work)
+            for name, metadata in (("shared journal", store), ("SQLite's own sync", own_store)):
+                got = await with_writers(storage, writers, partial(both, metadata, f"t{writers}"))
                 measure = f"append + put, {writers} writers, {name}"
                 rows += _rows(measure, got, alone.times, alone.rate, "append alone")
         await own.close()
