@@ -15,10 +15,15 @@ import pytest
 from magnetar.errors import DiskFull
 from magnetar.journal import format as journal_format
 from magnetar.journal.files import JournalFile
-from magnetar.journal.format import RECORD_HEADER_BYTES, JournalRecord, encode_file_header
+from magnetar.journal.format import (
+    FILE_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    JournalRecord,
+    encode_file_header,
+)
 from magnetar.journal.journal import Journal
 from magnetar.ledger.file import FileLedgers
-from magnetar.ledger.file_home import LedgerHomes, Move
+from magnetar.ledger.file_home import LedgerHomes
 from magnetar.metadata import sqlite_home
 from magnetar.metadata.sqlite_engine import SqliteMetadata
 from magnetar.metadata.sqlite_home import SqliteHome
@@ -27,23 +32,21 @@ from magnetar.runtime.disk import File
 from magnetar.testing.disk import SimulatedDisk
 from magnetar.testing.simulate import simulate
 
-SEEDS = 15
+SEEDS = 30
 
 
 def _first_violation() -> str:
     for seed in range(SEEDS):
         report = simulate(seed)
         if report.violations:
-            print(f"seed {seed}: {report.violations[0]}")
-            return report.violations[0]
+            return f"seed {seed}: {report.violations[0]}"
     return ""
 
 
 def _write(file: JournalFile, buffers: Sequence[bytes]) -> None:
-    if file.end == len(encode_file_header(file.header)):
-        file._file.write(0, [encode_file_header(file.header), *buffers])
-    else:
-        file._file.write(file.end, buffers)
+    if file.end == FILE_HEADER_BYTES:
+        file._file.write(0, [encode_file_header(file.header)])
+    file._file.write(file.end, buffers)
 
 
 def test_a_journal_that_does_not_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +63,7 @@ def test_an_acknowledgement_before_the_sync_is_caught(monkeypatch: pytest.Monkey
     assert _first_violation()
 
 
-def test_a_batch_replayed_from_memory_only_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JournalFile, "secure", lambda *_: None)
-    assert _first_violation()
-
-
+@pytest.mark.slow  # a batch must be torn behind its header, which is rare
 def test_a_torn_batch_taken_for_whole_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     record = struct.Struct("<IIB")
 
@@ -96,9 +95,8 @@ def test_entries_kept_after_a_refusal_are_caught(monkeypatch: pytest.MonkeyPatch
 def test_ledger_files_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     write = LedgerHomes._write
 
-    def unsynced(homes: LedgerHomes, move: Move, *more: object) -> list[File]:
-        for file in write(homes, move, *more):  # type: ignore[arg-type]  # whatever it takes
-            file.close()
+    def unsynced(homes: LedgerHomes, *arguments: Any) -> list[File]:
+        write(homes, *arguments)
         return []
 
     monkeypatch.setattr(LedgerHomes, "_write", unsynced)

@@ -11,9 +11,10 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from magnetar.errors import StorageError, StorageFenced
+from magnetar.errors import DiskFull, StorageError, StorageFenced
 from magnetar.journal.format import (
     FILE_HEADER_BYTES,
+    SECTOR_BYTES,
     FileHeader,
     decode_file_header,
     encode_file_header,
@@ -51,15 +52,21 @@ class JournalFile:
     def write_synced(self, buffers: Sequence[bytes]) -> None:
         """Write a batch at the end and sync it; the caller moves `end` once this returned.
 
-        DiskFull from the write: nothing durable refers to these bytes, and the next batch
-        overwrites them. A failed sync is final: StorageFenced.
+        DiskFull from the write: nothing of the batch is there, now or after a crash. A failed
+        sync is final: StorageFenced.
         """
         if self.end == FILE_HEADER_BYTES:
             # Alone and synced: sectors reach the disk in any order, and the first batch must not
             # destroy what the file held while the old header still vouches for it.
             self._file.write(0, [encode_file_header(self.header)])
             self._sync()
-        self._file.write(self.end, buffers)
+        try:
+            self._file.write(self.end, buffers)
+        except DiskFull:
+            # Only the padding may be missing. The batch is refused, so it must not come back.
+            self._file.write(self.end, [bytes(SECTOR_BYTES)])
+            self._sync()
+            raise
         self._sync()
 
     def _sync(self) -> None:

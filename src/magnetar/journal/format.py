@@ -73,9 +73,13 @@ class JournalRecord(NamedTuple):
         return self.raw[RECORD_HEADER_BYTES:]
 
 
-def encode_record(kind: int, body: bytes) -> bytes:
-    tail = _RECORD_TAIL.pack(len(body), kind) + body
-    return _CRC.pack(crc32c(tail)) + tail
+def encode_record(kind: int, *body: bytes) -> bytes:
+    """A record whose body is the given pieces, one behind the other."""
+    tail = _RECORD_TAIL.pack(sum(map(len, body)), kind)
+    crc = crc32c(tail)
+    for piece in body:
+        crc = crc32c(piece, crc)
+    return b"".join((_CRC.pack(crc), tail, *body))
 
 
 def encode_file_header(header: FileHeader) -> bytes:

@@ -122,6 +122,13 @@ class Journal:
         self.synced = self.settled = recovered.next_sequence - 1
         return recovered
 
+    async def forget_recovered(self) -> None:
+        """Everything recovered is durable in its home: the next start need not replay it."""
+        used = [file for file in self._free if file.header.first_sequence]
+        if used:
+            newest = max(used, key=lambda file: file.header.first_sequence)
+            await self._writer.run(newest.note_settled, self.synced)
+
     def start(self) -> None:
         """Begin to commit. Everything recovered must be durable in its home by now."""
         self._committer = asyncio.create_task(self._commit_batches(), name="journal-commit")

@@ -108,9 +108,10 @@ class LedgerStore(ABC):
     ) -> list[Entry]:
         """Consecutive durable entries from `first` to at most `last`.
 
-        At least one entry if `first` is durable, then as many as fit into `bytes_max`. Beyond
-        the last durable entry the answer is empty. A damaged entry ends the list before it; if
-        it is the first, CorruptEntry is raised.
+        At least one entry if `first` is durable, then as many more as are at hand and fit into
+        `bytes_max`: a short answer does not mean the end. Beyond the last durable entry the
+        answer is empty. A damaged entry ends the list before it; if it is the first, CorruptEntry
+        is raised.
         """
 
     @abstractmethod

@@ -124,6 +124,7 @@ class FileLedgers(LedgerStore):
         self._pending: deque[_Pending] = deque()
         self._refusals = 0
         self._cache = EntryCache(limits.ledger_cache_bytes)
+        self._read_ahead_bytes = min(_READ_AHEAD_BYTES, limits.ledger_cache_bytes // 4)
         self._taken = 0
         self._followed = Signal()
         self._settle_lock = asyncio.Lock()
@@ -274,7 +275,11 @@ class FileLedgers(LedgerStore):
     # --- reading
 
     async def info(self, ledger_id: int) -> LedgerInfo:
-        return (await self._find(ledger_id)).info()
+        ledger = await self._find(ledger_id)
+        if ledger.state is not LedgerState.OPEN and ledger.next_entry > ledger.last_durable + 1:
+            # It is being ended: what is in flight belongs to it, and its end must be final.
+            await self._follow_to(self._journal.next_sequence - 1)
+        return ledger.info()
 
     async def read(
         self, ledger_id: int, first: int, last: int, *, bytes_max: int = ENTRY_BYTES_MAX
@@ -291,10 +296,12 @@ class FileLedgers(LedgerStore):
             return entries
         last = min(last, ledger.moved - 1)
         payloads = self._cache.get(ledger_id, first)
-        (_FROM_CACHE if payloads else _FROM_FILE).inc()
+        source = _FROM_CACHE if payloads else _FROM_FILE
         if not payloads:
             payloads = await self._read_file(ledger_id, first, last, ledger.moved, bytes_max)
-        return entries_of(ledger_id, first, last, payloads, bytes_max)
+        entries = entries_of(ledger_id, first, last, payloads, bytes_max)
+        source.inc(len(entries))
+        return entries
 
     async def _read_file(
         self, ledger_id: int, first: int, last: int, moved: int, bytes_max: int
@@ -305,7 +312,7 @@ class FileLedgers(LedgerStore):
         stop = min(max(last, start + BLOCK_ENTRIES - 1), moved - 1)
         try:
             payloads = await self._reader.run(
-                read, ledger_id, start, stop, max(bytes_max, _READ_AHEAD_BYTES)
+                read, ledger_id, start, stop, max(bytes_max, self._read_ahead_bytes)
             )
         except CorruptEntry:
             payloads = []

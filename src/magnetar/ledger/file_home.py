@@ -41,6 +41,8 @@ from magnetar.runtime.logs import logger
 _log = logger(__name__)
 
 _FOLDERS: Final = 256
+_ENTRIES_PER_READ: Final = 1024
+"""How many entries' overhead a read makes room for beyond the payload bytes asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,10 @@ class LedgerHomes:
             raise CorruptData(f"{handle.name} holds {count} entries, {entries} were stored")
         if ended and entries == header.last_entry + 1:
             return Loaded(header, entries, _end_by(header))
-        return Loaded(header, entries, self._end_of(handle, ledger_id, entries - 1))
+        end = self._end_of(handle, ledger_id, entries - 1)
+        if end < ENTRIES_START + entries * ENTRY_OVERHEAD:
+            raise CorruptData(f"{handle.name} is too short for its {entries} entries")
+        return Loaded(header, entries, end)
 
     def _end_of(self, handle: _Handle, ledger_id: int, entry_id: int) -> int:
         """Offset behind an entry, whatever its condition."""
@@ -215,7 +220,7 @@ class LedgerHomes:
         last: int,
         bytes_max: int,
     ) -> list[bytes]:
-        size = self._bytes_to_read(handle, start, last, bytes_max)
+        size = self._bytes_to_read(handle, start, first, last, bytes_max)
         data = handle.data.read(start, size)
         payloads: list[bytes] = []
         place = 0
@@ -234,11 +239,13 @@ class LedgerHomes:
             place += length
         return payloads
 
-    def _bytes_to_read(self, handle: _Handle, start: int, last: int, bytes_max: int) -> int:
+    def _bytes_to_read(
+        self, handle: _Handle, start: int, first: int, last: int, bytes_max: int
+    ) -> int:
         """How much holds the entries up to `last`; a guess within bounds if the index is off."""
         slot = handle.index.read((last + 1) * INDEX_SLOT_BYTES, INDEX_SLOT_BYTES)
         end = decode_index(slot)[0] if len(slot) == INDEX_SLOT_BYTES else handle.data.size()
-        most = bytes_max + ENTRY_OVERHEAD
+        most = bytes_max + ENTRY_OVERHEAD * min(last - first + 1, _ENTRIES_PER_READ)
         return max(min(end - start, most), ENTRY_OVERHEAD) if end > start else most
 
     def _offset(self, handle: _Handle, entry_id: int) -> int:

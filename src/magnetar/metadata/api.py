@@ -29,6 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
@@ -361,6 +362,7 @@ def check_value(value: bytes) -> None:
         raise LimitExceeded(f"value of {len(value)} bytes; the limit is {VALUE_BYTES_MAX}")
 
 
+@lru_cache(maxsize=256)
 def check_index_name(name: str) -> None:
     if not _INDEX_NAME.fullmatch(name):
         raise InvalidArgument(f"index name {name!r} must match {_INDEX_NAME.pattern}")

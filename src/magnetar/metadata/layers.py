@@ -15,7 +15,7 @@ from magnetar.metadata.judge import StoredRecord, in_range, split_key
 class Layer:
     """A set of changed keys; setting a key again replaces its state."""
 
-    __slots__ = ("_by_index", "_by_parent", "rows", "states")
+    __slots__ = ("_by_index", "_by_parent", "_unlisted", "rows", "states")
 
     def __init__(self) -> None:
         self.states: dict[str, StoredRecord | None] = {}
@@ -23,34 +23,35 @@ class Layer:
         """Each state as it is handed to the database."""
         self._by_parent: dict[str, set[str]] = {}
         self._by_index: dict[str, set[str]] = {}
+        self._unlisted: list[str] = []
+        """Keys that the two above do not show yet: most are never asked for."""
 
     def __len__(self) -> int:
         return len(self.states)
 
     def set(self, key: str, state: StoredRecord | None, row: bytes) -> None:
-        if key not in self.states:
-            parent, name = split_key(key)
-            names = self._by_parent.get(parent)
-            if names is None:
-                names = self._by_parent[parent] = set()
-            names.add(name)
         self.states[key] = state
         self.rows[key] = row
-        if state is not None and state.indexes:
-            for index in state.indexes:
-                # A key stays listed when a later state leaves the index: readers re-check.
-                self._by_index.setdefault(index.name, set()).add(key)
+        self._unlisted.append(key)
 
     def names(self, parent: str) -> Iterable[str]:
+        self._list()
         return self._by_parent.get(parent, ())
 
-    def highest_names(self) -> Iterator[tuple[str, str]]:
-        """The highest name in each directory that has a change."""
-        for parent, names in self._by_parent.items():
-            yield parent, max(names)
-
     def keys_of_index(self, index: str) -> Iterable[str]:
+        """Keys that had an entry of this index at some time: look at their states."""
+        self._list()
         return self._by_index.get(index, ())
+
+    def _list(self) -> None:
+        unlisted, self._unlisted = self._unlisted, []
+        for key in unlisted:
+            parent, name = split_key(key)
+            self._by_parent.setdefault(parent, set()).add(name)
+            state = self.states[key]
+            if state is not None:
+                for index in state.indexes:
+                    self._by_index.setdefault(index.name, set()).add(key)
 
 
 def directory_states(

@@ -87,6 +87,7 @@ class SqliteStore(MetadataStore):
     ) -> None:
         self._check_open()
         await self._engine.settle_submitted()
+        self._engine.check_running()
         keys: list[str] = []
         async for record in self._scan(parent, start, end, partition, None):
             keys.append(record.key)

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from magnetar.errors import (
     DiskFull,
@@ -48,7 +50,7 @@ from magnetar.metadata.judge import (
 )
 from magnetar.metadata.layers import Layer, directory_states
 from magnetar.metadata.sqlite_home import SqliteHome
-from magnetar.metadata.sqlite_rows import decode_body, encode_body, encode_row
+from magnetar.metadata.sqlite_rows import body_pieces, decode_body, encode_row
 from magnetar.metadata.watches import Watchers
 from magnetar.runtime import metrics
 from magnetar.runtime.clock import Clock
@@ -69,7 +71,7 @@ _PUTS = metrics.METADATA_CHANGES.labels(kind="put")
 _DELETES = metrics.METADATA_CHANGES.labels(kind="delete")
 
 
-class _Change(NamedTuple):
+class _Change(msgspec.Struct, frozen=True):
     """Something that is decided and waits for the journal."""
 
     sequence: int
@@ -100,7 +102,7 @@ class SqliteMetadata:
         self._refusals = 0
         self._room = 0
         self._bounds: dict[str, str] = {}
-        """No name in the database's directory is above this."""
+        """By directory: no name in the database, or on its way there, is above this."""
         self._sequences: OrderedDict[tuple[str, int], tuple[tuple[int, ...], int]] = OrderedDict()
         self._followed = Signal()
         self._apply_wanted = asyncio.Event()
@@ -199,23 +201,23 @@ class SqliteMetadata:
     def _submit(
         self, key: str, state: StoredRecord | None, event: EventKind, answer: Any
     ) -> asyncio.Future[Any]:
-        row = encode_row(*split_key(key), state)
+        parent, name = split_key(key)
+        row = encode_row(parent, name, state)
         try:
-            sequence = self._journal.append(encode_record(KIND_CHANGE, encode_body(row, state)))
+            sequence = self._journal.append(encode_record(KIND_CHANGE, *body_pieces(row, state)))
         except StorageError as error:
             raise Unavailable(f"{key} cannot be changed: {error}", hint=error.hint) from error
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         change = _Change(sequence, future, answer, key, state, row, event)
         self._judged[key] = change
         self._pending.append(change)
+        if name > self._bounds.get(parent, name):
+            self._bounds[parent] = name
         return future
 
     def _answer(self, answer: Any) -> asyncio.Future[Any]:
         """Answer once everything that the answer may rest on is durable."""
-        if self._journal.failure is not None:
-            # What was judged last may or may not have happened, and nobody will know before the
-            # next start.
-            raise Unavailable(f"the store stopped: {self._journal.failure}")
+        self.check_running()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._pending:
             last = self._pending[-1].sequence
@@ -223,6 +225,11 @@ class SqliteMetadata:
         else:
             _resolve(future, answer)
         return future
+
+    def check_running(self) -> None:
+        """Refuse an answer from memory: what was judged last may or may not have happened."""
+        if self._journal.failure is not None:
+            raise Unavailable(f"the store stopped: {self._journal.failure}")
 
     def _check_room(self) -> None:
         if self._journal.refusals != self._refusals:
@@ -311,8 +318,12 @@ class SqliteMetadata:
     def _learn_bound(self, parent: str) -> str:
         if len(self._bounds) >= _BOUNDS_MAX:
             self._bounds.clear()
-        applying = max(self._applying.names(parent), default="")
-        bound = self._bounds[parent] = max(applying, self.home.reader.highest_name(parent))
+        on_their_way = [*self._applying.names(parent), *self._visible.names(parent)]
+        on_their_way += [
+            name for directory, name in map(split_key, self._judged) if directory == parent
+        ]
+        bound = max(self.home.reader.highest_name(parent), *on_their_way, "")
+        self._bounds[parent] = bound
         return bound
 
     def layers(self) -> tuple[Layer, Layer]:
@@ -406,9 +417,6 @@ class SqliteMetadata:
         async with self._apply_lock:
             if not len(self._applying):
                 self._applying, self._visible = self._visible, Layer()
-                for parent, name in self._applying.highest_names():
-                    if name > self._bounds.get(parent, name):
-                        self._bounds[parent] = name
                 self._applying_sequence = self._taken
             sequence = self._applying_sequence
             await self._worker.run(self.home.apply, self._applying, sequence)

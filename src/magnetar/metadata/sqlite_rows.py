@@ -48,8 +48,9 @@ def encode_row(parent: str, name: str, state: StoredRecord | None) -> bytes:
     )
 
 
-def encode_body(row: bytes, state: StoredRecord | None) -> bytes:
-    return _SIZE.pack(len(row)) + row + (state.value if state is not None else b"")
+def body_pieces(row: bytes, state: StoredRecord | None) -> tuple[bytes, bytes, bytes]:
+    """The body of the journal record, in pieces."""
+    return _SIZE.pack(len(row)), row, state.value if state is not None else b""
 
 
 def decode_body(body: bytes) -> tuple[str, StoredRecord | None, bytes]:

@@ -93,6 +93,29 @@ class Limits:
         100_000, "entries", "appended to one managed ledger and not yet durable"
     )
 
+    connections_max: int = _limit(10_000, "connections", "clients connected at a time")
+    connection_handshake_seconds: float = _limit(
+        30.0, "seconds", "from the opening of a connection to the end of its handshake"
+    )
+    connection_keepalive_seconds: float = _limit(
+        30.0, "seconds", "between two pings of a connection, and for the answer to one"
+    )
+    connection_liveness_seconds: float = _limit(
+        5.0, "seconds", "for a client to answer when another one wants its place"
+    )
+    connection_pending_publishes: int = _limit(
+        1000, "entries", "sent on one connection and not yet durable"
+    )
+    connection_requests_max: int = _limit(
+        1000, "requests", "of one connection being answered at a time"
+    )
+    connection_handles_max: int = _limit(
+        20_000, "handles", "producers, consumers and topic watches of one connection"
+    )
+    connection_write_bytes: int = _limit(
+        _MIB, "bytes", "written to one connection and not yet taken by its client"
+    )
+
     close_seconds: float = _limit(30.0, "seconds", "how long a component may take to close")
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from magnetar.errors import StorageClosed
+
 Result = TypeVar("Result")
 
 
@@ -35,9 +37,12 @@ class ThreadWorker:
         self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]]
         self._jobs = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def run(self, job: Callable[..., Result], /, *args: Any) -> asyncio.Future[Result]:
+        if self._closed:
+            raise StorageClosed(f"worker {self._thread.name} was closed")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._thread.start()
@@ -46,10 +51,13 @@ class ThreadWorker:
         return future
 
     async def close(self) -> None:
-        if self._loop is None:
+        if self._closed:
             return
-        await self.run(_stop)
-        self._thread.join()
+        stopped = self.run(_stop) if self._loop is not None else None
+        self._closed = True
+        if stopped is not None:
+            await stopped
+            self._thread.join()
 
     def _work(self) -> None:
         assert self._loop is not None

@@ -45,6 +45,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.worker import ThreadWorker, Worker
 
 STORE_FORMAT: Final = 1
+STORE_ID_BYTES: Final = 16
 
 _log = logger(__name__)
 
@@ -76,6 +77,7 @@ class Storage:
         self._sessions = 0
         self._settling = asyncio.Lock()
         self._settler: asyncio.Task[None] | None = None
+        self._closed = False
 
     def connect(self) -> SqliteStore:
         """A client of the metadata store, with a session of its own."""
@@ -113,17 +115,19 @@ class Storage:
 
     async def close(self) -> None:
         """Settle, so that the next start has nothing to replay, and let the folder go."""
+        if self._closed:
+            return
+        self._closed = True
         if self._settler is not None:
             self._settler.cancel()
             await asyncio.gather(self._settler, return_exceptions=True)
-        try:
+        async with AsyncExitStack() as ending:  # whatever fails, the rest is closed too
+            ending.callback(self._lock.release)
+            ending.push_async_callback(self._metadata.close)
+            ending.push_async_callback(self.ledgers.close)
+            ending.push_async_callback(self._journal.close)
             if self._journal.failure is None:
                 await self.settle()
-        finally:
-            await self._journal.close()
-            await self.ledgers.close()
-            await self._metadata.close()
-            self._lock.release()
 
     async def recover(self, recovered: Recovered) -> None:
         """Bring what the journal holds home, then start. Called once, by `open_storage`."""
@@ -140,6 +144,7 @@ class Storage:
         if recovered.records:
             await self._metadata.settle(last)
             await self.ledgers.settle(last)
+            await self._journal.forget_recovered()
         self.recovered_records = len(recovered.records)
         self._journal.start()
         self.ledgers.start()
@@ -222,6 +227,8 @@ def _read_or_make_format(disk: Disk, folder: Path) -> bytes:
             store_id = bytes.fromhex(found.store)
         except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptData(f"{path} cannot be read: {error}") from error
+        if len(store_id) != STORE_ID_BYTES:
+            raise CorruptData(f"{path} has an identity of {len(store_id)} bytes")
         if found.format > STORE_FORMAT:
             raise FormatTooNew(f"{folder} has store format {found.format}, this is {STORE_FORMAT}")
         return store_id
@@ -235,7 +242,7 @@ def _read_or_make_format(disk: Disk, folder: Path) -> bytes:
 
 
 def _make_format(disk: Disk, folder: Path) -> bytes:
-    store_id = secrets.token_bytes(16)
+    store_id = secrets.token_bytes(STORE_ID_BYTES)
     unfinished = folder / "FORMAT.new"
     disk.remove(unfinished)
     file = disk.open(unfinished, create=True)

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import msgspec
 
 from magnetar.cli.stored_metadata import database_path, look_at_metadata
-from magnetar.errors import MagnetarError
 from magnetar.ledger.api import LedgerState
 from magnetar.metadata.api import Index
 from magnetar.runtime.disk import LocalDisk
@@ -102,8 +101,9 @@ async def check_store(folder: Path, history: History, limits: Limits) -> Verdict
     """Open a store as after a crash, compare, close it, and look at its SQLite file."""
     try:
         found = await read_store(folder, history, limits)
-    except MagnetarError as error:
-        return Verdict(violations=[Violation(Fault.LOST, f"the store cannot be read: {error}")])
+    except Exception as error:  # noqa: BLE001  whatever a broken store raises, it is a finding
+        text = f"the store cannot be read: {type(error).__name__}: {error}"
+        return Verdict(violations=[Violation(Fault.LOST, text)])
     verdict = compare(history, found)
     _settle(history, found)
     return verdict

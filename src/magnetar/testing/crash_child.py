@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from magnetar.errors import MagnetarError
 from magnetar.runtime.disk import Disk, LocalDisk
 from magnetar.server.embedded import open_storage
 from magnetar.testing.crash_history import READY, Event, Told, encode_event
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         asyncio.run(_load(options, report))
-    except (MagnetarError, BaseExceptionGroup) as error:
+    except Exception as error:  # noqa: BLE001  the parent reports it
         report(Told("failed", "; ".join(map(repr, _leaves(error)))[:2000]))
         return FAILED
     report(Told("closed"))

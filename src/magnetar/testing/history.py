@@ -450,7 +450,8 @@ def check_prefix(
         survived = max([survived, *done[-1:]])
     for story in metadata.stories.values():
         floor = story.floor(metadata.stamp)
-        if floor >= 0:
+        # A delete may have found nothing, and is then no record of the journal.
+        if floor >= 0 and story.changes[floor].value is not None:
             survived = max(survived, story.changes[floor].order)
     for ledger in ledgers.stories.values():
         for entry_id, append in enumerate(ledger.appends):

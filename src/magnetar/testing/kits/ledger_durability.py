@@ -95,7 +95,7 @@ class DurabilityItems(LedgerKitBase):
             payloads = [_payload(n) for n in range(start, start + 500)]
             await acknowledged(*[writer.append(payload) for payload in payloads])
         await world.settle()
-        for bytes_max in (1, 50_000, 10_000_000):
+        for bytes_max in (5_000, 50_000, 10_000_000):
             seen = 0
             while seen < LARGE_ENTRIES:
                 found = await store.read(writer.ledger_id, seen, 2**62, bytes_max=bytes_max)
