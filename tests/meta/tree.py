@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CODE_FOLDERS = ("src", "tests", "bench")
+CODE_FOLDERS = ("src", "tests", "bench", "examples")
 GENERATED_FOLDERS = frozenset(
     {
         ".git",
@@ -31,6 +31,8 @@ GENERATED_FOLDERS = frozenset(
         "dist",
     }
 )
+# Made by scripts/protoc.sh; nobody reads it.
+GENERATED_CODE = "_pb2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def modules() -> tuple[Module, ...]:
         _parsed(path.relative_to(ROOT))
         for folder in CODE_FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if "__pycache__" not in path.parts
+        if "__pycache__" not in path.parts and not path.stem.endswith(GENERATED_CODE)
     )
 
 
