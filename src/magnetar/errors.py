@@ -168,6 +168,57 @@ class TopicTerminated(RequestError):
     wire_code = WireCode.TOPIC_TERMINATED
 
 
+class ConsumerBusy(RequestError):
+    """The subscription has a consumer, or consumers of another kind, that exclude this one."""
+
+    name = "consumer-busy"
+    wire_code = WireCode.CONSUMER_BUSY
+
+
+class ConsumerNotFound(RequestError):
+    """The connection has no consumer of that id."""
+
+    name = "consumer-not-found"
+    wire_code = WireCode.CONSUMER_NOT_FOUND
+
+
+class ConsumerAssign(RequestError):
+    """The hash ranges of a sticky consumer are missing or taken."""
+
+    name = "consumer-assign"
+    wire_code = WireCode.CONSUMER_ASSIGN
+
+
+class ProducerBusy(RequestError):
+    """The topic has a producer of that name, or one that excludes others."""
+
+    name = "producer-busy"
+    wire_code = WireCode.PRODUCER_BUSY
+
+
+class ProducerFenced(RequestError):
+    """Another producer took the topic for itself; this one must not go on."""
+
+    name = "producer-fenced"
+    wire_code = WireCode.PRODUCER_FENCED
+
+
+class IncompatibleSchema(RequestError):
+    """The schema does not fit those that the topic has."""
+
+    name = "incompatible-schema"
+    wire_code = WireCode.INCOMPATIBLE_SCHEMA
+
+
+class ServiceNotReady(RequestError):
+    """The topic is moving or recovering: nothing was applied, look it up again."""
+
+    name = "service-not-ready"
+    wire_code = WireCode.SERVICE_NOT_READY
+    retryable = True
+    hint = "look the topic up again and retry"
+
+
 class TooManyRequests(RequestError):
     """A named limit on queued work is reached; nothing was applied."""
 

@@ -14,6 +14,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.embedded import Storage, open_storage
 from magnetar.testing import virtual_time
 from magnetar.testing.disk import ROOT, SimulatedDisk
+from magnetar.testing.disk_model import DiskModel
 from magnetar.testing.faults import FaultPlan, Operation
 from magnetar.testing.virtual_worker import VirtualWorker
 
@@ -65,16 +66,18 @@ def _killed_before_a_sync(number: int) -> SimulatedDisk:
 
 
 def _start_after_kills_and_power_losses() -> None:
-    for number in range(4, 12):
+    for number in range(2, 16):
         disk = _killed_before_a_sync(number)
         try:
             _live(disk, _nothing)
         finally:
-            disk = disk.crash(Random(number), power_loss=True)
-        try:
-            _live(disk, _put_ten)
-        finally:
             disk.close()
+        for seed in range(6):
+            left = SimulatedDisk(model=DiskModel(disk.model.survive(Random(seed))))
+            try:
+                _live(left, _put_ten)
+            finally:
+                left.close()
 
 
 def test_what_a_start_rests_on_is_durable_first() -> None:

@@ -34,7 +34,7 @@ from magnetar.server.embedded import Storage, open_storage
 _SECONDS_MAX = 60.0
 _GRACE_SECONDS = 30.0
 _READ_BYTES = 1 << 16
-_HEADINGS = ("end", "entries", "records", "entries/s", "replayed", "open ms", "unheard", "lost")
+_HEADINGS = ("end", "entries", "records", "per s", "replayed", "open ms", "unheard", "lost")
 
 
 @dataclass(slots=True)

@@ -116,6 +116,34 @@ class Limits:
         _MIB, "bytes", "written to one connection and not yet taken by its client"
     )
 
+    consumer_outbox_bytes: int = _limit(
+        _MIB, "bytes", "offered to one consumer and not yet taken by its connection"
+    )
+    consumer_outbox_entries: int = _limit(
+        5000, "entries", "offered to one consumer and not yet taken by its connection"
+    )
+    consumer_unacked_messages: int = _limit(
+        50_000, "messages", "at one consumer of a Shared or Key_Shared subscription, unacknowledged"
+    )
+    subscription_unacked_messages: int = _limit(
+        200_000, "messages", "at all consumers of a Shared or Key_Shared subscription, unacked"
+    )
+    subscription_read_entries: int = _limit(
+        500, "entries", "read at a time for the consumers of one subscription"
+    )
+    subscription_read_bytes: int = _limit(
+        _MIB, "bytes", "read at a time for the consumers of one subscription"
+    )
+    subscription_look_ahead_entries: int = _limit(
+        2000, "entries", "passed over because their key's consumer cannot take them (Key_Shared)"
+    )
+    ack_set_words: int = _limit(
+        2048, "words", "of 64 messages in the batch-index set of one acknowledgement"
+    )
+    failover_switch_seconds: float = _limit(
+        1.0, "seconds", "a new active consumer waits for the acknowledgements of the former one"
+    )
+
     close_seconds: float = _limit(30.0, "seconds", "how long a component may take to close")
 
     def __post_init__(self) -> None:

@@ -1,59 +1,199 @@
-"""The settings of a process: what the environment may say, and what becomes of it.
+"""The settings of a process: what flags, environment and a file may say, and what becomes of it.
 
-Owns: the names of all settings and the translation into `Limits`. A limit is set by the variable
-`MAGNETAR_` plus its name in capitals.
+Owns: the names of all settings, `ServerConfig`, and the translation into it and into `Limits`. A
+setting called `x` is the variable `MAGNETAR_X`, the key `x` of the TOML file, and for some of them
+the flag `--x` of `magnetar serve`.
 
 Invariants:
-1. A variable that begins with `MAGNETAR_` and is no setting is refused, with the nearest name: a
-   misspelt setting never goes unnoticed.
-2. Only what is set changes; values are checked by `Limits`.
+1. A variable that begins with `MAGNETAR_`, or a key of the file, that is no setting is refused,
+   with the nearest name: a misspelt setting never goes unnoticed.
+2. Only what is set changes. A flag goes before the environment, that before the file.
 3. `docs/reference/settings.md` lists every setting (a test compares).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
 
 from magnetar.errors import ConfigError
 from magnetar.runtime.limits import Limit, Limits, all_limits
 
 PREFIX: Final = "MAGNETAR_"
+CONFIG_VARIABLE: Final = "MAGNETAR_CONFIG"
+"""Names the file; it cannot stand in the file itself."""
+
+_LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_LOG_FORMATS: Final = ("text", "json")
+_PORT_MAX: Final = 65_535
+_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+
+Value = TypeVar("Value", str, int)
 
 
 class Setting(NamedTuple):
-    """One environment variable."""
+    """One setting, as documentation and error messages show it."""
 
     name: str
-    limit: Limit
-    """What it sets."""
+    """The environment variable."""
+    key: str
+    """The name in the file."""
+    default: str | int | float
+    unit: str
+    doc: str
+    limit: Limit | None
+    """What it sets, if it sets a limit."""
+
+
+def _setting(default: Value, unit: str, doc: str) -> Value:
+    return field(default=default, metadata={"unit": unit, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What one server is told; every value is checked when it is made."""
+
+    data: str = _setting("magnetar-data", "folder", "where everything durable is kept")
+    host: str = _setting("127.0.0.1", "address", "where clients and the admin interface connect")
+    port: int = _setting(6650, "port", "of the Pulsar protocol; 0 takes a free one")
+    admin_port: int = _setting(8080, "port", "of the admin interface; 0 takes a free one")
+    advertised_host: str = _setting(
+        "", "address", "what lookups answer; empty: the host, or this machine's name if it is any"
+    )
+    cluster: str = _setting("standalone", "name", "the name of this cluster")
+    max_message_bytes: int = _setting(
+        5 * 1024 * 1024,
+        "bytes",
+        "the largest message, announced to clients; larger ones are chunked",
+    )
+    log_level: str = _setting("info", "|".join(_LOG_LEVELS), "the least important events to write")
+    log_format: str = _setting("text", "|".join(_LOG_FORMATS), "how events are written to stderr")
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for name in ("data", "host", "cluster"):
+            if not getattr(self, name).strip():
+                raise ConfigError(f"setting {name} must not be empty")
+        for name in ("port", "admin_port"):
+            _check_range(name, getattr(self, name), 0, _PORT_MAX)
+        _check_range("max_message_bytes", self.max_message_bytes, 1024, _MESSAGE_BYTES_MAX)
+        _check_choice("log_level", self.log_level, _LOG_LEVELS)
+        _check_choice("log_format", self.log_format, _LOG_FORMATS)
 
 
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting, in the order of the limits."""
-    return tuple(Setting(f"{PREFIX}{limit.name.upper()}", limit) for limit in all_limits())
+    """Every setting: those of the server, then one for each limit."""
+    own = []
+    for each in fields(ServerConfig):
+        if isinstance(each.default, str | int):  # `limits` alone is made anew each time
+            words = each.metadata["unit"], each.metadata["doc"]
+            own.append(Setting(_variable(each.name), each.name, each.default, *words, None))
+    limits = [
+        Setting(_variable(limit.name), limit.name, limit.default, limit.unit, limit.doc, limit)
+        for limit in all_limits()
+    ]
+    return (*own, *limits)
 
 
 def limits_from(environ: Mapping[str, str]) -> Limits:
     """The limits that an environment asks for; ConfigError names what is wrong."""
+    return Limits().override(_limits_among(_environment_values(environ)))
+
+
+def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerConfig:
+    """The settings of a server; `flags` holds those given, by key, and may name a `config`."""
+    known = {setting.key: setting for setting in all_settings()}
+    given = dict(flags)
+    path = given.pop("config", None) or environ.get(CONFIG_VARIABLE)
+    values = _file_values(Path(str(path)), known) if path else {}
+    values |= _environment_values(environ)
+    for key, value in given.items():
+        values[key] = _checked(known[key], f"--{key.replace('_', '-')}", value)
+    own = {key: value for key, value in values.items() if known[key].limit is None}
+    limits = Limits().override(_limits_among(values))
+    return ServerConfig(**own, limits=limits)  # type: ignore[arg-type]  # _checked saw to the types
+
+
+# --- where values come from
+
+
+def _environment_values(environ: Mapping[str, str]) -> dict[str, object]:
     known = {setting.name: setting for setting in all_settings()}
     values: dict[str, object] = {}
     for name, text in environ.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(PREFIX) or name == CONFIG_VARIABLE:
             continue
         if name not in known:
-            (nearest,) = get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ConfigError(f"there is no setting {name}", hint=f"did you mean {nearest}?")
-        values[known[name].limit.name] = _number(known[name], text)
-    return Limits().override(values)
+            raise _unknown(name, (*known, CONFIG_VARIABLE))
+        values[known[name].key] = _from_text(known[name], text)
+    return values
 
 
-def _number(setting: Setting, text: str) -> int | float:
-    whole = isinstance(setting.limit.default, int)
+def _file_values(path: Path, known: Mapping[str, Setting]) -> dict[str, object]:
     try:
-        return int(text) if whole else float(text)
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ConfigError(f"the settings file {path} is not TOML: {error}") from error
+    for key in found:
+        if key not in known:
+            raise _unknown(f"{key} (in {path})", known, key)
+    return {key: _checked(known[key], f"{key} (in {path})", found[key]) for key in found}
+
+
+def _limits_among(values: Mapping[str, object]) -> dict[str, object]:
+    names = {limit.name for limit in all_limits()}
+    return {key: value for key, value in values.items() if key in names}
+
+
+# --- what a value must be
+
+
+def _from_text(setting: Setting, text: str) -> str | int | float:
+    if isinstance(setting.default, str):
+        return text
+    try:
+        return int(text) if isinstance(setting.default, int) else float(text)
     except ValueError:
-        kind = "a whole number" if whole else "a number"
-        unit = setting.limit.unit
-        raise ConfigError(f"{setting.name} must be {kind} of {unit}, not {text!r}") from None
+        raise _wrong_kind(setting, setting.name, text) from None
+
+
+def _checked(setting: Setting, shown: str, value: object) -> object:
+    """A value of the right kind; its range is the business of `ServerConfig` and `Limits`."""
+    kinds: tuple[type, ...] = (type(setting.default),)
+    if isinstance(setting.default, float):
+        kinds = (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise _wrong_kind(setting, shown, value)
+    return value
+
+
+def _wrong_kind(setting: Setting, shown: str, value: object) -> ConfigError:
+    if isinstance(setting.default, str):
+        return ConfigError(f"{shown} must be text ({setting.unit}), not {value!r}")
+    kind = "a whole number" if isinstance(setting.default, int) else "a number"
+    return ConfigError(f"{shown} must be {kind} of {setting.unit}, not {value!r}")
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"setting {name} must be from {least} to {most}, not {value}")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"setting {name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _unknown(shown: str, known: Iterable[str], name: str | None = None) -> ConfigError:
+    (nearest,) = get_close_matches(name or shown, list(known), n=1, cutoff=0.0)
+    return ConfigError(f"there is no setting {shown}", hint=f"did you mean {nearest}?")
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.upper()

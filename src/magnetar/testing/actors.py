@@ -22,6 +22,7 @@ from typing import Any, Final
 from magnetar.errors import (
     BadVersion,
     CorruptData,
+    CorruptMetadata,
     DiskFailed,
     DiskFull,
     InvariantBroken,
@@ -49,7 +50,8 @@ INDEXES: Final = ("by-rest", "by-third")
 _KEYS: Final = 12
 _LEDGERS_OPEN: Final = 4
 _NOT_APPLIED: Final = (BadVersion, Unavailable, TooManyRequests, StoreClosed)
-_BUGS: Final = (InvariantBroken, CorruptData)
+BUGS: Final = (InvariantBroken, CorruptData, CorruptMetadata)
+"""Errors that no fault of a disk explains."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class World:
         self.note(f"{what}: {error.name}")
         plan = self.disk.plan
         bug = (
-            isinstance(error, _BUGS)
+            isinstance(error, BUGS)
             or (isinstance(error, DiskFailed | StorageFenced) and not plan.io_errors)
             or (isinstance(error, DiskFull) and plan.faults == plan.io_errors)
         )

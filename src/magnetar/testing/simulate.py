@@ -29,7 +29,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import track
 
-from magnetar.errors import CorruptData, LedgerMissing, MagnetarError
+from magnetar.errors import LedgerMissing, MagnetarError
 from magnetar.ledger.api import Entry, LedgerInfo
 from magnetar.metadata.api import MetadataStore, Record
 from magnetar.runtime.clock import LoopClock
@@ -38,6 +38,7 @@ from magnetar.server.embedded import Storage, open_storage
 from magnetar.testing import virtual_time
 from magnetar.testing.actors import (
     ACTORS,
+    BUGS,
     FOLDERS,
     INDEXES,
     LEASE_FOLDER,
@@ -169,7 +170,7 @@ class Run:
             if self._disk.is_stopped:
                 return
             self.findings.note(f"start: {error.name}")
-            if not plan.faults or isinstance(error, CorruptData):
+            if not plan.faults or isinstance(error, BUGS):
                 self.findings.broken(f"start: {type(error).__name__}: {error}")
             return
         world = World(

@@ -153,8 +153,8 @@ def test_the_worker_keeps_the_order_and_takes_virtual_time() -> None:
         done: list[int] = []
         told = [worker.run(done.append, number) for number in range(200)]
         order: list[int] = []
-        for number, future in enumerate(told):
-            future.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]  # a default
+        for future in told:
+            future.add_done_callback(lambda each: order.append(told.index(each)))
         failing = worker.run(int, "x")
         with pytest.raises(ValueError, match="invalid literal"):
             await failing
