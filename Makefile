@@ -70,6 +70,10 @@ crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150
 bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*.json
 	$(BIN)/python -m bench.storage
 
+.PHONY: bench-broker
+bench-broker: $(STAMP) ## measure the broker over sockets against a stub that stores nothing
+	$(BIN)/python -m bench.broker
+
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
 	$(BIN)/python -m bench.diff $(if $(BASE),--base "$(BASE)")
