@@ -66,6 +66,10 @@ sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to repla
 crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150
 	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
 
+.PHONY: soak-fuzz
+soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parser
+	$(BIN)/python -m magnetar.testing.fuzz_wire --inputs 1000000
+
 .PHONY: bench
 bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*.json
 	$(BIN)/python -m bench.storage

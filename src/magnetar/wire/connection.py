@@ -1,0 +1,339 @@
+"""A connection's bytes turned into commands: frames, limits and what is legal when.
+
+Owns: `Connection`, for either side. It does no I/O: its owner feeds what arrives to `receive` and
+writes what `frames.py` encodes.
+
+A server's connection goes from NEW (only CONNECT is legal) to HANDSHAKE (AUTH_RESPONSE, PING and
+PONG are) and, when its owner calls `open` on sending CONNECTED, to OPEN. A client's is OPEN once
+CONNECTED has arrived. The first broken rule CLOSES either for good.
+
+Invariants:
+1. The commands handed out depend on the bytes only, not on how they were cut into pieces.
+2. A frame larger than the limit of the state is refused when its first four bytes are there; until
+   OPEN that limit is small. What is kept between calls is at most one incomplete frame.
+3. Each byte is copied a bounded number of times, however small the pieces.
+4. The fast path hands out what protobuf would: anything unexpected is left to protobuf.
+5. Only errors of `magnetar.errors` leave `receive`. Commands before a broken frame are handed out
+   first; what broke is in `error`, and is raised at the latest by the next call.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from typing import Final
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from magnetar.errors import FrameTooLarge, LocalProtocolError, ProtocolError, RemoteProtocolError
+from magnetar.wire.commands import (
+    MEMBERS,
+    NAMES,
+    SENT_BEFORE_OPEN,
+    SENT_BY,
+    TYPES,
+    WITH_PAYLOAD,
+    Side,
+)
+from magnetar.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, SIZE_BYTES, frame_bytes_max
+from magnetar.wire.messages import (
+    CHECKSUM,
+    CHECKSUM_BYTES,
+    MAGIC_CHECKSUM,
+    Command,
+    Delivered,
+    RareSend,
+    Received,
+    Send,
+    Unknown,
+    checksum_holds,
+)
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_SIZE: Final = struct.Struct(">I")
+
+# What the fast path looks at: total, size of the command, and the command's first five bytes. They
+# are `08 06 32 n 08` for a SEND with a body of n bytes that starts with its producer. (A body of
+# 128 bytes or more has a length of two; the fields of the common form end long before that.)
+_SEND_HEAD: Final = struct.Struct(">IIIB")
+_SEND_LEAD: Final = 0x08063200
+_LEAD_BYTES: Final = 4
+# The fast path may look this far beyond a command before it notices; metadata is never smaller.
+_LOOK_AHEAD_BYTES: Final = 16
+_SEQUENCE_SHIFT_MAX: Final = 56
+
+_SEND_START: Final = b"\x08\x06\x32"
+_SIZES_BYTES: Final = 8
+
+_CONNECT: Final = TYPES["CONNECT"]
+_CONNECT_ONLY: Final = frozenset({_CONNECT})
+_CONNECTED: Final = TYPES["CONNECTED"]
+_SEND: Final = TYPES["SEND"]
+
+
+class State(Enum):
+    NEW = "new"
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Connection:
+    """One end of one connection, as a state machine over bytes."""
+
+    __slots__ = (
+        "_error",
+        "_legal",
+        "_limit",
+        "_needed",
+        "_open_limit",
+        "_partial",
+        "_side",
+        "_state",
+        "_takes_sends",
+    )
+
+    def __init__(
+        self,
+        max_frame_bytes: int = frame_bytes_max(),
+        *,
+        handshake_frame_bytes: int = HANDSHAKE_FRAME_BYTES_MAX,
+        side: Side = Side.SERVER,
+    ) -> None:
+        self._side = side
+        self._state = State.NEW
+        # What the peer may send in this state, and whether that is SENDs above all.
+        self._legal = _CONNECT_ONLY if side is Side.SERVER else SENT_BEFORE_OPEN[side.peer]
+        self._takes_sends = False
+        self._open_limit = max_frame_bytes
+        self._limit = min(handshake_frame_bytes, max_frame_bytes)
+        # The beginning of a frame that has not arrived as a whole, and how much of it is needed
+        # to go on: its first four bytes, or all of it.
+        self._partial = bytearray()
+        self._needed = SIZE_BYTES
+        self._error: ProtocolError | None = None
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def error(self) -> ProtocolError | None:
+        """What broke the stream. Set also while commands from before it are being handed out."""
+        return self._error
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Kept between calls: at most one incomplete frame."""
+        return len(self._partial)
+
+    def open(self) -> None:
+        """The server accepted the client: every command is legal, frames have their full size."""
+        if self._state is State.CLOSED:
+            return
+        if self._state is not State.HANDSHAKE:
+            raise LocalProtocolError(f"a connection that is {self._state.value} cannot be opened")
+        self._become_open()
+
+    def close(self) -> None:
+        """Drop what is buffered; `receive` refuses from now on."""
+        self._state = State.CLOSED
+        self._partial = bytearray()
+        if self._error is None:
+            self._error = RemoteProtocolError("bytes on a connection that is closed")
+
+    def receive(self, data: bytes) -> list[Command]:
+        """The commands that `data` completes, in order."""
+        if self._error is not None:
+            raise self._error
+        partial = self._partial
+        if partial:
+            partial += data
+            if len(partial) < self._needed:
+                return []
+            data = bytes(partial)
+            self._partial = bytearray()
+        commands: list[Command] = []
+        try:
+            offset = self._take_frames(data, commands)
+            self._keep(data, offset)
+        except ProtocolError as error:
+            self._error = error
+            self.close()
+            if not commands:
+                raise
+        return commands
+
+    def _take_frames(self, data: bytes, commands: list[Command]) -> int:
+        """Take every whole frame; return where the first incomplete one begins."""
+        offset = 0
+        while True:
+            if self._takes_sends and data.startswith(_SEND_START, offset + _SIZES_BYTES):
+                offset = _take_sends(data, offset, self._limit, commands)
+            if len(data) - offset < SIZE_BYTES:
+                return offset
+            start = offset + SIZE_BYTES
+            stop = start + self._checked_total(data, offset)
+            if stop > len(data):
+                return offset
+            commands.append(self._command(data, start, stop))
+            offset = stop
+
+    def _keep(self, data: bytes, offset: int) -> None:
+        """Keep the incomplete frame that begins at `offset`, if one does."""
+        left = len(data) - offset
+        self._needed = SIZE_BYTES
+        if left >= SIZE_BYTES:
+            self._needed += self._checked_total(data, offset)
+        if left:
+            self._partial += data[offset:]
+
+    def _checked_total(self, data: bytes, offset: int) -> int:
+        total: int = _SIZE.unpack_from(data, offset)[0]
+        if total > self._limit:
+            raise FrameTooLarge(
+                f"a frame of {total} bytes, where at most {self._limit} are allowed "
+                f"on a connection that is {self._state.value}"
+            )
+        if total < SIZE_BYTES:
+            raise RemoteProtocolError(f"a frame of {total} bytes cannot hold a command")
+        return total
+
+    def _command(self, data: bytes, start: int, stop: int) -> Command:
+        """The command of a whole frame (`start`: after its total)."""
+        body_start = start + SIZE_BYTES
+        body_end = body_start + int(_SIZE.unpack_from(data, start)[0])
+        if body_end > stop:
+            raise RemoteProtocolError("a command is larger than its frame")
+        base = _parsed(data[body_start:body_end])
+        if not base.HasField("type"):
+            return self._unknown(data[body_start:body_end])
+        number: int = base.type
+        if number not in self._legal:
+            raise RemoteProtocolError(
+                f"{NAMES[number]} from a {self._side.peer.value} "
+                f"on a connection that is {self._state.value}"
+            )
+        member = MEMBERS[number]
+        body = getattr(base, member)
+        if not body.IsInitialized() or not base.HasField(member):
+            raise RemoteProtocolError(f"{NAMES[number]} without a field that it must have")
+        if number in WITH_PAYLOAD:
+            payload = data[body_end:stop]
+            checksum_ok = checksum_holds(payload)
+            if number == _SEND:
+                return RareSend(body, payload, checksum_ok)
+            return Delivered(body, payload, checksum_ok)
+        if body_end != stop:
+            raise RemoteProtocolError(f"{stop - body_end} bytes after {NAMES[number]}")
+        if number in (_CONNECT, _CONNECTED):
+            self._move_on(number)
+        return Received(number, body)
+
+    def _unknown(self, encoded: bytes) -> Unknown:
+        """A command that is newer than we are; its type is the first field, or it has none."""
+        number = _varint_at(encoded, 1) if encoded[:1] == b"\x08" else None
+        if number is None or number in NAMES:
+            raise RemoteProtocolError("a command without a type")
+        if self._state is not State.OPEN:
+            raise RemoteProtocolError(f"unknown command {number} before the handshake is done")
+        return Unknown(number)
+
+    def _move_on(self, number: int) -> None:
+        if number == _CONNECT:
+            self._state = State.HANDSHAKE
+            self._legal = SENT_BEFORE_OPEN[Side.CLIENT] - _CONNECT_ONLY
+        elif number == _CONNECTED:
+            self._become_open()
+
+    def _become_open(self) -> None:
+        self._state = State.OPEN
+        self._legal = SENT_BY[self._side.peer] - {_CONNECT, _CONNECTED}
+        self._takes_sends = self._side is Side.SERVER
+        self._limit = self._open_limit
+
+
+def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -> int:
+    """Take SENDs of the common form, one after the other; return where another frame begins.
+
+    The common form: producer (below 2^14), sequence (below 2^63), perhaps the number of messages
+    (below 2^14), nothing else, and a checksum that holds. All else is left to protobuf.
+    """
+    view = memoryview(data)
+    end = len(data)
+    last = end - _SEND_HEAD.size
+    read_head = _SEND_HEAD.unpack_from
+    read_checksum = CHECKSUM.unpack_from
+    take = commands.append
+    while offset <= last:
+        total, size, lead, tag = read_head(data, offset)
+        body_end = offset + _SIZES_BYTES + size
+        stop = offset + SIZE_BYTES + total
+        if (
+            lead != _SEND_LEAD + size - _LEAD_BYTES
+            or tag != 0x08
+            or stop > end
+            or body_end + _LOOK_AHEAD_BYTES > stop
+            or total > limit
+        ):
+            return offset
+        producer_id = data[offset + 13]
+        at = offset + 14
+        if producer_id > 0x7F:
+            high = data[at]
+            producer_id += (high << 7) - 0x80
+            at += 1
+            if high > 0x7F:
+                return offset
+        if data[at] != 0x10:
+            return offset
+        sequence_id = data[at + 1]
+        at += 2
+        if sequence_id > 0x7F:
+            sequence_id &= 0x7F
+            shift = 7
+            while (byte := data[at]) > 0x7F:
+                sequence_id |= (byte & 0x7F) << shift
+                shift += 7
+                at += 1
+                if shift > _SEQUENCE_SHIFT_MAX:
+                    return offset
+            sequence_id |= byte << shift
+            at += 1
+        num_messages = 1
+        if at != body_end:
+            if data[at] != 0x18:
+                return offset
+            num_messages = data[at + 1]
+            at += 2
+            if num_messages > 0x7F:
+                high = data[at]
+                num_messages += (high << 7) - 0x80
+                at += 1
+                if high > 0x7F:
+                    return offset
+            if at != body_end:
+                return offset
+        magic, stored = read_checksum(data, body_end)
+        if magic != MAGIC_CHECKSUM or crc32c(view[body_end + CHECKSUM_BYTES : stop]) != stored:
+            return offset
+        take(Send(producer_id, sequence_id, num_messages, data[body_end:stop]))
+        offset = stop
+    return offset
+
+
+def _parsed(encoded: bytes) -> pb.BaseCommand:
+    try:
+        return pb.BaseCommand.FromString(encoded)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"a command cannot be decoded: {error}") from error
+
+
+def _varint_at(encoded: bytes, at: int) -> int | None:
+    value = 0
+    for shift, byte in enumerate(encoded[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value
+    return None

@@ -1,0 +1,197 @@
+"""Frames on the wire: their layout and limits, and how commands become bytes.
+
+A frame is `u32 total`, `u32 size of the command`, BaseCommand, and for SEND and MESSAGE what
+`messages.py` describes. `total` counts everything after itself; all numbers are big-endian.
+
+The two encoders of the hot path (`encode_receipt`, `encode_message`) put varints from a table
+together by hand; they cost a fraction of building and serializing a BaseCommand.
+
+Invariants:
+1. What an encoder here makes is byte for byte what protobuf makes of the same command.
+2. A number outside 0..2^64-1 is written as the low 64 bits of its two's complement, as protobuf
+   writes negative ones: (-1, -1) is the message id of a dropped duplicate.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import EncodeError
+
+from magnetar.errors import LocalProtocolError
+from magnetar.model.ids import Position
+from magnetar.wire.commands import MEMBERS, TYPES
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+MESSAGE_BYTES_MAX: Final = 5 * 1024 * 1024
+"""The size of a message that a server announces unless it is set up otherwise."""
+
+FRAME_HEADROOM_BYTES: Final = 10 * 1024
+"""A frame may exceed the announced size by this: clients do not count metadata and command."""
+
+HANDSHAKE_FRAME_BYTES_MAX: Final = 64 * 1024
+"""The largest frame of a peer that nobody knows yet; a CONNECT with any token fits."""
+
+SIZES: Final = struct.Struct(">II")
+"""Total size and size of the command, with which every frame begins."""
+
+SIZE_BYTES: Final = 4
+
+_UINT64_MASK: Final = 2**64 - 1
+
+# Numbers below 2^14 have their varint here; larger ones are put together from 14-bit pieces.
+_PIECE_BITS: Final = 14
+_PIECE_MASK: Final = (1 << _PIECE_BITS) - 1
+_VARINTS: Final = tuple(
+    bytes((n,)) if n < 0x80 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(1 << _PIECE_BITS)
+)
+_PIECES: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << _PIECE_BITS))
+
+_TWO_PIECES: Final = 1 << 2 * _PIECE_BITS
+_FIELDS_2: Final = tuple(b"\x10" + encoded for encoded in _VARINTS)
+_PIECES_2: Final = tuple(b"\x10" + piece for piece in _PIECES)
+_CACHED_FIELDS: Final = 8192
+
+# The body of both hot commands is shorter than 128 bytes but for a long ack set: its length is one
+# byte then, and what stands before the body follows from it.
+_SHORT: Final = 0x80
+_RECEIPT_LEAD: Final = bytes((0x08, TYPES["SEND_RECEIPT"], TYPES["SEND_RECEIPT"] << 3 | 2))
+_RECEIPT_HEADS: Final = tuple(
+    SIZES.pack(SIZE_BYTES + 4 + n, 4 + n) + _RECEIPT_LEAD + bytes((n,)) for n in range(_SHORT)
+)
+_MESSAGE_LEAD: Final = bytes((0x08, TYPES["MESSAGE"], TYPES["MESSAGE"] << 3 | 2))
+_MESSAGE_LEADS: Final = tuple(_MESSAGE_LEAD + bytes((n,)) for n in range(_SHORT))
+# The message id is field 3 of a receipt and field 2 of a message.
+_ID_3: Final = tuple(bytes((0x1A, n)) for n in range(_SHORT))
+_ID_2: Final = tuple(bytes((0x12, n)) for n in range(_SHORT))
+
+
+class _Fields(dict[int, bytes]):
+    """A field by its value, for those of which few values are in use at a time."""
+
+    def __init__(self, tag: bytes) -> None:
+        super().__init__()
+        self._tag = tag
+
+    def __missing__(self, value: int) -> bytes:
+        if len(self) >= _CACHED_FIELDS:
+            self.clear()
+        field = self[value] = self._tag + varint(value)
+        return field
+
+
+# 1: producer, consumer, ledger. 3: partition, redelivery count.
+_FIRST: Final = _Fields(b"\x08")
+_THIRD: Final = _Fields(b"\x18")
+
+
+def frame_bytes_max(message_bytes_max: int = MESSAGE_BYTES_MAX) -> int:
+    """The largest `total` of a frame, for an announced maximal message size."""
+    return message_bytes_max + FRAME_HEADROOM_BYTES
+
+
+def base_command(type_name: str, **fields: object) -> pb.BaseCommand:
+    """A command by the name of its type; nested messages may be given as dicts."""
+    number = TYPES.get(type_name)
+    if number is None:
+        raise LocalProtocolError(f"there is no command {type_name!r}")
+    try:
+        made = pb.BaseCommand(**{"type": number, MEMBERS[number]: fields})  # type: ignore[arg-type]
+        # An empty body would otherwise be absent.
+        getattr(made, MEMBERS[number]).SetInParent()
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError(f"{type_name} cannot hold {fields!r}: {error}") from error
+    return made
+
+
+def command(type_name: str, **fields: object) -> bytes:
+    """The frame of a command without payload."""
+    return encode_command(base_command(type_name, **fields))
+
+
+def encode_command(base: pb.BaseCommand) -> bytes:
+    """The frame of a command without payload."""
+    encoded = _serialized(base)
+    return SIZES.pack(SIZE_BYTES + len(encoded), len(encoded)) + encoded
+
+
+def encode_with_payload(base: pb.BaseCommand, headers_and_payload: bytes) -> list[bytes]:
+    """The frame of a SEND or MESSAGE, in pieces to be written in order."""
+    encoded = _serialized(base)
+    total = SIZE_BYTES + len(encoded) + len(headers_and_payload)
+    return [SIZES.pack(total, len(encoded)) + encoded, headers_and_payload]
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    if 0 <= value <= _PIECE_MASK:
+        return _VARINTS[value]
+    value &= _UINT64_MASK
+    encoded = b""
+    while value > _PIECE_MASK:
+        encoded += _PIECES[value & _PIECE_MASK]
+        value >>= _PIECE_BITS
+    return encoded + _VARINTS[value]
+
+
+def encode_receipt(
+    producer_id: int,
+    sequence_id: int,
+    ledger: int,
+    entry: int,
+    highest_sequence_id: int | None = None,
+) -> bytes:
+    """The frame of a SEND_RECEIPT."""
+    message_id = _FIRST[ledger] + _second(entry)
+    body = _FIRST[producer_id] + _second(sequence_id) + _ID_3[len(message_id)] + message_id
+    if highest_sequence_id is not None:
+        body += b"\x20" + varint(highest_sequence_id)
+    return _RECEIPT_HEADS[len(body)] + body
+
+
+def encode_message(
+    consumer_id: int,
+    position: Position,
+    partition: int,
+    redelivery_count: int,
+    ack_set: Sequence[int] | None,
+    headers_and_payload: bytes,
+    consumer_epoch: int | None = None,
+) -> list[bytes]:
+    """The frame of a MESSAGE, in pieces to be written in order.
+
+    A negative partition (the topic has none) and a redelivery count of 0 are left out.
+    """
+    message_id = _FIRST[position[0]] + _second(position[1])
+    if partition >= 0:
+        message_id += _THIRD[partition]
+    body = _FIRST[consumer_id] + _ID_2[len(message_id)] + message_id
+    if redelivery_count:
+        body += _THIRD[redelivery_count]
+    if ack_set:
+        body += b"".join([b"\x20" + varint(word) for word in ack_set])
+    if consumer_epoch is not None:
+        body += b"\x28" + varint(consumer_epoch)
+    size = len(body)
+    body = _MESSAGE_LEADS[size] + body if size < _SHORT else _MESSAGE_LEAD + varint(size) + body
+    size = len(body)
+    sizes = SIZES.pack(SIZE_BYTES + size + len(headers_and_payload), size)
+    return [sizes + body, headers_and_payload]
+
+
+def _second(value: int) -> bytes:
+    """Field 2: a sequence or entry number, each used once or twice."""
+    if 0 <= value <= _PIECE_MASK:
+        return _FIELDS_2[value]
+    if 0 < value < _TWO_PIECES:
+        return _PIECES_2[value & _PIECE_MASK] + _VARINTS[value >> _PIECE_BITS]
+    return b"\x10" + varint(value)
+
+
+def _serialized(base: pb.BaseCommand) -> bytes:
+    try:
+        return base.SerializeToString()
+    except EncodeError as error:
+        raise LocalProtocolError(f"a command lacks a required field: {error}") from error

@@ -1,0 +1,215 @@
+"""What SEND and MESSAGE carry after their command, and the values that a connection hands out.
+
+After the command: `[0x0e02 u32 size BrokerEntryMetadata]? [0x0e01 u32 crc32c]? u32 size
+MessageMetadata payload`. The CRC32C is over everything after itself. From the checksum on, these
+bytes are what an entry of a ledger holds, verbatim; here they are called headers_and_payload.
+
+Invariants:
+1. Nothing here opens a payload: batches, compression and encryption are the clients' affair.
+2. A layout that does not hold what it announces raises `RemoteProtocolError`, whoever reads it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple, TypeAlias
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError, Message
+
+from magnetar.errors import RemoteProtocolError
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+MAGIC_CHECKSUM: Final = 0x0E01
+MAGIC_BROKER_ENTRY: Final = 0x0E02
+
+CHECKSUM: Final = struct.Struct(">HI")
+"""The magic number and the CRC32C, or the magic number and the size of broker entry metadata."""
+
+CHECKSUM_BYTES: Final = CHECKSUM.size
+
+_SIZE: Final = struct.Struct(">I")
+_MAGIC: Final = struct.Struct(">H")
+
+
+class TxnId(NamedTuple):
+    """A transaction as the wire names it."""
+
+    most: int
+    least: int
+
+
+class Send:
+    """A SEND as nearly all of them are: what it does not say has its default here."""
+
+    __slots__ = ("headers_and_payload", "num_messages", "producer_id", "sequence_id")
+
+    # `RareSend` has these as slots of its own.
+    highest_sequence_id: int | None = None
+    txn_id: TxnId | None = None
+    is_chunk: bool = False
+    marker: bool = False
+    checksum_ok: bool = True
+
+    def __init__(
+        self, producer_id: int, sequence_id: int, num_messages: int, headers_and_payload: bytes
+    ) -> None:
+        self.producer_id = producer_id
+        self.sequence_id = sequence_id
+        self.num_messages = num_messages
+        self.headers_and_payload = headers_and_payload
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(producer_id={self.producer_id}, "
+            f"sequence_id={self.sequence_id}, num_messages={self.num_messages}, "
+            f"{len(self.headers_and_payload)} bytes)"
+        )
+
+    def _values(self) -> tuple[object, ...]:
+        return (
+            self.producer_id,
+            self.sequence_id,
+            self.num_messages,
+            self.highest_sequence_id,
+            self.txn_id,
+            self.is_chunk,
+            self.marker,
+            self.checksum_ok,
+            self.headers_and_payload,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Send) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+
+class RareSend(Send):
+    """A SEND that says more, or whose checksum does not hold."""
+
+    __slots__ = ("checksum_ok", "highest_sequence_id", "is_chunk", "marker", "txn_id")
+
+    def __init__(
+        self, command: pb.CommandSend, headers_and_payload: bytes, checksum_ok: bool
+    ) -> None:
+        super().__init__(
+            command.producer_id, command.sequence_id, command.num_messages, headers_and_payload
+        )
+        highest = command.HasField("highest_sequence_id")
+        self.highest_sequence_id = command.highest_sequence_id if highest else None
+        both = command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits")
+        self.txn_id = TxnId(command.txnid_most_bits, command.txnid_least_bits) if both else None
+        self.is_chunk = command.is_chunk
+        self.marker = command.marker
+        self.checksum_ok = checksum_ok
+
+
+class Delivered(NamedTuple):
+    """A MESSAGE, as a client gets it."""
+
+    body: pb.CommandMessage
+    headers_and_payload: bytes
+    checksum_ok: bool
+
+
+class Received(NamedTuple):
+    """Any other command: the number of its type, and its body."""
+
+    type: int
+    body: Message
+
+
+class Unknown(NamedTuple):
+    """A command of a type that the .proto does not have; the rest of its frame was skipped."""
+
+    type: int
+
+
+Command: TypeAlias = Send | Delivered | Received | Unknown
+
+
+class Layout(NamedTuple):
+    """Where the parts of headers_and_payload are; -1 where there is no such part."""
+
+    broker_entry: int
+    checksum: int
+    metadata: int
+    payload: int
+
+
+def layout_of(headers_and_payload: bytes) -> Layout:
+    """Find the parts, each within bounds (the payload may be empty)."""
+    data = headers_and_payload
+    broker_entry = checksum = -1
+    start = 0
+    if _magic_at(data, start) == MAGIC_BROKER_ENTRY:
+        broker_entry = start + CHECKSUM.size
+        start = broker_entry + _size_at(data, start + _MAGIC.size)
+    if _magic_at(data, start) == MAGIC_CHECKSUM:
+        checksum = start + _MAGIC.size
+        start += CHECKSUM.size
+    metadata = start + _SIZE.size
+    payload = metadata + _size_at(data, start)
+    return Layout(broker_entry, checksum, metadata, payload)
+
+
+def payload_offset(headers_and_payload: bytes) -> int:
+    """Where the payload starts, behind every header."""
+    return layout_of(headers_and_payload).payload
+
+
+def metadata_of(headers_and_payload: bytes) -> pb.MessageMetadata:
+    """The metadata of the message or batch."""
+    layout = layout_of(headers_and_payload)
+    try:
+        return pb.MessageMetadata.FromString(headers_and_payload[layout.metadata : layout.payload])
+    except DecodeError as error:
+        raise RemoteProtocolError(f"message metadata cannot be decoded: {error}") from error
+
+
+def broker_entry_metadata_of(headers_and_payload: bytes) -> pb.BrokerEntryMetadata | None:
+    """What a broker put before the entry, if it did."""
+    start = layout_of(headers_and_payload).broker_entry
+    if start < 0:
+        return None
+    end = start + _size_at(headers_and_payload, start - _SIZE.size)
+    try:
+        return pb.BrokerEntryMetadata.FromString(headers_and_payload[start:end])
+    except DecodeError as error:
+        raise RemoteProtocolError(f"broker entry metadata cannot be decoded: {error}") from error
+
+
+def checksum_holds(headers_and_payload: bytes) -> bool:
+    """True unless there is a checksum and the bytes after it have another one."""
+    data = headers_and_payload
+    start = 0
+    if _magic_at(data, start) == MAGIC_BROKER_ENTRY:
+        start = CHECKSUM.size + _size_at(data, _MAGIC.size)
+    if _magic_at(data, start) != MAGIC_CHECKSUM or len(data) < start + CHECKSUM.size:
+        return True
+    stored: int = CHECKSUM.unpack_from(data, start)[1]
+    return crc32c(memoryview(data)[start + CHECKSUM.size :]) == stored
+
+
+def encode_entry(metadata: pb.MessageMetadata, payload: bytes, *, checksum: bool = True) -> bytes:
+    """headers_and_payload of a message, as a client makes it."""
+    encoded = metadata.SerializeToString()
+    rest = b"".join((_SIZE.pack(len(encoded)), encoded, payload))
+    return CHECKSUM.pack(MAGIC_CHECKSUM, crc32c(rest)) + rest if checksum else rest
+
+
+def _magic_at(data: bytes, offset: int) -> int:
+    # Metadata of 234 MiB would begin like a magic number; no frame is that large.
+    return int.from_bytes(data[offset : offset + _MAGIC.size], "big")
+
+
+def _size_at(data: bytes, offset: int) -> int:
+    """The size that stands at `offset`; what it counts must be there."""
+    if offset + _SIZE.size > len(data):
+        raise RemoteProtocolError(f"the headers of a message end after {len(data)} bytes")
+    size: int = _SIZE.unpack_from(data, offset)[0]
+    if size > len(data) - offset - _SIZE.size:
+        raise RemoteProtocolError(f"a message announces a header of {size} bytes and has fewer")
+    return size
