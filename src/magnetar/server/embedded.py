@@ -185,6 +185,7 @@ async def open_storage(
     async with AsyncExitStack() as undo:
         lock = disk.lock(folder / "LOCK")
         undo.callback(lock.release)
+        _secure_names(disk, folder)
         store_id = _read_or_make_format(disk, folder)
         workers = new_worker("journal"), new_worker("journal-fill")
         journal = Journal(folder / "journal", disk, limits, clock, *workers)
@@ -212,6 +213,17 @@ async def open_storage(
         await storage.recover(recovered)
         undo.pop_all()
         return storage
+
+
+def _secure_names(disk: Disk, folder: Path) -> None:
+    """Make durable what names there are before anything is put behind them.
+
+    A process that was killed may have made one and not synced its folder: it looks as good as any,
+    and a power loss would take it with everything that was stored in it since.
+    """
+    for each in (folder, folder / "journal", folder / "ledgers"):
+        if disk.exists(each):
+            disk.sync_folder(each)
 
 
 def _read_or_make_format(disk: Disk, folder: Path) -> bytes:
