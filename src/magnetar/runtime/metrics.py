@@ -131,3 +131,16 @@ LEDGER_INDEX_REPAIRS = counter(
 )
 CURSOR_FLUSHES = counter("magnetar_cursor_flushes_total", "Durable writes of cursor state.")
 DISK_FULL = counter("magnetar_disk_full_total", "Operations refused for lack of disk space.")
+
+# --- dispatch ---
+
+DISPATCHED_ENTRIES = counter(
+    "magnetar_dispatched_entries_total", "Entries handed to consumers, repeated ones included."
+)
+SUBSCRIPTION_FAILURES = counter(
+    "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
+)
+DROPPED_ENTRIES = counter(
+    "magnetar_dropped_entries_total",
+    "Entries of non-persistent topics that a subscription had no consumer for.",
+)
