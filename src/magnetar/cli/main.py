@@ -11,7 +11,14 @@ from __future__ import annotations
 
 import click
 
+from magnetar.cli.consume import consume
 from magnetar.cli.demo import demo
+from magnetar.cli.doctor import doctor
+from magnetar.cli.namespaces import namespaces
+from magnetar.cli.produce import produce
+from magnetar.cli.serve import serve
+from magnetar.cli.subscriptions import subscriptions
+from magnetar.cli.topics import topics
 from magnetar.cli.verify import verify
 from magnetar.errors import MagnetarError
 
@@ -31,5 +38,12 @@ def main() -> None:
     """Magnetar, an event-streaming server."""
 
 
+main.add_command(consume)
 main.add_command(demo)
+main.add_command(doctor)
+main.add_command(namespaces)
+main.add_command(produce)
+main.add_command(serve)
+main.add_command(subscriptions)
+main.add_command(topics)
 main.add_command(verify)

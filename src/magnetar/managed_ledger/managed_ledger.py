@@ -220,7 +220,8 @@ class ManagedLedger(Service):
         self._check_open()
         if not self.sealed:
             await self._appender.seal()
-        return self.last_position()
+        # Not the last that is kept: the end stays where it is when its ledger is trimmed.
+        return self._record.value.sealed_at or EARLIEST
 
     async def trim(self, retention: Retention, lowest_pin: Position | None = None) -> list[int]:
         """Drop whole ledgers that nobody needs and retention lets go; their ids."""

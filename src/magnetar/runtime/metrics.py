@@ -137,10 +137,26 @@ DISK_FULL = counter("magnetar_disk_full_total", "Operations refused for lack of 
 DISPATCHED_ENTRIES = counter(
     "magnetar_dispatched_entries_total", "Entries handed to consumers, repeated ones included."
 )
+OUTBOX_BYTES = gauge(
+    "magnetar_outbox_bytes", "Bytes offered to consumers and not yet taken by their connections."
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )
 DROPPED_ENTRIES = counter(
     "magnetar_dropped_entries_total",
     "Entries of non-persistent topics that a subscription had no consumer for.",
+)
+
+# --- connections ---
+
+CONNECTIONS = gauge("magnetar_connections", "Clients connected now.")
+CONNECTIONS_OPENED = counter(
+    "magnetar_connections_opened_total", "Connections that clients opened."
+)
+CONNECTION_PAUSES = counter(
+    "magnetar_connection_pauses_total", "Times that a connection was not read: back-pressure."
+)
+REFUSED_COMMANDS = counter(
+    "magnetar_refused_commands_total", "Commands answered with an error.", ["error"]
 )

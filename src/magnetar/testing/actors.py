@@ -2,8 +2,8 @@
 
 Owns: `World`, what one run shares, and the actors, coroutines that run until the world is ending.
 An actor never waits for a crash and never judges: it calls, and tells the history what was asked,
-what was answered and what was read. Adding an actor (one for managed ledgers, say) means writing
-one coroutine and naming it in `ACTORS`.
+what was answered and what was read. Adding an actor means writing one coroutine and naming it in
+`ACTORS`; the actor of managed ledgers, which needs more room, is in `managed_actors`.
 
 Invariants:
 1. Everything random comes from the actor's own `Random`, made from the seed and its name.
@@ -36,9 +36,11 @@ from magnetar.errors import (
 from magnetar.ledger.api import LedgerState, LedgerWriter
 from magnetar.metadata.api import ABSENT, EventKind, Index, MetadataStore, Stat
 from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
 from magnetar.server.embedded import Storage
 from magnetar.testing.disk import SimulatedDisk
 from magnetar.testing.history import Change, Findings, LedgerHistory, MetadataHistory
+from magnetar.testing.managed_history import ManagedHistory
 
 SHARED_FOLDERS: Final = ("/a", "/a/b")
 SEQUENCE_FOLDER: Final = "/numbers"
@@ -63,7 +65,9 @@ class World:
     findings: Findings
     ledgers: LedgerHistory
     metadata: MetadataHistory
+    managed: ManagedHistory
     storage: Storage
+    clock: Clock
     ending: bool = False
     in_flight: int = 0
     values: int = 0
@@ -162,7 +166,11 @@ async def ledger_writer(world: World, random: Random) -> None:
         elif kind < 0.95:
             _end_ledger(world, random, random.choice(open_ones))
         else:
-            _delete_ledger(world, random.choice(sorted(world.ledgers.stories)))
+            _delete_ledger(world, random.choice(_unmanaged(world)))
+
+
+def _unmanaged(world: World) -> list[int]:
+    return sorted(world.ledgers.stories.keys() - world.managed.ledger_ids)
 
 
 async def _create_ledger(world: World) -> None:
@@ -193,12 +201,14 @@ def _append_entries(world: World, random: Random, ledger_id: int) -> None:
             if not isinstance(error, TooManyRequests):
                 world.writers.pop(ledger_id, None)
             return
-        _follow_append(world, ledger_id, world.ledgers.submitted(ledger_id, payload), future)
+        follow_append(world, ledger_id, world.ledgers.submitted(ledger_id, payload), future)
 
 
-def _follow_append(
+def follow_append(
     world: World, ledger_id: int, entry_id: int, future: asyncio.Future[Position]
 ) -> None:
+    """Tell the history what becomes of an append to a ledger."""
+
     def done(position: Position) -> None:
         world.ledgers.acknowledged(ledger_id, entry_id, position.entry_id)
 

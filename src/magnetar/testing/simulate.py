@@ -32,7 +32,7 @@ from rich.progress import track
 from magnetar.errors import LedgerMissing, MagnetarError
 from magnetar.ledger.api import Entry, LedgerInfo
 from magnetar.metadata.api import MetadataStore, Record
-from magnetar.runtime.clock import LoopClock
+from magnetar.runtime.clock import Clock, LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.server.embedded import Storage, open_storage
 from magnetar.testing import virtual_time
@@ -49,6 +49,8 @@ from magnetar.testing.actors import (
 from magnetar.testing.disk import ROOT, SimulatedDisk
 from magnetar.testing.faults import FaultPlan, Operation
 from magnetar.testing.history import Findings, LedgerHistory, MetadataHistory, check_prefix
+from magnetar.testing.managed_actors import managed_ledger_user
+from magnetar.testing.managed_history import ManagedHistory
 from magnetar.testing.virtual_worker import VirtualWorker
 
 _EPOCH_MS: Final = 1_700_000_000_000
@@ -92,6 +94,7 @@ class Run:
         self.findings.lines = lines
         self.ledgers = LedgerHistory(self.findings)
         self.metadata = MetadataHistory(self.findings)
+        self.managed = ManagedHistory(self.findings)
         self._random = Random(seed)
         self._limits = _small_limits(self._random)
         self._disk = SimulatedDisk(seed=seed)
@@ -164,8 +167,9 @@ class Run:
     async def _life(self, random: Random, calm: bool) -> None:
         plan = self._disk.plan
         plan.is_paused = random.random() < 0.7
+        clock = LoopClock(_EPOCH_MS + self.report.lives * 3_600_000)
         try:
-            storage = await self._open(random)
+            storage = await self._open(random, clock)
         except MagnetarError as error:
             if self._disk.is_stopped:
                 return
@@ -179,7 +183,9 @@ class Run:
             self.findings,
             self.ledgers,
             self.metadata,
+            self.managed,
             storage,
+            clock,
         )
         await self._compare(world, started=True)
         if self._killed and random.random() < 0.3:
@@ -199,19 +205,19 @@ class Run:
         if calm or random.random() < 0.5:
             await self._close(world)
 
-    async def _open(self, random: Random) -> Storage:
+    async def _open(self, random: Random, clock: Clock) -> Storage:
         seed = random.randrange(1 << 32)
         return await open_storage(
             ROOT,
             limits=self._limits,
             disk=self._disk,
-            clock=LoopClock(_EPOCH_MS + self.report.lives * 3_600_000),
+            clock=clock,
             new_worker=lambda name: VirtualWorker(Random(f"{seed} {name}"), self._disk.stopped),
         )
 
     async def _act(self, world: World, random: Random, calm: bool) -> list[asyncio.Task[None]]:
         """Let the actors work for a while; those that watch go on."""
-        actors = list(ACTORS)
+        actors = [*ACTORS, managed_ledger_user]
         if not calm and random.random() < 0.3:
             actors.append(space_taker)
         tasks = [

@@ -1,0 +1,1 @@
+"""Topics, producers, subscriptions and dispatch: the broker's heart, without sockets."""

@@ -1,0 +1,156 @@
+"""Pure: what the broker needs to know of an entry, read from its metadata once and when asked.
+
+Owns: `EntryView`, and `publish_time_of` for the search by time.
+
+Invariants:
+1. The metadata is parsed at most once, and the payload behind it is never looked at.
+2. An entry whose metadata cannot be read is still an entry: one message without a key, `readable`
+   is False, and it is delivered like others (its consumer reports and acknowledges it).
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from typing import Final
+
+from magnetar.errors import RemoteProtocolError
+from magnetar.ledger.api import Entry
+from magnetar.model.hashing import key_hash
+from magnetar.model.ids import Position
+from magnetar.wire.messages import TxnId, metadata_of
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+NO_MARKER: Final = -1
+
+_UNREADABLE: Final = pb.MessageMetadata()
+
+
+class EntryView:
+    """One entry of the log, as dispatch and replay see it."""
+
+    __slots__ = ("_hash", "_metadata", "open_indexes", "payload", "position")
+
+    def __init__(self, position: Position, payload: bytes, open_indexes: int | None = None) -> None:
+        self.position = position
+        self.payload = payload
+        """headers_and_payload, as it is stored and sent."""
+        self.open_indexes = open_indexes
+        """Of a partly acknowledged batch: set bits are messages still to be delivered."""
+        self._metadata: pb.MessageMetadata | None = None
+        self._hash: int | None = None
+
+    @classmethod
+    def of(cls, entry: Entry, open_indexes: int | None = None) -> EntryView:
+        return cls(entry.position, entry.payload, open_indexes)
+
+    @property
+    def metadata(self) -> pb.MessageMetadata:
+        if self._metadata is None:
+            try:
+                self._metadata = metadata_of(self.payload)
+            except RemoteProtocolError:
+                self._metadata = _UNREADABLE
+        return self._metadata
+
+    @property
+    def readable(self) -> bool:
+        return self.metadata is not _UNREADABLE
+
+    @property
+    def num_messages(self) -> int:
+        # A client may claim anything; an entry without a message could never be acknowledged.
+        return max(self.metadata.num_messages_in_batch, 1)
+
+    @property
+    def is_batch(self) -> bool:
+        return self.metadata.HasField("num_messages_in_batch")
+
+    @property
+    def publish_time(self) -> int:
+        return self.metadata.publish_time
+
+    @property
+    def deliver_at(self) -> int | None:
+        """When it is to be delivered, in ms; None: at once."""
+        metadata = self.metadata
+        return metadata.deliver_at_time if metadata.HasField("deliver_at_time") else None
+
+    # --- its producer
+
+    @property
+    def producer_name(self) -> str:
+        return self.metadata.producer_name
+
+    @property
+    def sequence_id(self) -> int:
+        return self.metadata.sequence_id
+
+    @property
+    def highest_sequence_id(self) -> int:
+        """The last sequence id of a batch whose producer says so, else its only one."""
+        return max(self.metadata.highest_sequence_id, self.metadata.sequence_id)
+
+    # --- its key
+
+    @property
+    def key(self) -> bytes | None:
+        """The ordering key, else the key, as bytes."""
+        metadata = self.metadata
+        if metadata.HasField("ordering_key"):
+            return metadata.ordering_key
+        if not metadata.HasField("partition_key"):
+            return None
+        key = metadata.partition_key.encode()
+        if metadata.partition_key_b64_encoded:
+            try:
+                return b64decode(key, validate=True)
+            except binascii.Error:
+                return key  # it is no base64: any fixed reading of it keeps the order of the key
+        return key
+
+    @property
+    def key_hash(self) -> int:
+        """The 32-bit hash of its key; without one every send has a key of its own."""
+        if self._hash is None:
+            key = self.key
+            if key is None:
+                key = f"{self.metadata.producer_name}-{self.metadata.sequence_id}".encode()
+            self._hash = key_hash(key)
+        return self._hash
+
+    # --- chunks, markers, transactions
+
+    @property
+    def is_chunk(self) -> bool:
+        return self.metadata.num_chunks_from_msg > 1
+
+    @property
+    def is_last_chunk(self) -> bool:
+        """True also of a message that is not chunked."""
+        metadata = self.metadata
+        return metadata.num_chunks_from_msg <= 1 or (
+            metadata.chunk_id == metadata.num_chunks_from_msg - 1
+        )
+
+    @property
+    def marker_type(self) -> int:
+        """What a broker wrote here for itself; NO_MARKER for messages of clients."""
+        metadata = self.metadata
+        return metadata.marker_type if metadata.HasField("marker_type") else NO_MARKER
+
+    @property
+    def is_marker(self) -> bool:
+        return self.metadata.HasField("marker_type")
+
+    @property
+    def txn_id(self) -> TxnId | None:
+        metadata = self.metadata
+        if metadata.HasField("txnid_most_bits") and metadata.HasField("txnid_least_bits"):
+            return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
+        return None
+
+
+def publish_time_of(payload: bytes) -> int:
+    """For `ManagedLedger.find_by_time`."""
+    return EntryView(Position(0, 0), payload).publish_time

@@ -1,0 +1,303 @@
+"""Pure: which consumer of a Key_Shared subscription gets which key.
+
+Owns: the ring of key hashes, the three ways to hand it out (`RangeSplitting`, `ConsistentHashing`,
+`StickyRanges`), and `HashHolds`, which keeps a key in order while it moves between consumers.
+
+Invariants:
+1. The ring is 0..65535. Only sticky consumers, who name their ranges themselves, use position 0.
+2. Every position belongs to exactly one consumer (sticky: at most one), if there is one at all.
+3. A change of membership moves positions only from the one that leaves or to the one that joins.
+   `join` and `leave` return exactly what moved.
+4. A hash is held by the consumer at which all its unacknowledged entries are. Nobody else may get
+   an entry of it before the last of them is acknowledged, given back, or its consumer leaves.
+
+Holding every hash that has entries at a consumer, not only those that moved, makes the draining of
+a moved hash (PIP-379) follow from one rule: draining is "held by another than the selected one".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from magnetar.errors import InvariantBroken
+from magnetar.model.hashing import HASH_MAX, RING_SIZE, HashRange, key_hash
+from magnetar.model.subscriptions import KeySharedMode
+
+POINTS_PER_CONSUMER: Final = 100
+
+_POSITIVE: Final = 0x7FFF_FFFF
+
+
+class Moved(NamedTuple):
+    """A part of the ring that changed hands; None: nobody had it, or nobody has it now."""
+
+    range: HashRange
+    source: int | None
+    target: int | None
+
+
+class AssignRefused(NamedTuple):
+    """Why a consumer cannot have what it asks for (ConsumerAssignError on the wire)."""
+
+    reason: str
+
+
+class _Part(NamedTuple):
+    """Positions up to `end`, from where the part before ends."""
+
+    end: int
+    owner: int | None
+
+
+class KeySelector(ABC):
+    """The ring, handed out to consumers. Consumers are known by the keys their owner gave them."""
+
+    first_position = 1
+
+    def __init__(self) -> None:
+        self._set([_Part(HASH_MAX, None)])
+
+    def ring_position(self, hash32: int) -> int:
+        """Where a key with this 32-bit hash stands."""
+        first = self.first_position
+        return (hash32 & _POSITIVE) % (RING_SIZE - first) + first
+
+    def select(self, position: int) -> int | None:
+        """The consumer of a position on the ring."""
+        return self._owners[bisect_left(self._ends, position)]
+
+    def ranges_of(self, key: int) -> list[HashRange]:
+        """What a consumer has."""
+        return [HashRange(start, end) for start, end, owner in self._spans() if owner == key]
+
+    def join(
+        self, key: int, name: str, ranges: Sequence[HashRange] = ()
+    ) -> list[Moved] | AssignRefused:
+        """Give a new consumer its part; `ranges` is what a sticky one asks for."""
+        refused = self._add(key, name, ranges)
+        return self._rearrange() if refused is None else refused
+
+    def leave(self, key: int) -> list[Moved]:
+        """Hand a consumer's part to the others."""
+        self._remove(key)
+        return self._rearrange()
+
+    @abstractmethod
+    def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None: ...
+
+    @abstractmethod
+    def _remove(self, key: int) -> None: ...
+
+    @abstractmethod
+    def _parts(self) -> list[_Part]:
+        """The ring as it is now: ends ascending, the last one `HASH_MAX`."""
+
+    def _set(self, parts: list[_Part]) -> None:
+        self._ends = [part.end for part in parts]
+        self._owners = [part.owner for part in parts]
+
+    def _rearrange(self) -> list[Moved]:
+        before = list(self._spans())
+        self._set(self._parts() or [_Part(HASH_MAX, None)])
+        return _moves(before, list(self._spans()))
+
+    def _spans(self) -> Iterator[tuple[int, int, int | None]]:
+        start = self.first_position
+        for end, owner in zip(self._ends, self._owners, strict=True):
+            yield start, end, owner
+            start = end + 1
+
+
+class RangeSplitting(KeySelector):
+    """One range per consumer: a new one takes the lower half of the widest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._halves: list[_Part] = []
+
+    def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        if not self._halves:
+            self._halves.append(_Part(HASH_MAX, key))
+            return None
+        starts = [self.first_position, *(part.end + 1 for part in self._halves)]
+        sizes = [part.end - start for start, part in zip(starts, self._halves, strict=False)]
+        widest = max(range(len(sizes)), key=sizes.__getitem__)
+        if sizes[widest] < 1:
+            return AssignRefused(f"all {len(sizes)} positions of the ring have a consumer")
+        middle = HashRange(starts[widest], self._halves[widest].end).midpoint
+        self._halves.insert(widest, _Part(middle, key))
+        return None
+
+    def _remove(self, key: int) -> None:
+        index = next(at for at, part in enumerate(self._halves) if part.owner == key)
+        del self._halves[index]
+        # The part above grows down by itself; the topmost has none above it.
+        if self._halves and index == len(self._halves):
+            self._halves[-1] = _Part(HASH_MAX, self._halves[-1].owner)
+
+    def _parts(self) -> list[_Part]:
+        return list(self._halves)
+
+
+class ConsistentHashing(KeySelector):
+    """Many points per consumer; a position belongs to the next point, around the ring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._points: dict[int, list[tuple[str, int, int]]] = {}
+        """Who stands at a point: (name, its number among equal names, key), in that order, so that
+        equal points have the same winner whoever came first."""
+        self._members: dict[int, tuple[str, int]] = {}
+
+    def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        numbers = {number for other, number in self._members.values() if other == name}
+        number = next(free for free in range(len(numbers) + 1) if free not in numbers)
+        self._members[key] = (name, number)
+        for point in self._points_of(name, number):
+            insort(self._points.setdefault(point, []), (name, number, key))
+        return None
+
+    def _remove(self, key: int) -> None:
+        name, number = self._members.pop(key)
+        for point in self._points_of(name, number):
+            standing = self._points[point]
+            standing.remove((name, number, key))
+            if not standing:
+                del self._points[point]
+
+    def _parts(self) -> list[_Part]:
+        points = sorted(self._points)
+        if not points:
+            return []
+        parts = [_Part(point, self._points[point][0][2]) for point in points]
+        if points[-1] < HASH_MAX:
+            parts.append(_Part(HASH_MAX, parts[0].owner))
+        joined = [lower for lower, upper in pairwise(parts) if lower.owner != upper.owner]
+        return [*joined, parts[-1]]
+
+    def _points_of(self, name: str, number: int) -> list[int]:
+        # Two points of one consumer may fall together; it stands there once.
+        texts = (f"{name}\0{number}\0{index}" for index in range(POINTS_PER_CONSUMER))
+        return sorted({self.ring_position(key_hash(text)) for text in texts})
+
+
+class StickyRanges(KeySelector):
+    """Each consumer gets the ranges it names; positions nobody named belong to nobody."""
+
+    first_position = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._named: list[tuple[HashRange, int]] = []
+
+    def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        if not ranges:
+            return AssignRefused(f"consumer {name!r} names no hash range")
+        wanted = sorted(ranges)
+        for lower, upper in pairwise(wanted):
+            if lower.overlaps(upper):
+                return AssignRefused(f"hash ranges {lower} and {upper} of {name!r} overlap")
+        for named, _ in self._named:
+            for mine in wanted:
+                if mine.overlaps(named):
+                    return AssignRefused(f"hash range {mine} of {name!r} overlaps {named}, taken")
+        self._named = sorted([*self._named, *((each, key) for each in wanted)])
+        return None
+
+    def _remove(self, key: int) -> None:
+        self._named = [(named, owner) for named, owner in self._named if owner != key]
+
+    def _parts(self) -> list[_Part]:
+        parts: list[_Part] = []
+        start = self.first_position
+        for named, owner in self._named:
+            if named.start > start:
+                parts.append(_Part(named.start - 1, None))
+            parts.append(_Part(named.end, owner))
+            start = named.end + 1
+        if start <= HASH_MAX:
+            parts.append(_Part(HASH_MAX, None))
+        return parts
+
+
+def selector_for(mode: KeySharedMode, consistent_hashing: bool) -> KeySelector:
+    """A ring without consumers, handed out as a subscription's policy and the settings say."""
+    if mode is KeySharedMode.STICKY:
+        return StickyRanges()
+    return ConsistentHashing() if consistent_hashing else RangeSplitting()
+
+
+def _moves(
+    before: list[tuple[int, int, int | None]], after: list[tuple[int, int, int | None]]
+) -> list[Moved]:
+    """What is different between two ways to hand out the whole ring, ascending."""
+    moves: list[Moved] = []
+    old, new = 0, 0
+    while old < len(before) and new < len(after):
+        low = max(before[old][0], after[new][0])
+        high = min(before[old][1], after[new][1])
+        source, target = before[old][2], after[new][2]
+        if source != target:
+            last = moves[-1] if moves else None
+            if last is not None and last.range.end + 1 == low and last[1:] == (source, target):
+                moves[-1] = Moved(HashRange(last.range.start, high), source, target)
+            else:
+                moves.append(Moved(HashRange(low, high), source, target))
+        old += before[old][1] == high
+        new += after[new][1] == high
+    return moves
+
+
+class HashHolds:
+    """Which consumer has the unacknowledged entries of a hash, and how many of them."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def allows(self, position: int, key: int) -> bool:
+        """May this consumer get an entry of this hash now?"""
+        held = self._held.get(position)
+        return held is None or held[0] == key
+
+    def take(self, position: int, key: int) -> None:
+        """One more entry of this hash is at the consumer."""
+        held = self._held.get(position)
+        if held is None:
+            self._held[position] = (key, 1)
+        elif held[0] == key:
+            self._held[position] = (key, held[1] + 1)
+        else:
+            raise InvariantBroken(f"hash {position} goes to {key}, but {held[0]} holds it")
+
+    def release(self, position: int) -> bool:
+        """One entry less; True: it was the last, the hash is free."""
+        key, count = self._held[position]
+        if count > 1:
+            self._held[position] = (key, count - 1)
+            return False
+        del self._held[position]
+        return True
+
+    def clear(self) -> None:
+        self._held.clear()
+
+    def holders(self) -> dict[int, tuple[int, int]]:
+        """Consumer and number of entries by hash."""
+        return dict(self._held)
+
+    def draining(self, selector: KeySelector) -> dict[int, int]:
+        """Hashes that wait for their former consumer: how many entries it still has."""
+        return {
+            position: count
+            for position, (key, count) in self._held.items()
+            if selector.select(position) != key
+        }

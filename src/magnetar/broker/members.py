@@ -1,0 +1,191 @@
+"""Pure: the consumers of a subscription: permits, unacknowledged entries, blocks and turns.
+
+Owns: `Member` (one consumer) and `Members` (all of them, and the sums).
+
+Invariants (`check_invariants`):
+1. A member's unacked messages are those of its pending entries; the sum over all is `unacked`.
+2. An entry is pending at one member at most.
+3. A member is blocked when its unacked messages reach their limit, until they fall to half of it;
+   all together likewise. Between half and whole the flag stays what it was.
+4. Turns: the lowest priority number in which somebody can take; round robin within it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from magnetar.errors import InvariantBroken
+from magnetar.model.ids import Position
+
+HASH_BITS: Final = 16
+HASH_MASK: Final = (1 << HASH_BITS) - 1
+
+_UNLIMITED: Final = 1 << 62
+
+
+class Member:
+    """A consumer as dispatch sees it."""
+
+    __slots__ = ("blocked", "has_room", "key", "name", "pending", "permits", "priority", "unacked")
+
+    def __init__(self, key: int, name: str, priority: int) -> None:
+        self.key = key
+        self.name = name
+        self.priority = priority
+        self.permits = 0
+        self.unacked = 0
+        self.blocked = False
+        self.has_room = True
+        self.pending: dict[Position, int] = {}
+        """Unacknowledged entries: (open messages << HASH_BITS | hash). One small int each, because
+        there are up to hundreds of thousands of them."""
+
+    @property
+    def can_take(self) -> bool:
+        return self.permits > 0 and self.has_room and not self.blocked
+
+
+class _Level:
+    """Members of one priority, and whose turn it is."""
+
+    __slots__ = ("members", "priority", "turn")
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.members: list[Member] = []
+        self.turn = 0
+
+
+class Members:
+    """All consumers of a subscription. A limit of 0 means none."""
+
+    def __init__(self, unacked_per_consumer: int, unacked_per_subscription: int) -> None:
+        self.by_key: dict[int, Member] = {}
+        self.unacked = 0
+        self.blocked = False
+        self._unacked_max = unacked_per_consumer or _UNLIMITED
+        self._total_max = unacked_per_subscription or _UNLIMITED
+        self._levels: list[_Level] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.by_key)
+
+    # --- who
+
+    def add(self, member: Member) -> None:
+        if member.key in self.by_key:
+            raise InvariantBroken(f"consumer {member.key} joined twice")
+        self.by_key[member.key] = member
+        level = next((each for each in self._levels if each.priority == member.priority), None)
+        if level is None:
+            level = _Level(member.priority)
+            self._levels.append(level)
+            self._levels.sort(key=lambda each: each.priority)
+        level.members.append(member)
+
+    def remove(self, key: int) -> None:
+        """Forget a member that has nothing pending."""
+        member = self.by_key.pop(key)
+        level = next(each for each in self._levels if each.priority == member.priority)
+        index = level.members.index(member)
+        del level.members[index]
+        if not level.members:
+            self._levels.remove(level)
+        else:
+            level.turn = (level.turn - (index < level.turn)) % len(level.members)
+
+    def holder_of(self, position: Position) -> Member | None:
+        """Who has this entry."""
+        for member in self.by_key.values():
+            if position in member.pending:
+                return member
+        return None
+
+    # --- who can take
+
+    def next_taker(self) -> Member | None:
+        """Whose turn it is."""
+        if self.blocked:
+            return None
+        for level in self._levels:
+            members = level.members
+            turn, count = level.turn, len(level.members)
+            for step in range(turn, turn + count):
+                member = members[step % count]
+                if member.can_take:
+                    level.turn = (step + 1) % count
+                    return member
+        return None
+
+    def permits(self, enough: float) -> int:
+        """Of all that can take; counting stops at `enough`."""
+        total = 0
+        if not self.blocked:
+            for member in self.by_key.values():
+                if member.can_take:
+                    total += member.permits
+                    if total >= enough:
+                        break
+        return total
+
+    def budget(self, member: Member) -> int:
+        """How many messages this one can take before something stops it."""
+        return min(
+            member.permits, self._unacked_max - member.unacked, self._total_max - self.unacked
+        )
+
+    # --- what they have
+
+    def charge(self, member: Member, messages: int) -> None:
+        """Messages went to a member."""
+        member.permits -= messages
+        member.unacked += messages
+        self.unacked += messages
+        if member.unacked >= self._unacked_max:
+            member.blocked = True
+        if self.unacked >= self._total_max:
+            self.blocked = True
+
+    def discharge(self, member: Member, messages: int) -> bool:
+        """So many messages are unacknowledged no more; True: that ended a block."""
+        member.unacked -= messages
+        self.unacked -= messages
+        ended = False
+        if member.blocked and member.unacked <= self._unacked_max // 2:
+            member.blocked = False
+            ended = True
+        if self.blocked and self.unacked <= self._total_max // 2:
+            self.blocked = False
+            ended = True
+        return ended
+
+    def forget_pending(self) -> None:
+        """Nobody has anything; permits stay."""
+        for member in self.by_key.values():
+            member.pending.clear()
+            member.unacked = 0
+            member.blocked = False
+        self.unacked = 0
+        self.blocked = False
+
+    def check_invariants(self) -> None:
+        seen: set[Position] = set()
+        total = 0
+        for member in self.by_key.values():
+            messages = sum(packed >> HASH_BITS for packed in member.pending.values())
+            if messages != member.unacked or not seen.isdisjoint(member.pending):
+                raise InvariantBroken(f"{member.name}: {member.unacked} unacked, not {messages}")
+            seen.update(member.pending)
+            total += messages
+            _check_block(member.name, member.blocked, messages, self._unacked_max)
+        if total != self.unacked:
+            raise InvariantBroken(f"{total} messages are unacknowledged, counted {self.unacked}")
+        _check_block("subscription", self.blocked, total, self._total_max)
+        levels = [member for level in self._levels for member in level.members]
+        if sorted(each.key for each in levels) != sorted(self.by_key):
+            raise InvariantBroken("members and levels differ")
+
+
+def _check_block(name: str, blocked: bool, unacked: int, limit: int) -> None:
+    if (unacked >= limit and not blocked) or (unacked <= limit // 2 and blocked):
+        raise InvariantBroken(f"{name}: blocked is {blocked} at {unacked} of {limit} unacked")

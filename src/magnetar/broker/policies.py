@@ -1,0 +1,178 @@
+"""Pure: the policies of namespaces and topics, in the JSON shape of Pulsar's admin interface.
+
+Owns: `Policies` (what a namespace or a topic sets; None: nothing), and `TopicPolicies`, what holds
+for one topic once namespace, topic and defaults are put together.
+
+Invariants:
+1. A policy of the topic goes before one of its namespace, that before the default.
+2. What is not set is None, so that `Policies` of a topic say only what they override.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from magnetar.errors import NotAllowed
+from magnetar.managed_ledger.ledger_list import Retention
+
+UNLIMITED: Final = -1
+
+_MIB: Final = 1024 * 1024
+_SECONDS_PER_MINUTE: Final = 60
+
+
+class RetentionPolicies(msgspec.Struct, frozen=True, rename="camel"):
+    """How long acknowledged messages are kept; -1: for ever, whatever the size."""
+
+    retention_time_in_minutes: int = 0
+    retention_size_in_m_b: int = msgspec.field(default=0, name="retentionSizeInMB")
+
+    def __post_init__(self) -> None:
+        time, size = self.retention_time_in_minutes, self.retention_size_in_m_b
+        if min(time, size) < UNLIMITED or (time == 0) != (size == 0):
+            raise NotAllowed(
+                f"retention of {time} minutes and {size} MB",
+                hint="set both to 0 (keep nothing), or each to -1 or more than 0",
+            )
+
+    def as_retention(self) -> Retention:
+        time, size = self.retention_time_in_minutes, self.retention_size_in_m_b
+        return Retention(
+            None if time == UNLIMITED else float(time * _SECONDS_PER_MINUTE),
+            None if size == UNLIMITED else size * _MIB,
+        )
+
+
+class AutoTopicCreation(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether a topic that somebody asks for is created, and of which kind."""
+
+    allow_auto_topic_creation: bool = True
+    topic_type: Literal["partitioned", "non-partitioned"] = "non-partitioned"
+    default_num_partitions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.topic_type == "partitioned" and (self.default_num_partitions or 0) < 1:
+            raise NotAllowed("partitioned topics need a default number of partitions above 0")
+
+
+class AutoSubscriptionCreation(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether a subscription that a consumer asks for is created."""
+
+    allow_auto_subscription_creation: bool = True
+
+
+class InactiveTopicPolicies(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether topics that nobody uses are deleted."""
+
+    inactive_topic_delete_mode: Literal[
+        "delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"
+    ] = "delete_when_no_subscriptions"
+    max_inactive_duration_seconds: int = 60
+    delete_while_inactive: bool = False
+
+
+class AuthPolicies(msgspec.Struct, frozen=True):
+    """Who may do what."""
+
+    namespace_auth: dict[str, list[str]] = {}
+    destination_auth: dict[str, dict[str, list[str]]] = {}
+    subscription_auth_roles: dict[str, list[str]] = {}
+
+
+class BundlesData(msgspec.Struct, frozen=True, rename="camel"):
+    """Shown for tools that expect it: a namespace is not divided here."""
+
+    boundaries: tuple[str, ...] = ("0x00000000", "0xffffffff")
+    num_bundles: int = 1
+
+
+class Policies(msgspec.Struct, frozen=True):
+    """What a namespace (or, with fewer fields, a topic) sets."""
+
+    auth_policies: AuthPolicies = AuthPolicies()
+    replication_clusters: list[str] = []
+    bundles: BundlesData = BundlesData()
+    properties: dict[str, str] = {}
+    deleted: bool = False
+
+    retention_policies: RetentionPolicies | None = None
+    deduplication_enabled: bool | None = msgspec.field(default=None, name="deduplicationEnabled")
+    auto_topic_creation: AutoTopicCreation | None = msgspec.field(
+        default=None, name="autoTopicCreationOverride"
+    )
+    auto_subscription_creation: AutoSubscriptionCreation | None = msgspec.field(
+        default=None, name="autoSubscriptionCreationOverride"
+    )
+    inactive_topic_policies: InactiveTopicPolicies | None = None
+    schema_compatibility_strategy: str | None = None
+    schema_validation_enforced: bool | None = None
+    is_allow_auto_update_schema: bool | None = None
+    encryption_required: bool | None = None
+    max_producers_per_topic: int | None = None
+    max_consumers_per_topic: int | None = None
+    max_consumers_per_subscription: int | None = None
+    max_subscriptions_per_topic: int | None = None
+    max_topics_per_namespace: int | None = None
+    max_unacked_messages_per_consumer: int | None = None
+    max_unacked_messages_per_subscription: int | None = None
+    message_ttl_in_seconds: int | None = None
+
+
+class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for one topic. A limit of 0 is none."""
+
+    retention: Retention = Retention(0, 0)
+    deduplication: bool = False
+    auto_subscription_creation: bool = True
+    inactive: InactiveTopicPolicies = InactiveTopicPolicies()
+    schema_strategy: str = "FULL"
+    schema_required: bool = False
+    schema_updates: bool = True
+    encryption_required: bool = False
+    max_producers: int = 0
+    max_consumers: int = 0
+    max_consumers_per_subscription: int = 0
+    max_subscriptions: int = 0
+    max_unacked_per_consumer: int | None = None
+    """None: the broker's own limit."""
+    max_unacked_per_subscription: int | None = None
+
+
+def effective(namespace: Policies, topic: Policies | None = None) -> TopicPolicies:
+    """The policies of a topic from those of its namespace and its own."""
+    own = topic or Policies()
+
+    def first(name: str) -> object:
+        value = getattr(own, name)
+        return getattr(namespace, name) if value is None else value
+
+    given = {ours: first(theirs) for ours, theirs in _SAME.items()}
+    strategy = first("schema_compatibility_strategy")
+    given["schema_strategy"] = None if strategy == "UNDEFINED" else strategy
+    retention = own.retention_policies or namespace.retention_policies
+    given["retention"] = None if retention is None else retention.as_retention()
+    created = own.auto_subscription_creation or namespace.auto_subscription_creation
+    given["auto_subscription_creation"] = (
+        None if created is None else created.allow_auto_subscription_creation
+    )
+    kept = {name: value for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(_DEFAULTS, **kept)
+
+
+_DEFAULTS: Final = TopicPolicies()
+_SAME: Final = {
+    "deduplication": "deduplication_enabled",
+    "inactive": "inactive_topic_policies",
+    "schema_required": "schema_validation_enforced",
+    "schema_updates": "is_allow_auto_update_schema",
+    "encryption_required": "encryption_required",
+    "max_producers": "max_producers_per_topic",
+    "max_consumers": "max_consumers_per_topic",
+    "max_consumers_per_subscription": "max_consumers_per_subscription",
+    "max_subscriptions": "max_subscriptions_per_topic",
+    "max_unacked_per_consumer": "max_unacked_messages_per_consumer",
+    "max_unacked_per_subscription": "max_unacked_messages_per_subscription",
+}
+"""Fields that need no translation, by the name here."""

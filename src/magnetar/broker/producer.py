@@ -1,0 +1,368 @@
+"""One producer on a topic: sends go in, receipts come out in the same order.
+
+Owns: `Producer`: what is in flight, the order of receipts, and the judgement of dedup.
+
+Invariants:
+1. `send` starts work in call order and never waits. Everything that it accepted is settled: its
+   receipt is given, or the producer is stopped, and dedup learns the outcome either way.
+2. Receipts come in the order of the sends. Once an append failed there is no receipt any more (a
+   later one would overtake what the client must send again): the producer has stopped.
+3. A send after `stop` is ignored, as the protocol demands of sends that crossed a close.
+4. No task and no callback per message: whoever waits for receipts waits for the first one in
+   flight and then gets all that are done.
+
+Relies on: `append`, whose futures resolve in order, and a session that calls `receipts` again and
+again until it gets an empty list. `trouble` tells the topic of a failed append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
+from magnetar.broker.dedup import NO_SEQUENCE, Dedup, Verdict
+from magnetar.broker.entries import EntryView
+from magnetar.broker.stats import PublisherStats, Rate, time_text
+from magnetar.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    MagnetarError,
+    ManagedLedgerSealed,
+    NotAllowed,
+    StorageClosed,
+    StorageError,
+    TooManyRequests,
+    TopicTerminated,
+)
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.signal import Signal
+from magnetar.wire.messages import Send
+
+Append = Callable[[bytes], asyncio.Future[Position]]
+
+_NOWHERE: Final = Position(0, 0)
+_MODE_NAMES: Final = {
+    AccessMode.SHARED: "Shared",
+    AccessMode.EXCLUSIVE: "Exclusive",
+    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}
+
+
+class _Sent:
+    """What there is to know of a send beyond its append; a plain one has none of this."""
+
+    __slots__ = ("answer", "dedup", "error", "highest_sequence_id", "is_last_chunk")
+
+    def __init__(
+        self,
+        highest_sequence_id: int | None,
+        *,
+        dedup: Dedup | None = None,
+        is_last_chunk: bool = True,
+        answer: Receipt | None = None,
+    ) -> None:
+        self.highest_sequence_id = highest_sequence_id
+        self.dedup = dedup
+        """Where its outcome is owed."""
+        self.is_last_chunk = is_last_chunk
+        self.answer = answer
+        """It was answered without an append."""
+        self.error: MagnetarError | None = None
+        """Its append was refused at once."""
+
+
+class Producer:
+    """One producer. Its topic makes it; its session sends and waits for receipts."""
+
+    def __init__(
+        self,
+        name: str,
+        options: ProducerOptions,
+        append: Append,
+        *,
+        clock: Clock,
+        trouble: Signal,
+        schema_version: bytes = b"",
+        dedup: Dedup | None = None,
+    ) -> None:
+        self.name = name
+        self.options = options
+        self.schema_version = schema_version
+        self.topic_epoch: int | None = None
+        self.last_sequence_id = NO_SEQUENCE
+        """What PRODUCER_SUCCESS tells the client: up to where nothing need be sent again."""
+        self.dedup = dedup
+        """None: nothing is judged. The topic changes it with its policy."""
+        self.failure: MagnetarError | None = None
+        """Why the broker stopped it; None if its client did."""
+        self.readiness = Signal()
+        """Advances when it may send (`ready`) and when it stopped."""
+        self.messages_in = 0
+        self.bytes_in = 0
+        self._connected_ms = clock.now_ms()
+        self._message_rate = Rate(clock)
+        self._byte_rate = Rate(clock)
+        self._append = append
+        self._trouble = trouble
+        self._stopped = False
+        self._failed = False
+        self._ready = False
+        self._pending: deque[tuple[asyncio.Future[Position], int, _Sent | None]] = deque()
+        self._receipts: list[Receipt] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    # --- what it is
+
+    @property
+    def producer_id(self) -> int:
+        return self.options.producer_id
+
+    @property
+    def epoch(self) -> int:
+        return self.options.epoch
+
+    @property
+    def access_mode(self) -> AccessMode:
+        return self.options.access_mode
+
+    @property
+    def connection(self) -> object:
+        return self.options.connection
+
+    @property
+    def ready(self) -> bool:
+        """False while it waits to have the topic for itself."""
+        return self._ready
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def pending(self) -> int:
+        """Sends that are accepted and not settled: what back-pressure counts."""
+        return len(self._pending)
+
+    def is_successor_of(self, other: Producer) -> bool:
+        """The same producer of the same connection, come again."""
+        return (
+            self.connection is other.connection
+            and self.producer_id == other.producer_id
+            and self.name == other.name
+            and self.epoch > other.epoch
+        )
+
+    def stats(self) -> PublisherStats:
+        messages, size = self.messages_in, self.bytes_in
+        return PublisherStats(
+            producer_id=self.producer_id,
+            producer_name=self.name,
+            access_mode=_MODE_NAMES[self.access_mode],
+            msg_rate_in=self._message_rate.of(messages),
+            msg_throughput_in=self._byte_rate.of(size),
+            average_msg_size=size / messages if messages else 0.0,
+            address=self.options.address,
+            connected_since=time_text(self._connected_ms),
+            client_version=self.options.client_version,
+            metadata=dict(self.options.metadata),
+        )
+
+    def grant(self, topic_epoch: int | None) -> None:
+        """It may send from now on."""
+        self.topic_epoch = topic_epoch
+        self._ready = True
+        self.readiness.advance()
+
+    async def until_ready(self) -> bool:
+        """Wait until it may send; False: it was stopped before (`failure` says why)."""
+        while not self._ready and not self._stopped:
+            await self.readiness.past(self.readiness.version)
+        return not self._stopped
+
+    # --- sends
+
+    def send(self, send: Send) -> None:
+        """Start one send. Its outcome comes from `receipts`."""
+        pending = self._pending
+        if pending and pending[0][0].done():
+            self.settle()
+        if self._stopped:
+            return
+        sent = None
+        if type(send) is not Send or self.dedup is not None or not self._ready:
+            sent = self._judged(send)
+            if sent.answer is not None:
+                self._queue(self._resolved(), send.sequence_id, sent)
+                return
+        payload = send.headers_and_payload
+        try:
+            future = self._append(payload)
+        except MagnetarError as error:
+            self._not_appended(send, sent, error)
+            return
+        self.messages_in += send.num_messages
+        self.bytes_in += len(payload)
+        pending.append((future, send.sequence_id, sent))
+        if self._waiter is not None and len(pending) == 1:
+            future.add_done_callback(self._wake)
+
+    def _judged(self, send: Send) -> _Sent:
+        """What is special about a send; with an answer, if it is not to be appended."""
+        highest = send.highest_sequence_id
+        refusal = self._refusal(send)
+        if refusal is not None:
+            return _refused(send, refusal)
+        if self.dedup is None or send.marker:
+            return _Sent(highest)
+        last = not send.is_chunk or EntryView(_NOWHERE, send.headers_and_payload).is_last_chunk
+        verdict = self.dedup.decide(
+            self.name,
+            send.sequence_id,
+            NO_SEQUENCE if highest is None else highest,
+            is_last_chunk=last,
+        )
+        if verdict is Verdict.STORE:
+            return _Sent(highest, dedup=self.dedup, is_last_chunk=last)
+        if verdict is Verdict.DUPLICATE:
+            return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
+        text = f"{self.name}: whether message {send.sequence_id} is stored is not known yet"
+        return _refused(send, StorageError(text, hint="send it again later"))
+
+    def _refusal(self, send: Send) -> MagnetarError | None:
+        if not send.checksum_ok:
+            return ChecksumMismatch(f"{self.name}: message {send.sequence_id} is damaged")
+        if not self._ready:
+            return NotAllowed(f"{self.name} waits to have the topic for itself")
+        if send.txn_id is not None:
+            return NotAllowed("this topic takes no transactional messages")
+        return None
+
+    def _not_appended(self, send: Send, sent: _Sent | None, error: MagnetarError) -> None:
+        """Queue the failure: what is in flight of this producer is settled before it."""
+        sent = sent or _Sent(send.highest_sequence_id)
+        sent.error = error
+        if isinstance(error, ManagedLedgerSealed):
+            sent.error = TopicTerminated(f"{self.name}: the topic was terminated")
+        self._queue(self._resolved(), send.sequence_id, sent)
+        if not isinstance(sent.error, TopicTerminated):
+            self._stop_for(error)
+
+    def _queue(self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent) -> None:
+        self._pending.append((future, sequence_id, sent))
+        if self._waiter is not None and len(self._pending) == 1:
+            future.add_done_callback(self._wake)
+
+    def _resolved(self) -> asyncio.Future[Position]:
+        """Stands in the queue for what needs no append."""
+        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        future.set_result(DROPPED)
+        return future
+
+    # --- receipts
+
+    async def receipts(self) -> list[Receipt]:
+        """Wait for the next receipts; all that are due, in order. Empty: there are no more.
+
+        One waiter at a time. Cancelling it loses nothing.
+        """
+        while True:
+            self.settle()
+            if self._receipts:
+                due, self._receipts = self._receipts, []
+                return due
+            if self._stopped and (self._failed or not self._pending):
+                return []
+            await self._next_news()
+
+    async def _next_news(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
+        if self._pending:
+            self._pending[0][0].add_done_callback(self._wake)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self, _: object = None) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def settle(self) -> None:
+        """Take what is done from the front of what is in flight."""
+        pending = self._pending
+        while pending and pending[0][0].done():
+            future, sequence_id, sent = pending.popleft()
+            if sent is None and not future.cancelled() and future.exception() is None:
+                if not self._failed:
+                    self._receipts.append(Receipt(sequence_id, None, future.result()))
+            else:
+                self._settle_special(future, sequence_id, sent or _Sent(None))
+
+    def _settle_special(
+        self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent
+    ) -> None:
+        error = sent.error or _failure_of(future)
+        if sent.dedup is not None:
+            settled = sent.dedup.persisted if error is None else sent.dedup.failed
+            settled(self.name, sequence_id, is_last_chunk=sent.is_last_chunk)
+        if sent.answer is not None:
+            receipt = sent.answer
+        elif error is None:
+            receipt = Receipt(sequence_id, sent.highest_sequence_id, future.result())
+        elif isinstance(error, TopicTerminated):
+            receipt = Receipt(sequence_id, sent.highest_sequence_id, DROPPED, error)
+        else:
+            self._failed = True
+            self._stop_for(error)
+        if not self._failed:
+            self._receipts.append(receipt)
+
+    # --- the end
+
+    def _stop_for(self, error: MagnetarError) -> None:
+        self.stop(error)
+        if not isinstance(error, TooManyRequests):
+            self._trouble.advance()
+
+    def stop(self, error: MagnetarError | None = None) -> None:
+        """Take no more sends; receipts of what is in flight still come. The first reason stays."""
+        if not self._stopped:
+            self._stopped = True
+            self.failure = error
+            self.readiness.advance()
+        self._wake()
+
+    async def close(self, seconds: float) -> None:
+        """Stop, and wait until everything in flight is settled."""
+        self.stop()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self._pending:
+            head = self._pending[0][0]
+            if not head.done():
+                await asyncio.wait({head}, timeout=max(deadline - loop.time(), 0))
+            self.settle()
+            if self._pending and not head.done():
+                raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
+        self._wake()
+
+
+def _refused(send: Send, error: MagnetarError) -> _Sent:
+    highest = send.highest_sequence_id
+    return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED, error))
+
+
+def _failure_of(future: asyncio.Future[Position]) -> MagnetarError | None:
+    if future.cancelled():
+        return StorageClosed("the append was cancelled")
+    error = future.exception()
+    if error is None or isinstance(error, MagnetarError):
+        return error
+    return StorageError(f"the append failed: {error!r}")

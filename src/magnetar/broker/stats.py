@@ -1,0 +1,170 @@
+"""What topics tell about themselves: counters, rates over windows, and their JSON shapes.
+
+Owns: `Rate`, and the structures of the admin interface's topic statistics (the field names are
+those that Pulsar's tools read).
+
+Invariants:
+1. A rate is that of the last whole window; before the first one has passed, of the time so far.
+2. Reading statistics changes nothing but closes a window that is over.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from magnetar.runtime.clock import Clock
+
+WINDOW_S: Final = 60.0
+
+
+class Rate:
+    """Per second, of a total that only grows."""
+
+    __slots__ = ("_clock", "_rate", "_since", "_total")
+
+    def __init__(self, clock: Clock, total: float = 0) -> None:
+        self._clock = clock
+        self._since = clock.monotonic()
+        self._total = total
+        self._rate: float | None = None
+
+    def of(self, total: float) -> float:
+        """The rate, given the present total."""
+        now = self._clock.monotonic()
+        elapsed = now - self._since
+        if elapsed >= WINDOW_S:
+            self._rate = (total - self._total) / elapsed
+            self._since = now
+            self._total = total
+        if self._rate is not None:
+            return self._rate
+        return (total - self._total) / elapsed if elapsed > 0 else 0.0
+
+
+def time_text(ms: int) -> str:
+    """A wall time as the admin interface writes it."""
+    moment = datetime.fromtimestamp(ms / 1000, tz=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class PublisherStats(msgspec.Struct, rename="camel", kw_only=True):
+    """One producer."""
+
+    producer_id: int
+    producer_name: str
+    access_mode: str
+    msg_rate_in: float = 0.0
+    msg_throughput_in: float = 0.0
+    average_msg_size: float = 0.0
+    address: str = ""
+    connected_since: str = ""
+    client_version: str = ""
+    metadata: dict[str, str] = {}
+
+
+class ConsumerStats(msgspec.Struct, rename="camel", kw_only=True):
+    """One consumer."""
+
+    consumer_name: str
+    available_permits: int = 0
+    unacked_messages: int = 0
+    msg_rate_out: float = 0.0
+    msg_throughput_out: float = 0.0
+    msg_rate_redeliver: float = 0.0
+    msg_out_counter: int = 0
+    bytes_out_counter: int = 0
+    blocked_consumer_on_unacked_msgs: bool = False
+    key_hash_ranges: list[str] = []
+    address: str = ""
+    connected_since: str = ""
+    client_version: str = ""
+    metadata: dict[str, str] = {}
+
+
+class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
+    """One subscription."""
+
+    type: str = ""
+    msg_backlog: int = 0
+    unacked_messages: int = 0
+    msg_rate_out: float = 0.0
+    msg_throughput_out: float = 0.0
+    msg_rate_redeliver: float = 0.0
+    msg_out_counter: int = 0
+    bytes_out_counter: int = 0
+    msg_drop_rate: float = 0.0
+    blocked_subscription_on_unacked_msgs: bool = False
+    active_consumer_name: str | None = None
+    consumers: list[ConsumerStats] = []
+    is_durable: bool = True
+    is_replicated: bool = False
+    subscription_properties: dict[str, str] = {}
+
+
+class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
+    """One topic; of a partitioned topic, the sum over its partitions."""
+
+    msg_rate_in: float = 0.0
+    msg_throughput_in: float = 0.0
+    msg_rate_out: float = 0.0
+    msg_throughput_out: float = 0.0
+    bytes_in_counter: int = 0
+    msg_in_counter: int = 0
+    bytes_out_counter: int = 0
+    msg_out_counter: int = 0
+    average_msg_size: float = 0.0
+    storage_size: int = 0
+    backlog_size: int = 0
+    publishers: list[PublisherStats] = []
+    waiting_publishers: int = 0
+    subscriptions: dict[str, SubscriptionStats] = {}
+    deduplication_status: str = "Disabled"
+    topic_epoch: int | None = None
+    owner_broker: str = ""
+
+
+def with_sums(stats: TopicStats) -> TopicStats:
+    """The same, with what follows from its parts."""
+    subscriptions = stats.subscriptions.values()
+    stats.msg_rate_out = sum(each.msg_rate_out for each in subscriptions)
+    stats.msg_throughput_out = sum(each.msg_throughput_out for each in subscriptions)
+    stats.msg_out_counter = sum(each.msg_out_counter for each in subscriptions)
+    stats.bytes_out_counter = sum(each.bytes_out_counter for each in subscriptions)
+    if stats.msg_in_counter:
+        stats.average_msg_size = stats.bytes_in_counter / stats.msg_in_counter
+    return stats
+
+
+def summed(parts: list[TopicStats]) -> TopicStats:
+    """The sum over partitions: numbers add up, lists are put together."""
+    total = TopicStats()
+    for part in parts:
+        for name in _SUMMED:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.publishers = [*total.publishers, *part.publishers]
+        total.deduplication_status = part.deduplication_status
+        total.owner_broker = part.owner_broker
+        for name, subscription in part.subscriptions.items():
+            present = total.subscriptions.get(name)
+            added = subscription if present is None else _added(present, subscription)
+            total.subscriptions = {**total.subscriptions, name: added}
+    if total.msg_in_counter:
+        total.average_msg_size = total.bytes_in_counter / total.msg_in_counter
+    return total
+
+
+def _added(one: SubscriptionStats, other: SubscriptionStats) -> SubscriptionStats:
+    sums = {name: getattr(one, name) + getattr(other, name) for name in _SUBSCRIPTION_SUMMED}
+    consumers = [*one.consumers, *other.consumers]
+    return msgspec.structs.replace(one, **sums, consumers=consumers)
+
+
+def _numbers(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(each.name for each in msgspec.structs.fields(kind) if each.type in (int, float))
+
+
+_SUMMED: Final = _numbers(TopicStats)
+_SUBSCRIPTION_SUMMED: Final = _numbers(SubscriptionStats)

@@ -1,0 +1,377 @@
+"""A subscription of a persistent topic: its cursor, its consumers, and what they may ask for.
+
+Owns: `Subscription`, and where a new one begins (`first_mark_delete`).
+
+Invariants:
+1. Acknowledgements count at once; they are durable when `ack_durable` returns. Concurrent calls
+   share one write of the cursor.
+2. Only what is unacknowledged is delivered. An entry goes to another consumer, or again to the same
+   one, only after a redelivery request, the end of its consumer, a rewind or a seek.
+3. When the last consumer leaves, everything unacknowledged is delivered again to the next ones;
+   redelivery counts are forgotten.
+4. During a seek nobody is connected and nobody gets in: consumers are stopped first, so what was
+   read before the seek cannot be acknowledged after it.
+5. The backlog is counted in entries: the broker does not open batches.
+6. Without a first consumer there is no coroutine: idle subscriptions cost memory alone.
+
+Relies on: the topic (`ReadableTopic`) to advance `wake`, and to drop a non-durable subscription
+once it has no consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from magnetar.broker.acks import Ack, run_end
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.consumer import Consumer
+from magnetar.broker.dispatcher import Dispatcher, ReadableTopic
+from magnetar.broker.entries import publish_time_of
+from magnetar.broker.membership import Membership
+from magnetar.broker.stats import Rate, SubscriptionStats
+from magnetar.errors import (
+    ConsumerBusy,
+    ConsumerNotFound,
+    InvalidArgument,
+    MagnetarError,
+    NotAllowed,
+    ServiceNotReady,
+)
+from magnetar.ledger.api import Entry
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.ids import Position
+from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+
+TYPE_NAMES: Final = {
+    None: "None",
+    SubscriptionType.EXCLUSIVE: "Exclusive",
+    SubscriptionType.SHARED: "Shared",
+    SubscriptionType.FAILOVER: "Failover",
+    SubscriptionType.KEY_SHARED: "Key_Shared",
+}
+"""As statistics name them."""
+
+_MS_PER_SECOND: Final = 1000
+_STEPS_PER_TURN: Final = 1000
+"""Positions walked over before other coroutines get a turn."""
+
+
+def first_mark_delete(options: ConsumerOptions, last: Position) -> Position:
+    """Behind which position a new subscription begins; `last` is the topic's last one."""
+    start = options.start
+    if options.durable or start is None:
+        earliest = options.initial_position is InitialPosition.EARLIEST
+        return EARLIEST if earliest else last
+    if start.batch_index >= 0:
+        # The client skips what it has of the batch; it needs the rest.
+        return _before(start.position)
+    return start.position
+
+
+class Subscription:
+    """A named reading position of a persistent topic. End it with `close`."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        cursor: Cursor,
+        *,
+        clock: Clock,
+        limits: Limits,
+        consistent_hashing: bool = True,
+    ) -> None:
+        self.name = cursor.name
+        self.cursor = cursor
+        self.wake = Signal()
+        """Advanced by the topic when there may be more to read, or when it was terminated."""
+        self._topic = topic
+        self._clock = clock
+        self._limits = limits
+        self._loops = Service(
+            f"subscription {cursor.name} of {topic.name}", stop_seconds=limits.close_seconds
+        )
+        self._membership = Membership(
+            topic.name,
+            cursor.name,
+            wake=self.wake,
+            clock=clock,
+            limits=limits,
+            consistent_hashing=consistent_hashing,
+        )
+        self._dispatcher = Dispatcher(
+            topic, cursor, self._membership, wake=self.wake, clock=clock, limits=limits
+        )
+        self._dispatching = False
+        self._closing = False
+        self._seeking = False
+        self._rate_out = Rate(clock)
+        self._throughput_out = Rate(clock)
+        self._rate_redeliver = Rate(clock)
+
+    # --- what it knows
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """That of the present or last consumers; None: it had none yet."""
+        return self._membership.type
+
+    @property
+    def durable(self) -> bool:
+        return self.cursor.durable
+
+    @property
+    def consumers(self) -> Collection[Consumer]:
+        return self._membership.consumers
+
+    @property
+    def active_consumer(self) -> Consumer | None:
+        """The one that gets everything (Exclusive, Failover)."""
+        return self._membership.active
+
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why nothing is dispatched any more, if so; a seek or a skip starts it again."""
+        return self._dispatcher.failure
+
+    @property
+    def failed(self) -> Signal:
+        """Advances if the dispatch coroutine itself crashed: a bug."""
+        return self._loops.failed
+
+    def backlog(self) -> int:
+        """Entries that are not acknowledged as a whole."""
+        return self.cursor.backlog()
+
+    def stats(self) -> SubscriptionStats:
+        state, active = self._membership.state, self._membership.active
+        totals = self._membership.totals()
+        return SubscriptionStats(
+            type=TYPE_NAMES[self.type],
+            msg_backlog=self.backlog(),
+            unacked_messages=0 if state is None else state.unacked,
+            msg_rate_out=self._rate_out.of(totals.messages),
+            msg_throughput_out=self._throughput_out.of(totals.bytes),
+            msg_rate_redeliver=self._rate_redeliver.of(totals.redelivered),
+            msg_out_counter=totals.messages,
+            bytes_out_counter=totals.bytes,
+            blocked_subscription_on_unacked_msgs=state is not None and state.blocked,
+            active_consumer_name=None if active is None else active.name,
+            consumers=[each.stats() for each in self.consumers],
+            is_durable=self.durable,
+            subscription_properties=self.cursor.properties,
+        )
+
+    # --- consumers
+
+    def add_consumer(self, options: ConsumerOptions) -> Consumer:
+        """Let a consumer in; it has no permits yet."""
+        if self._closing or self._seeking:
+            raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        if options.durable != self.durable:
+            kind = "durable" if self.durable else "non-durable"
+            raise NotAllowed(f"subscription {self.name} is {kind}")
+        is_first = not self.consumers
+        consumer, rewind = self._membership.join(options)
+        if is_first:
+            self._dispatcher.rewind()
+        elif rewind:
+            self._dispatcher.rewind_after(self._limits.failover_switch_seconds)
+        if not self._dispatching:
+            self._dispatching = True
+            self._loops.spawn(self._dispatcher.run(), "dispatch")
+        self.wake.advance()
+        return consumer
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer closed or lost its connection; one that is not here any more is ignored."""
+        if self._membership.leave(consumer):
+            # The former active one is gone: no acknowledgement of it can come any more.
+            self._dispatcher.rewind()
+        self.wake.advance()
+
+    # --- acknowledging
+
+    def ack(self, consumer: Consumer, acks: Sequence[Ack], *, cumulative: bool = False) -> None:
+        """Acknowledge entries, or (cumulative) everything up to the last of `acks`.
+
+        A cumulative one is ignored where several consumers share the messages.
+        """
+        state = self._membership.state
+        if state is None or consumer not in self._membership:
+            raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
+        woken = self._topic.ledger.sealed
+        if not cumulative:
+            self._ack_in_cursor(acks)
+            for position, unacked in acks:
+                remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
+                if state.on_ack(consumer.key, position, remaining.bit_count()):
+                    woken = True
+        elif state.type.takes_cumulative_acks and acks:
+            self.cursor.ack_cumulative(*acks[-1])
+            state.on_acked_through(self.cursor.mark_delete)
+        if woken:
+            self.wake.advance()
+
+    def _ack_in_cursor(self, acks: Sequence[Ack]) -> None:
+        """A run that begins where everything is acknowledged so far is one step."""
+        cursor, at = self.cursor, 0
+        while at < len(acks):
+            end = max(run_end(acks, at), at + 1)
+            following = self._topic.ledger.next_valid(_after(cursor.mark_delete))
+            if end - at > 1 and following == acks[at].position:
+                cursor.ack_cumulative(acks[end - 1].position)
+            else:
+                for position, unacked in acks[at:end]:
+                    cursor.ack(position, unacked)
+            at = end
+
+    async def ack_durable(self) -> None:
+        """Return once every acknowledgement before this call is durable."""
+        await self.cursor.flush()
+
+    def redeliver(
+        self,
+        consumer: Consumer,
+        positions: Iterable[Position] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """A consumer wants entries again: these, or all that it has.
+
+        Where order is promised that means everything that is not acknowledged. What is still in
+        the outbox comes anyhow, and is no redelivery.
+        """
+        state = self._membership.state
+        if state is None or consumer not in self._membership:
+            return
+        if state.type.takes_cumulative_acks:
+            if epoch is not None:
+                consumer.epoch = epoch
+            if state.on_redeliver(consumer.key).rewind:
+                self._dispatcher.rewind()
+            return
+        unseen = consumer.unseen()
+        asked = consumer.pending() if positions is None else positions
+        state.on_redeliver(consumer.key, [each for each in asked if each not in unseen])
+        self.wake.advance()
+
+    # --- moving the cursor
+
+    async def seek(self, position: Position, unacked: int = 0) -> None:
+        """Begin again at an entry, itself included; of a batch, with the messages in `unacked`.
+
+        Every consumer is stopped first and may come back afterwards.
+        """
+        self._begin_seek()
+        try:
+            await self.cursor.reset(_before(position))
+            if unacked and self.cursor.ack(position, unacked):
+                await self.cursor.flush()
+        finally:
+            self._seeking = False
+        self._dispatcher.resume()
+
+    async def seek_time(self, ms: int) -> None:
+        """Begin again at the first entry published at or after a moment, or else at the end."""
+        self._begin_seek()
+        try:
+            last = self._topic.ledger.last_position()
+            found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+            await self.cursor.reset(last if found is None else _before(found))
+        finally:
+            self._seeking = False
+        self._dispatcher.resume()
+
+    def _begin_seek(self) -> None:
+        if self._closing or self._seeking:
+            raise ServiceNotReady(f"subscription {self.name} is being closed or reset already")
+        self._seeking = True
+        self._membership.stop_all(ServiceNotReady(f"subscription {self.name} was reset"))
+
+    async def skip(self, entries: int) -> int:
+        """Acknowledge the next unacknowledged entries; how many they were."""
+        found = await self._next_unacked(entries)
+        for at in range(0, len(found), _STEPS_PER_TURN):
+            for position in found[at : at + _STEPS_PER_TURN]:
+                self.cursor.ack(position)
+                if self._membership.state is not None:
+                    self._membership.state.on_ack(None, position)
+            await asyncio.sleep(0)
+        self._dispatcher.resume()
+        return len(found)
+
+    def skip_all(self) -> None:
+        """Acknowledge everything that there is now."""
+        self._ack_through(self._topic.ledger.last_position())
+
+    async def expire(self, seconds: float) -> None:
+        """Acknowledge everything published more than so long ago."""
+        last = self._topic.ledger.last_position()
+        moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
+        found = await self._topic.ledger.find_by_time(moment, publish_time_of)
+        self._ack_through(last if found is None else _before(found))
+
+    async def peek(self, number: int) -> Entry | None:
+        """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
+        found = await self._next_unacked(number)
+        if len(found) < number:
+            return None
+        entries = await self._topic.ledger.read(found[-1], 1)
+        return entries[0] if entries else None
+
+    def _ack_through(self, position: Position) -> None:
+        self.cursor.ack_cumulative(position)
+        if self._membership.state is not None:
+            self._membership.state.on_acked_through(self.cursor.mark_delete)
+        self._dispatcher.resume()
+
+    async def _next_unacked(self, count: int) -> list[Position]:
+        if count < 1:
+            raise InvalidArgument(f"{count} entries")
+        found: list[Position] = []
+        steps = 0
+        position = self._topic.ledger.next_valid(_after(self.cursor.mark_delete))
+        while position is not None and position <= self._topic.readable_end():
+            if not self.cursor.is_acked(position):
+                found.append(position)
+                if len(found) == count:
+                    break
+            position = self._topic.ledger.next_valid(_after(position))
+            steps += 1
+            if steps % _STEPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return found
+
+    # --- the end
+
+    async def close(self, error: MagnetarError | None = None) -> None:
+        """Stop dispatching, stop every consumer (`error` tells them why), write the cursor."""
+        self._closing = True
+        self._membership.stop_all(error)
+        await self._loops.stop()
+        if self.cursor.failure is None:
+            await self.cursor.flush()
+
+    async def unsubscribe(self, *, by: Consumer | None = None, force: bool = False) -> None:
+        """As `close`, and remove the cursor; refused while it has consumers other than `by`."""
+        if not force and any(each is not by for each in self.consumers):
+            raise ConsumerBusy(f"subscription {self.name} has connected consumers")
+        await self.close(ServiceNotReady(f"subscription {self.name} was removed"))
+        if self.durable:
+            await self._topic.ledger.delete_cursor(self.name)
+        else:
+            await self.cursor.delete()
+
+
+def _before(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id - 1)
+
+
+def _after(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)

@@ -1,0 +1,493 @@
+"""A persistent topic: one managed ledger, its producers and its subscriptions.
+
+Owns: `Topic`, from its loading to its unloading or deletion.
+
+Invariants:
+1. One object per topic and process, and only its coroutines change it.
+2. A failed append fences the topic: every producer is stopped, and none is admitted before all that
+   was in flight is settled. Clients send again what got no receipt; dedup removes doubles.
+3. A managed ledger that stopped for good takes the topic with it: `lost` says why, everybody is
+   told to look it up again, and its owner loads it anew.
+4. Terminating and deleting are decisions of the managed ledger, and as durable.
+5. Subscriptions are woken whenever entries have become durable, and at the end of the topic.
+
+Room for transactions: consumers see what `readable_end` and `is_visible` let through.
+
+Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from magnetar.broker.api import DROPPED, ConsumerOptions, LastMessage, ProducerOptions
+from magnetar.broker.consumer import Consumer
+from magnetar.broker.dedup_log import DedupLog
+from magnetar.broker.entries import EntryView, publish_time_of
+from magnetar.broker.policies import TopicPolicies
+from magnetar.broker.producer import Producer
+from magnetar.broker.records import Directory, TopicRecord, record_name, topics_directory
+from magnetar.broker.schemas import Schemas, version_bytes
+from magnetar.broker.stats import Rate, TopicStats, with_sums
+from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic_producers import ProducerNames, TopicProducers
+from magnetar.broker.topic_subscriptions import TopicSubscriptions
+from magnetar.errors import (
+    LedgerFenced,
+    MagnetarError,
+    ManagedLedgerFenced,
+    MetadataError,
+    NotAllowed,
+    ProducerBusy,
+    ServiceNotReady,
+    TopicNotFound,
+    TopicTerminated,
+)
+from magnetar.ledger.api import Entry, LedgerStore
+from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
+from magnetar.metadata.api import MetadataStore
+from magnetar.model.ids import Position
+from magnetar.model.names import TopicName
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+
+FENCE_PAUSE_S: Final = 0.1
+"""How long a topic stays fenced once everything in flight is settled."""
+
+_LOG: Final = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicParts:
+    """What all topics of one broker share."""
+
+    metadata: MetadataStore
+    ledgers: LedgerStore
+    schemas: Schemas
+    clock: Clock
+    limits: Limits
+    producer_names: ProducerNames
+    owner: str = ""
+    """The broker, as statistics name it."""
+
+
+class Topic:
+    """A persistent topic. Get it from `open`, end it with `close` or `delete`."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        parts: TopicParts,
+        ledger: ManagedLedger,
+        record: TopicRecord,
+        policies: TopicPolicies,
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.policies = policies
+        self.lost: MagnetarError | None = None
+        """Why it cannot go on and must be loaded anew, if so."""
+        self.used_at = parts.clock.monotonic()
+        """When it was last seen with a producer or consumer."""
+        self._parts = parts
+        self._clock = parts.clock
+        self._records = Directory(parts.metadata, topics_directory(name.namespace), TopicRecord)
+        limits = parts.limits
+        self.producers = TopicProducers(
+            record.epoch, self._set_epoch, close_seconds=limits.close_seconds
+        )
+        self._subscriptions = TopicSubscriptions(self, clock=parts.clock, limits=limits)
+        self._dedup: DedupLog | None = None
+        self._fenced: MagnetarError | None = None
+        self._trouble = Signal()
+        self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
+        self._deleting = False
+        self._closing: asyncio.Task[None] | None = None
+        self._policy_turn = asyncio.Lock()
+        self._gone_messages = self._gone_bytes = 0
+        self._message_rate = Rate(parts.clock)
+        self._byte_rate = Rate(parts.clock)
+
+    @classmethod
+    async def open(
+        cls, name: TopicName, parts: TopicParts, record: TopicRecord, policies: TopicPolicies
+    ) -> Topic:
+        """Load a topic: take its managed ledger over, or begin one."""
+        ledger = await ManagedLedger.open(
+            name.managed_ledger_name,
+            parts.metadata,
+            parts.ledgers,
+            clock=parts.clock,
+            limits=parts.limits,
+        )
+        topic = cls(name, parts, ledger, record, policies)
+        try:
+            await topic._load()
+        except BaseException:
+            await topic.close()
+            raise
+        return topic
+
+    async def _load(self) -> None:
+        self._subscriptions.load()
+        if self.policies.deduplication:
+            await self._begin_dedup()
+        else:
+            await DedupLog.delete(self.name, self._parts.metadata)
+        self._tasks.spawn(self._wake_subscriptions(), "wake")
+        self._tasks.spawn(self._mend(), "mend")
+
+    # --- what it knows
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._subscriptions.by_name
+
+    @property
+    def terminated(self) -> bool:
+        return self.ledger.sealed
+
+    @property
+    def closing(self) -> bool:
+        return self._closing is not None or self._deleting
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody is connected."""
+        producers = self.producers
+        return bool(producers.connected or producers.waiting or self._subscriptions.consumers)
+
+    def readable_end(self) -> Position:
+        """The last position that consumers may see."""
+        return self.ledger.last_position()
+
+    def is_visible(self, entry: Entry) -> bool:
+        """Whether an entry up to `readable_end` is for consumers."""
+        return True
+
+    async def last_message(self) -> LastMessage:
+        """The last message that a consumer could get."""
+        end = self.readable_end()
+        entries = await self.ledger.read(end, 1) if self.ledger.entries else []
+        if not entries:
+            return LastMessage(DROPPED, -1)
+        view = EntryView.of(entries[0])
+        return LastMessage(view.position, view.num_messages - 1 if view.is_batch else -1)
+
+    async def find_by_time(self, ms: int) -> Position | None:
+        """The first entry published at or after `ms`; None: there is none."""
+        return await self.ledger.find_by_time(ms, publish_time_of)
+
+    # --- producers
+
+    async def add_producer(self, options: ProducerOptions) -> Producer:
+        """Admit a producer: `ready`, or waiting to have the topic for itself.
+
+        ProducerBusy because of its name: `producers.named` is who has it. Should that one's peer
+        turn out to be dead, remove it and ask again.
+        """
+        self._check_writable()
+        limit = self.policies.max_producers
+        if limit and len(self.producers.connected) >= limit:
+            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        if self.policies.encryption_required and not options.encrypted:
+            raise MetadataError(f"{self.name} takes encrypted messages only")
+        schemas = self._parts.schemas
+        version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
+        if options.initial_subscription:
+            await self._create_initial(options.initial_subscription)
+        name = options.name or await self._parts.producer_names.next_name()
+        self._check_writable()
+        producer = Producer(
+            name,
+            options,
+            self.ledger.append,
+            clock=self._clock,
+            trouble=self._trouble,
+            schema_version=version_bytes(version),
+            dedup=None if self._dedup is None else self._dedup.state,
+        )
+        await self.producers.add(producer)
+        try:
+            self._check_writable()  # it may have been fenced while the epoch was written
+        except MagnetarError as error:
+            producer.stop(error)
+            await self.producers.remove(producer)
+            raise
+        self._note_joined(producer)
+        return producer
+
+    def _note_joined(self, producer: Producer) -> None:
+        dedup = self._dedup
+        producer.dedup = None if dedup is None else dedup.state
+        if dedup is not None:
+            dedup.state.producer_joined(producer.name)
+            producer.last_sequence_id = dedup.state.last_sequence_id(producer.name)
+
+    async def remove_producer(self, producer: Producer) -> None:
+        """Let a producer go, once everything that it sent is settled."""
+        await self.producers.remove(producer)
+        self._gone_messages += producer.messages_in
+        self._gone_bytes += producer.bytes_in
+        producer.messages_in = producer.bytes_in = 0
+        self.used_at = self._clock.monotonic()
+        if self._dedup is not None and self.producers.named(producer.name) is None:
+            self._dedup.state.producer_left(producer.name, self._clock.monotonic())
+
+    async def _create_initial(self, name: str) -> None:
+        if name in self.subscriptions:
+            return
+        if not self.policies.auto_subscription_creation:
+            raise NotAllowed(f"{self.name}: subscription {name!r} may not be created")
+        await self._subscriptions.create(name, EARLIEST, self.policies)
+
+    async def _set_epoch(self, epoch: int) -> None:
+        name = record_name(self.name)
+        found = await self._records.change(
+            name, lambda record: msgspec.structs.replace(record, epoch=epoch)
+        )
+        if found is None:
+            raise TopicNotFound(f"{self.name} was deleted")
+
+    # --- subscriptions
+
+    async def subscription(self, options: ConsumerOptions) -> Subscription:
+        """The subscription that a consumer asks for; it joins with `add_consumer`."""
+        self._check_open()
+        idle = not self.in_use and not self.ledger.entries
+        schemas = self._parts.schemas
+        await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
+        found = await self._subscriptions.subscribe(options, self.policies)
+        self._check_open()
+        return found
+
+    async def create_subscription(
+        self, name: str, mark_delete: Position, properties: Mapping[str, str] | None = None
+    ) -> bool:
+        """A durable subscription without a consumer; False: it exists already."""
+        self._check_open()
+        return await self._subscriptions.create(name, mark_delete, self.policies, properties)
+
+    async def delete_subscription(
+        self, name: str, *, by: Consumer | None = None, force: bool = False
+    ) -> None:
+        """Remove a subscription; refused while consumers other than `by` are connected."""
+        self._check_open()
+        await self._subscriptions.delete(name, by=by, force=force)
+
+    async def release(self, subscription: Subscription) -> None:
+        """Call it when a consumer has left: a non-durable subscription may go with it."""
+        self.used_at = self._clock.monotonic()
+        await self._subscriptions.release(subscription)
+
+    # --- policies
+
+    async def apply(self, policies: TopicPolicies) -> None:
+        """Follow changed policies."""
+        async with self._policy_turn:
+            self._check_open()
+            before, self.policies = self.policies, policies
+            if policies.deduplication == before.deduplication:
+                return
+            if policies.deduplication:
+                # Of what is in flight nobody would know the outcome: it comes again, judged.
+                unready = ServiceNotReady(f"{self.name}: deduplication begins")
+                await self._fence(unready)
+                try:
+                    await self._begin_dedup()
+                finally:
+                    self._unfence(unready)
+            else:
+                await self._end_dedup()
+
+    async def _begin_dedup(self) -> None:
+        log = DedupLog(
+            self.name, self._parts.metadata, self.ledger, self._clock, self.producers.settle
+        )
+        await log.load()
+        self._dedup = log
+        self._tasks.spawn(log.keep(), "dedup")
+
+    async def _end_dedup(self) -> None:
+        log, self._dedup = self._dedup, None
+        for producer in self.producers.connected.values():
+            producer.dedup = None
+        if log is not None:
+            await log.end()
+
+    async def trim(self) -> list[int]:
+        """Drop the ledgers that retention lets go; their ids."""
+        self._check_open()
+        pin = None if self._dedup is None else self._dedup.pin
+        return await self.ledger.trim(self.policies.retention, pin)
+
+    # --- loops
+
+    async def _wake_subscriptions(self) -> None:
+        appended = self.ledger.appended
+        seen = appended.version
+        while True:
+            try:
+                seen = await appended.past(seen)
+            except MagnetarError:
+                break  # sealed, fenced or failed: `_mend` finds out
+            self._subscriptions.wake()
+        self._subscriptions.wake()
+        self._trouble.advance()
+
+    async def _mend(self) -> None:
+        """After a failed append: settle everything, then go on, or give up for good."""
+        seen = 0
+        while self.lost is None:
+            await self._trouble.past(seen)
+            if self.closing or self.terminated:
+                return
+            unready = ServiceNotReady(f"{self.name} recovers from a failed write")
+            try:
+                await self._fence(unready)
+                if self._dedup is not None and self._dedup.state.has_holes:
+                    await self._dedup.write()  # the log alone does not show them
+                await self._clock.sleep(FENCE_PAUSE_S)
+            except MagnetarError as error:
+                self._lose(error)
+            if self.ledger.failure is not None:
+                self._lose(self.ledger.failure)
+            seen = self._trouble.version
+            self._unfence(unready)
+
+    async def _fence(self, error: MagnetarError) -> None:
+        self._fenced = error
+        self.producers.stop(error)
+        await self.producers.drained()
+
+    def _unfence(self, error: MagnetarError) -> None:
+        if self._fenced is error:  # and not for another reason meanwhile
+            self._fenced = None
+
+    def _lose(self, error: MagnetarError) -> None:
+        if self.lost is None:
+            _LOG.warning("topic-lost", topic=str(self.name), error=str(error))
+            self.lost = error
+            gone = ServiceNotReady(f"{self.name} is being loaded again")
+            self.producers.stop(gone)
+            for subscription in self.subscriptions.values():
+                for consumer in list(subscription.consumers):
+                    consumer.stop(gone)
+
+    # --- the end of data, and of it all
+
+    async def terminate(self) -> Position:
+        """Take no more messages, durably; the last position."""
+        self._check_open()
+        last = await self.ledger.seal()
+        self.producers.stop(TopicTerminated(f"{self.name} was terminated"))
+        self._subscriptions.wake()
+        return last
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Remove it with all its data; refused while anybody is connected unless `force`."""
+        self._check_open()
+        if self.in_use and not force:
+            raise NotAllowed(f"{self.name} has producers or consumers", hint="close them first")
+        gone = TopicNotFound(f"{self.name} was deleted")
+        self._deleting = True
+        try:
+            await self.producers.close(gone)
+            await self._subscriptions.close(gone)
+            await self.ledger.delete()
+            await self._end_dedup()
+        except BaseException:
+            self._lose(ServiceNotReady(f"{self.name}: its deletion was not finished"))
+            raise
+        await self.close(gone)
+
+    async def close(self, error: MagnetarError | None = None) -> None:
+        """Unload: receipts owed are given, cursors written; clients look the topic up again."""
+        if self._closing is None:
+            reason = error or ServiceNotReady(f"{self.name} was unloaded")
+            self._fenced = self._fenced or reason
+            self._closing = asyncio.create_task(self._close(reason), name=f"{self.name}: close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self, reason: MagnetarError) -> None:
+        """Each part has its turn, whatever the others raise; the first error comes out."""
+        problems: list[Exception] = []
+        steps: list[Callable[[], Awaitable[None]]] = [
+            partial(self.producers.close, reason),
+            partial(self._subscriptions.close, reason),
+            self._last_snapshot,
+            self.ledger.close,
+            self._tasks.stop,
+        ]
+        for step in steps:
+            try:
+                await step()
+            except (LedgerFenced, ManagedLedgerFenced) as error:
+                # A later owner has taken it all; there is nothing left to finish.
+                _LOG.info("topic-closed-after-take-over", topic=str(self.name), error=str(error))
+            except Exception as problem:  # noqa: BLE001  raised below
+                problems.append(problem)
+        if problems and self.lost is None:
+            raise problems[0]
+
+    async def _last_snapshot(self) -> None:
+        """Spare the next load the replay; without it the log is replayed."""
+        if self._dedup is not None and self.lost is None and not self.ledger.stopping:
+            await self._dedup.write()
+
+    def _check_open(self) -> None:
+        if self.lost is not None or self.closing:
+            raise ServiceNotReady(f"{self.name} is being unloaded")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._fenced is not None:
+            raise ServiceNotReady(f"{self.name}: {self._fenced}")
+        if self.terminated:
+            raise TopicTerminated(f"{self.name} was terminated")
+
+    # --- statistics
+
+    @property
+    def messages_in(self) -> int:
+        """Since it was loaded."""
+        producers = self.producers.connected.values()
+        return self._gone_messages + sum(producer.messages_in for producer in producers)
+
+    @property
+    def bytes_in(self) -> int:
+        producers = self.producers.connected.values()
+        return self._gone_bytes + sum(producer.bytes_in for producer in producers)
+
+    def stats(self) -> TopicStats:
+        """What the admin interface shows."""
+        subscriptions = {name: each.stats() for name, each in self.subscriptions.items()}
+        stats = TopicStats(
+            msg_rate_in=self._message_rate.of(self.messages_in),
+            msg_throughput_in=self._byte_rate.of(self.bytes_in),
+            msg_in_counter=self.messages_in,
+            bytes_in_counter=self.bytes_in,
+            storage_size=self.ledger.size_bytes,
+            backlog_size=self._backlog_bytes(),
+            publishers=[producer.stats() for producer in self.producers.connected.values()],
+            waiting_publishers=len(self.producers.waiting),
+            subscriptions=subscriptions,
+            deduplication_status="Disabled" if self._dedup is None else "Enabled",
+            topic_epoch=self.producers.epoch,
+            owner_broker=self._parts.owner,
+        )
+        return with_sums(stats)
+
+    def _backlog_bytes(self) -> int:
+        entries = self.ledger.entries
+        backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
+        return self.ledger.size_bytes * backlog // entries if entries else 0

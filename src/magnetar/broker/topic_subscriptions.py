@@ -1,0 +1,172 @@
+"""The subscriptions of one persistent topic: which there are, and how they begin and end.
+
+Owns: `TopicSubscriptions`.
+
+Invariants:
+1. Every durable cursor of the managed ledger has a subscription here once the topic is loaded.
+2. One name is one subscription, durable or not, for as long as it is here.
+3. A subscription is here from the moment at which its cursor exists until that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.consumer import Consumer
+from magnetar.broker.dispatcher import ReadableTopic
+from magnetar.broker.entries import publish_time_of
+from magnetar.broker.policies import TopicPolicies
+from magnetar.broker.subscription import Subscription, first_mark_delete
+from magnetar.errors import (
+    ConsumerBusy,
+    MagnetarError,
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+)
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.model.ids import Position
+from magnetar.model.subscriptions import check_subscription_name
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+
+_MS_PER_SECOND: Final = 1000
+
+
+class TopicSubscriptions:
+    """All subscriptions of one topic."""
+
+    def __init__(self, topic: ReadableTopic, *, clock: Clock, limits: Limits) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._limits = limits
+        self._by_name: dict[str, Subscription] = {}
+        self._turn = asyncio.Lock()
+
+    @property
+    def by_name(self) -> Mapping[str, Subscription]:
+        return MappingProxyType(self._by_name)
+
+    @property
+    def consumers(self) -> int:
+        return sum(len(each.consumers) for each in self._by_name.values())
+
+    def wake(self) -> None:
+        for subscription in self._by_name.values():
+            subscription.wake.advance()
+
+    def load(self) -> None:
+        """Open a subscription for every durable cursor."""
+        ledger = self._topic.ledger
+        for name in ledger.cursor_names():
+            self._open(ledger.cursor(name))
+
+    async def subscribe(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
+        """The subscription that a consumer asks for, created if need be and allowed."""
+        check_consumer_options(options)
+        if policies.max_consumers and self.consumers >= policies.max_consumers:
+            raise ConsumerBusy(f"{self._topic.name} has {self.consumers} consumers, its limit")
+        async with self._turn:
+            present = self._by_name.get(options.subscription)
+            if present is not None:
+                if present.durable != options.durable:
+                    kind = "durable" if present.durable else "not durable"
+                    raise NotAllowed(f"subscription {options.subscription!r} is {kind}")
+                return present
+            if options.durable and not policies.auto_subscription_creation:
+                raise _missing(options.subscription)
+            return await self._create(options, policies)
+
+    async def create(
+        self,
+        name: str,
+        mark_delete: Position,
+        policies: TopicPolicies,
+        properties: Mapping[str, str] | None = None,
+    ) -> bool:
+        """A durable subscription without a consumer; False: it exists already."""
+        check_subscription_name(name)
+        async with self._turn:
+            if name in self._by_name:
+                return False
+            self._check_room(policies)
+            ledger = self._topic.ledger
+            self._open(await ledger.create_cursor(name, mark_delete, dict(properties or {})))
+            return True
+
+    async def _create(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
+        ledger = self._topic.ledger
+        mark_delete = first_mark_delete(options, self._topic.readable_end())
+        if options.rollback_seconds > 0:
+            mark_delete = await self._rolled_back(options.rollback_seconds)
+        if not options.durable:
+            return self._open(ledger.open_reader(options.subscription, mark_delete))
+        self._check_room(policies)
+        properties = dict(options.subscription_properties)
+        cursor = await ledger.create_cursor(options.subscription, mark_delete, properties)
+        return self._open(cursor)
+
+    async def _rolled_back(self, seconds: int) -> Position:
+        ms = self._clock.now_ms() - seconds * _MS_PER_SECOND
+        found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+        if found is None:
+            return self._topic.readable_end()
+        return Position(found.ledger_id, found.entry_id - 1)
+
+    def _open(self, cursor: Cursor) -> Subscription:
+        subscription = Subscription(self._topic, cursor, clock=self._clock, limits=self._limits)
+        self._by_name[cursor.name] = subscription
+        return subscription
+
+    def _check_room(self, policies: TopicPolicies) -> None:
+        limit = policies.max_subscriptions
+        if limit and len(self._by_name) >= limit:
+            raise NotAllowed(f"{self._topic.name} has {limit} subscriptions, its limit")
+
+    # --- the end
+
+    async def delete(self, name: str, *, by: Consumer | None = None, force: bool = False) -> None:
+        """Remove a subscription and its cursor; refused while others than `by` are connected."""
+        async with self._turn:
+            subscription = self._by_name.get(name)
+            if subscription is None:
+                raise _missing(name)
+            await subscription.unsubscribe(by=by, force=force)
+            del self._by_name[name]
+
+    async def release(self, subscription: Subscription) -> None:
+        """A consumer left: drop what lives only as long as it has consumers."""
+        async with self._turn:
+            present = self._by_name.get(subscription.name)
+            if present is not subscription or subscription.durable or subscription.consumers:
+                return
+            del self._by_name[subscription.name]
+            await subscription.close()
+
+    async def close(self, error: MagnetarError | None) -> None:
+        """Close all; raises the first error once every one of them had its turn."""
+        async with self._turn:
+            closing = [each.close(error) for each in self._by_name.values()]
+            results = await asyncio.gather(*closing, return_exceptions=True)
+            self._by_name.clear()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+def check_consumer_options(options: ConsumerOptions) -> None:
+    """What a SUBSCRIBE may not ask for on any topic."""
+    if not options.subscription.strip():
+        # The protocol's own error for names has this code.
+        raise ProducerBusy("a subscription needs a name")
+    check_subscription_name(options.subscription)
+    if options.read_compacted and not options.type.takes_cumulative_acks:
+        raise NotAllowed("compacted reading needs an Exclusive or Failover subscription")
+
+
+def _missing(name: str) -> SubscriptionNotFound:
+    return SubscriptionNotFound(f"there is no subscription {name!r}")

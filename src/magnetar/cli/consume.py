@@ -1,0 +1,182 @@
+"""`magnetar consume TOPIC --subscription S`: print messages as they come, and acknowledge them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from typing import Final
+
+import click
+
+from magnetar.cli.admin_client import default_service_url
+from magnetar.cli.link import Link
+from magnetar.cli.unpacked import Chunks, Message, unpacked
+from magnetar.errors import ServiceNotReady
+from magnetar.model.names import TopicName
+from magnetar.wire.commands import TYPES
+from magnetar.wire.frames import command
+from magnetar.wire.messages import Delivered, Received
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_PERMITS_MAX: Final = 100
+_TYPES: Final = {
+    "exclusive": pb.CommandSubscribe.Exclusive,
+    "shared": pb.CommandSubscribe.Shared,
+    "failover": pb.CommandSubscribe.Failover,
+    "key-shared": pb.CommandSubscribe.Key_Shared,
+}
+_STARTS: Final = {
+    "earliest": pb.CommandSubscribe.Earliest,
+    "latest": pb.CommandSubscribe.Latest,
+}
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--subscription", "-s", required=True, help="Its name; it is created if need be.")
+@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(tuple(_STARTS)),
+    default="latest",
+    show_default=True,
+    help="Where a new subscription starts.",
+)
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(tuple(_TYPES)),
+    default="exclusive",
+    show_default=True,
+    help="How consumers of the subscription share its messages.",
+)
+@click.option("--wait", type=click.FloatRange(0.0), help="Stop once nothing came for so long (s).")
+@click.option("--url", metavar="URL", help="The server.  [default: by settings]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
+def consume(
+    topic: str,
+    subscription: str,
+    count: int | None,
+    start: str,
+    kind: str,
+    wait: float | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Print messages of TOPIC and acknowledge them, until --count, --wait or Ctrl-C."""
+    consumption = _Consumption(count, wait, as_json)
+    try:
+        asyncio.run(
+            consumption.run(
+                url or default_service_url(),
+                TopicName.parse(topic),
+                {
+                    "subscription": subscription,
+                    "subType": _TYPES[kind],
+                    "initialPosition": _STARTS[start],
+                },
+            )
+        )
+    except KeyboardInterrupt:
+        click.echo(f"stopped after {consumption.printed} messages", err=True)
+
+
+class _Consumption:
+    """One run of the verb."""
+
+    def __init__(self, count: int | None, wait: float | None, as_json: bool) -> None:
+        self.printed = 0
+        self._count = count
+        self._wait = wait
+        self._as_json = as_json
+        self._chunks = Chunks()
+
+    async def run(self, url: str, topic: TopicName, options: dict[str, object]) -> None:
+        async with Link(url) as link:
+            parts = await link.partitions_of(topic)
+            for number, part in enumerate(parts):
+                await link.look_up(part)
+                await link.request("SUBSCRIBE", topic=str(part), consumer_id=number, **options)
+                link.write(command("FLOW", consumer_id=number, messagePermits=self._permits()))
+            while not self._is_done:
+                received = await link.next_within(self._wait)
+                if received is None:
+                    break
+                if isinstance(received, Delivered):
+                    self._take(link, received)
+                elif isinstance(received, Received) and received.type == TYPES["CLOSE_CONSUMER"]:
+                    raise ServiceNotReady(f"the server closed the consumer of {topic}")
+            for number in range(len(parts)):
+                await link.request("CLOSE_CONSUMER", consumer_id=number)
+
+    @property
+    def _is_done(self) -> bool:
+        return self._count is not None and self.printed >= self._count
+
+    def _permits(self) -> int:
+        left = _PERMITS_MAX if self._count is None else self._count - self.printed
+        return min(left, _PERMITS_MAX)
+
+    def _take(self, link: Link, delivered: Delivered) -> None:
+        """Print what is still wanted of an entry and acknowledge just that."""
+        consumer_id = delivered.body.consumer_id
+        messages = unpacked(delivered, self._chunks)
+        taken = [message for message in messages if message.is_open][: self._wanted()]
+        for message in taken:
+            self._print(message)
+        if not messages:  # a chunk: acknowledged with the last one
+            link.write(command("FLOW", consumer_id=consumer_id, messagePermits=1))
+            return
+        open_after = {m.index for m in messages if m.is_open} - {m.index for m in taken}
+        ids = [*messages[0].earlier_chunks, delivered.body.message_id]
+        link.write(_ack(consumer_id, ids, open_after, len(messages)))
+        if not self._is_done:
+            used = sum(message.permits for message in messages if message.is_open)
+            link.write(command("FLOW", consumer_id=consumer_id, messagePermits=max(used, 1)))
+
+    def _wanted(self) -> int | None:
+        return None if self._count is None else self._count - self.printed
+
+    def _print(self, message: Message) -> None:
+        self.printed += 1
+        if not self._as_json:
+            click.echo(message.text if message.text is not None else f"<{message.note}>")
+            return
+        shown: dict[str, object] = {"id": message.id, "publish_time": message.publish_time}
+        if message.key is not None:
+            shown["key"] = message.key
+        if message.properties:
+            shown["properties"] = message.properties
+        if message.redelivery_count:
+            shown["redelivery_count"] = message.redelivery_count
+        if message.text is None:
+            shown["note"] = message.note
+            shown["base64"] = b64encode(message.payload).decode()
+        else:
+            shown["text"] = message.text
+        click.echo(json.dumps(shown))
+
+
+def _ack(
+    consumer_id: int, ids: list[pb.MessageIdData], still_open: set[int], batch_size: int
+) -> bytes:
+    acked = []
+    for each in ids:
+        copy = pb.MessageIdData(ledgerId=each.ledgerId, entryId=each.entryId)
+        if each.HasField("partition"):
+            copy.partition = each.partition
+        acked.append(copy)
+    if still_open:
+        bits = sum(1 << index for index in still_open)
+        words = (batch_size + 63) // 64
+        values = [bits >> 64 * word & (2**64 - 1) for word in range(words)]
+        # The field is signed: the highest bit of a word makes it negative.
+        acked[-1].ack_set.extend(v - 2**64 if v >= 2**63 else v for v in values)
+    return command(
+        "ACK",
+        consumer_id=consumer_id,
+        ack_type=pb.CommandAck.Individual,
+        message_id=acked,
+    )

@@ -1,0 +1,268 @@
+"""`magnetar doctor`: look at the machine, the data folder and a server, and say what to do.
+
+Owns: the checks. Each gives one or more findings; none changes anything (the sync is measured in a
+temporary file that is removed).
+
+Invariants:
+1. A check that cannot be made is a finding of its own, never an end of the others.
+2. The exit code is 1 if and only if a finding is FAILED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib import metadata, util
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from magnetar.cli.admin_client import AdminClient, default_admin_url, default_service_url
+from magnetar.cli.link import Link
+from magnetar.cli.output import print_json, print_table
+from magnetar.errors import FolderInUse, MagnetarError
+from magnetar.runtime.disk import LocalDisk
+from magnetar.server.config import ServerConfig, load
+from magnetar.server.embedded import STORE_FORMAT, StoreFormat
+
+_SYNCS: Final = 20
+_SYNC_BYTES: Final = 4096
+_SLOW_SYNC_MS: Final = 20.0
+_GIB: Final = 1024**3
+_SECONDS: Final = 5.0
+_LIBRARIES: Final = ("aiohttp", "protobuf", "msgspec", "pyroaring", "crc32c")
+
+
+class Verdict(Enum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check saw, and what to do about it."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The data folder to look at.  [default: by settings]",
+)
+@click.option("--url", metavar="URL", help="A running server, pulsar://host:port.")
+@click.option("--admin-url", metavar="URL", help="Its admin interface, http://host:port.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(
+    context: click.Context,
+    data: Path | None,
+    url: str | None,
+    admin_url: str | None,
+    as_json: bool,
+) -> None:
+    """Check versions, the data folder, its disk, the ports and the server; exit 1 if any fails."""
+    config = load({}, os.environ)
+    # Naming only a server or only a folder leaves the other out.
+    remote_only = (url or admin_url) and data is None
+    findings = list(_versions())
+    in_use = False
+    if not remote_only:
+        folder = data or Path(config.data)
+        about_folder = list(_folder(folder, config))
+        in_use = any(each.check == "lock" and "in use" in each.found for each in about_folder)
+        findings += about_folder
+    if data is None or url or admin_url or in_use:
+        named = bool(url or admin_url or in_use)
+        findings += asyncio.run(
+            _server(url or default_service_url(), admin_url or default_admin_url(), config, named)
+        )
+    if as_json:
+        print_json([{**asdict(each), "verdict": each.verdict.value} for each in findings])
+    else:
+        _print(findings)
+    if any(each.verdict is Verdict.FAILED for each in findings):
+        context.exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    rows = [(each.check, each.verdict.value, each.found) for each in findings]
+    print_table(("check", "verdict", "found"), rows, none="nothing was checked")
+    for each in findings:
+        if each.advice:
+            click.echo(f"{each.check}: {each.advice}")
+    if all(each.verdict is Verdict.OK for each in findings):
+        click.echo("all is well")
+
+
+# --- versions
+
+
+def _versions() -> Iterator[Finding]:
+    python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding("version", Verdict.OK, f"Magnetar {metadata.version('magnetar')}, {python}")
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in _LIBRARIES)
+    yield Finding("libraries", Verdict.OK, libraries)
+    if util.find_spec("uvloop") is None:
+        advice = "install uvloop: the server is slower without it"
+        yield Finding("uvloop", Verdict.WARNING, "not installed", advice)
+    else:
+        yield Finding("uvloop", Verdict.OK, metadata.version("uvloop"))
+
+
+# --- the data folder and its disk
+
+
+def _folder(folder: Path, config: ServerConfig) -> Iterator[Finding]:
+    if folder.is_dir():
+        yield _format(folder)
+        yield _lock(folder)
+    else:
+        yield Finding("folder", Verdict.OK, f"{folder} is not there yet; `serve` creates it")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    yield _space(existing, config)
+    yield _sync(existing)
+
+
+def _format(folder: Path) -> Finding:
+    path = folder / "FORMAT"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=StoreFormat)
+    except FileNotFoundError:
+        others = [each.name for each in folder.iterdir() if each.name != "LOCK"]
+        if not others:
+            return Finding("folder", Verdict.OK, f"{folder} is empty")
+        advice = "choose an empty folder, or put the FORMAT file back"
+        return Finding(
+            "folder", Verdict.FAILED, f"{folder} holds {others[0]} but no FORMAT", advice
+        )
+    except (OSError, msgspec.MsgspecError) as error:
+        advice = "restore the FORMAT file from a copy"
+        return Finding("folder", Verdict.FAILED, f"{path} cannot be read: {error}", advice)
+    if found.format > STORE_FORMAT:
+        text = f"{folder} has format {found.format}; this version knows up to {STORE_FORMAT}"
+        return Finding("folder", Verdict.FAILED, text, "run the version that wrote it")
+    return Finding("folder", Verdict.OK, f"{folder}, format {found.format}")
+
+
+def _lock(folder: Path) -> Finding:
+    if not (folder / "LOCK").exists():
+        return Finding("lock", Verdict.OK, "free")
+    try:
+        LocalDisk().lock(folder / "LOCK").release()
+    except FolderInUse:
+        return Finding("lock", Verdict.OK, "in use by a running process")
+    except MagnetarError as error:
+        return Finding("lock", Verdict.FAILED, str(error), "check the rights on the folder")
+    return Finding("lock", Verdict.OK, "free")
+
+
+def _space(folder: Path, config: ServerConfig) -> Finding:
+    usage = shutil.disk_usage(folder)
+    text = f"{usage.free / _GIB:,.1f} GiB of {usage.total / _GIB:,.1f} GiB are free"
+    needed = config.limits.journal_file_bytes * config.limits.journal_files_max
+    if usage.free < needed:
+        advice = f"free some space: the journal alone takes {needed / _GIB:.2f} GiB"
+        return Finding("space", Verdict.FAILED, text, advice)
+    if usage.free < needed + _GIB:
+        return Finding("space", Verdict.WARNING, text, "free some space soon")
+    return Finding("space", Verdict.OK, text)
+
+
+def _sync(folder: Path) -> Finding:
+    """What every acknowledgement waits for: how long a small write takes to be durable."""
+    try:
+        times = _sync_times(folder)
+    except OSError as error:
+        advice = "check the rights on the folder, and the disk"
+        return Finding("sync", Verdict.FAILED, f"{folder} cannot be written: {error}", advice)
+    median = statistics.median(times)
+    text = f"median {median:.2f} ms, longest {max(times):.2f} ms of {len(times)} syncs"
+    if median > _SLOW_SYNC_MS:
+        advice = "every acknowledgement waits for a sync: use a disk with faster ones"
+        return Finding("sync", Verdict.WARNING, text, advice)
+    return Finding("sync", Verdict.OK, text)
+
+
+def _sync_times(folder: Path) -> list[float]:
+    times = []
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
+        descriptor = file.fileno()
+        os.pwrite(descriptor, bytes(_SYNC_BYTES * _SYNCS), 0)
+        os.fsync(descriptor)
+        for number in range(_SYNCS):
+            begun = time.perf_counter()
+            os.pwrite(descriptor, b"\x01" * _SYNC_BYTES, number * _SYNC_BYTES)
+            os.fdatasync(descriptor)
+            times.append((time.perf_counter() - begun) * 1000)
+    return times
+
+
+# --- the server
+
+
+async def _server(url: str, admin_url: str, config: ServerConfig, named: bool) -> list[Finding]:
+    """A server that was named must answer; otherwise its ports must be free for one."""
+    protocol, protocol_error = await _protocol(url)
+    admin, admin_error = await _admin(admin_url)
+    if protocol or admin or named:
+        advice = "start a server with `magnetar serve`, or check the address"
+        return [
+            _answer("server", url, protocol, protocol_error, advice),
+            _answer("admin", admin_url, admin, admin_error, advice),
+        ]
+    ports = [("port", config.port), ("admin_port", config.admin_port)]
+    return [_port(what, config.host, number) for what, number in ports]
+
+
+async def _protocol(url: str) -> tuple[str, str]:
+    try:
+        async with Link(url, seconds=_SECONDS) as link:
+            return link.server_version, ""
+    except MagnetarError as error:
+        return "", str(error)
+
+
+async def _admin(url: str) -> tuple[str, str]:
+    try:
+        async with AdminClient(url, seconds=_SECONDS) as admin:
+            health = await admin.get("brokers/health")
+            version = await admin.get("brokers/version")
+            return f"health {health}, version {version}", ""
+    except MagnetarError as error:
+        return "", str(error)
+
+
+def _answer(check: str, url: str, found: str, error: str, advice: str) -> Finding:
+    if found:
+        return Finding(check, Verdict.OK, f"{url}: {found}")
+    return Finding(check, Verdict.FAILED, error, advice)
+
+
+def _port(what: str, host: str, number: int) -> Finding:
+    """Whether a server could listen there."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        advice = f"end what uses it, or set {what} to another one (0: a free one)"
+        return Finding(what, Verdict.FAILED, f"{host}:{number}: {error.strerror or error}", advice)
+    return Finding(what, Verdict.OK, f"{host}:{number} is free")

@@ -1,0 +1,214 @@
+"""A connection to a server for the verbs `produce` and `consume`: requests and what arrives.
+
+Owns: `Link`, one coroutine's view of one connection. Nothing runs beside it: whoever waits for
+something reads the connection meanwhile, and pings are answered on the way.
+
+Invariants:
+1. Every wait has a deadline, but that of `next` without one: it is for a user who stops it.
+2. A refusal leaves as `RequestError` with the server's words; a broken connection as
+   `ServiceNotReady`.
+3. Commands that came while a reply was awaited are handed out by `next`, in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from magnetar.errors import DeadlineExceeded, RequestError, ServiceNotReady
+from magnetar.model.names import TopicName
+from magnetar.wire.commands import NAMES, TYPES, Side
+from magnetar.wire.connection import Connection
+from magnetar.wire.frames import base_command, command, encode_with_payload
+from magnetar.wire.messages import Command, Received
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+REPLY_SECONDS: Final = 30.0
+DEFAULT_PORT: Final = 6650
+
+_PROTOCOL_VERSION: Final = 20
+_READ_BYTES: Final = 1 << 16
+_FAILED: Final = pb.CommandLookupTopicResponse.Failed
+_CONNECT: Final = pb.CommandLookupTopicResponse.Connect
+
+
+class Link:
+    """An open connection. Use it with `async with`."""
+
+    def __init__(self, url: str, *, seconds: float = REPLY_SECONDS) -> None:
+        self.url = url
+        self.server_version = ""
+        self._seconds = seconds
+        self._wire = Connection(side=Side.CLIENT)
+        self._arrived: deque[Command] = deque()
+        self._requests = 0
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def __aenter__(self) -> Self:
+        host, port = _address(self.url)
+        try:
+            async with asyncio.timeout(self._seconds):
+                self._reader, self._writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError) as error:
+            raise ServiceNotReady(
+                f"no server answers at {self.url}: {error}",
+                hint="start one with `magnetar serve`, or name its --url",
+            ) from error
+        try:
+            await self._shake_hands()
+        except BaseException:
+            self._writer.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _shake_hands(self) -> None:
+        self.write(
+            command(
+                "CONNECT",
+                client_version=f"Magnetar-CLI-{version('magnetar')}",
+                protocol_version=_PROTOCOL_VERSION,
+            )
+        )
+        async with self._deadline("the handshake"):
+            received = await self.next()
+        if not isinstance(received, Received) or received.type != TYPES["CONNECTED"]:
+            raise _refused(received)
+        self.server_version = str(getattr(received.body, "server_version", ""))
+
+    # --- sending
+
+    def write(self, frame: bytes) -> None:
+        assert self._writer is not None, "use `async with`"
+        self._writer.write(frame)
+
+    def send(self, producer_id: int, sequence_id: int, headers_and_payload: bytes) -> None:
+        base = base_command("SEND", producer_id=producer_id, sequence_id=sequence_id)
+        for piece in encode_with_payload(base, headers_and_payload):
+            self.write(piece)
+
+    async def request(self, name: str, **fields: object) -> Any:
+        """Send a command and wait for the body of its reply; what else arrives is kept."""
+        request_id = self._requests
+        self._requests += 1
+        self.write(command(name, request_id=request_id, **fields))
+        kept: list[Command] = []
+        try:
+            async with self._deadline(name):
+                while True:
+                    received = await self.next()
+                    if isinstance(received, Received):
+                        if received.type == TYPES["ERROR"]:
+                            raise _refused(received)
+                        if getattr(received.body, "request_id", None) == request_id:
+                            return received.body
+                    kept.append(received)
+        finally:
+            self._arrived.extendleft(reversed(kept))
+
+    # --- receiving
+
+    async def next(self) -> Command:
+        """The next command that is not a ping."""
+        while True:
+            while self._arrived:
+                received = self._arrived.popleft()
+                if not isinstance(received, Received) or received.type not in _KEEPALIVE:
+                    return received
+                if received.type == TYPES["PING"]:
+                    self.write(command("PONG"))
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError as error:
+                raise ServiceNotReady(f"the connection to {self.url} broke: {error}") from error
+            if not data:
+                raise ServiceNotReady(f"{self.url} closed the connection")
+            self._arrived.extend(self._wire.receive(data))
+
+    async def next_within(self, seconds: float | None) -> Command | None:
+        """As `next`; None: nothing came in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.next()
+        except TimeoutError:
+            return None
+
+    def _deadline(self, what: str) -> _Deadline:
+        return _Deadline(self._seconds, f"{self.url} did not answer {what} in time")
+
+    # --- topics
+
+    async def partitions_of(self, topic: TopicName) -> list[TopicName]:
+        """The topics to use for a name: its partitions, or itself."""
+        answer = await self.request("PARTITIONED_METADATA", topic=str(topic))
+        if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+            raise RequestError(answer.message or f"{topic}: error {answer.error}")
+        if not answer.partitions:
+            return [topic]
+        return [topic.with_partition(number) for number in range(answer.partitions)]
+
+    async def look_up(self, topic: TopicName) -> None:
+        """Make sure that this server has the topic."""
+        answer = await self.request("LOOKUP", topic=str(topic))
+        if answer.response == _FAILED:
+            raise RequestError(answer.message or f"{topic}: error {answer.error}")
+        if answer.response != _CONNECT:
+            raise RequestError(
+                f"{topic} is served by {answer.brokerServiceUrl}",
+                hint=f"use --url {answer.brokerServiceUrl}",
+            )
+
+
+class _Deadline:
+    """`asyncio.timeout`, with an error of ours."""
+
+    def __init__(self, seconds: float, text: str) -> None:
+        self._timeout = asyncio.timeout(seconds)
+        self._text = text
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise DeadlineExceeded(self._text) from late
+
+
+_KEEPALIVE: Final = frozenset({TYPES["PING"], TYPES["PONG"]})
+
+
+def _refused(received: Command) -> RequestError:
+    message = getattr(getattr(received, "body", None), "message", "")
+    number = received.type if isinstance(received, Received) else -1
+    return RequestError(message or f"the server answered with {NAMES.get(number, 'a message')}")
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url if "://" in url else f"pulsar://{url}")
+        port = parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise RequestError(f"{url!r} is not a service URL: {error}") from error
+    if parts.scheme != "pulsar" or not parts.hostname:
+        raise RequestError(f"{url!r} is not a service URL", hint="use pulsar://host:port")
+    return parts.hostname, port

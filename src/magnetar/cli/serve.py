@@ -1,0 +1,97 @@
+"""`magnetar serve`: run a server until it is told to stop.
+
+Owns: the flags, the loop (uvloop where it is installed), the signals, and what is printed. With
+`--json` the one line on stdout is a JSON object, written once clients can connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import click
+
+from magnetar.runtime import logs
+from magnetar.server.app import Server
+from magnetar.server.config import ServerConfig, load
+
+
+@click.command()
+@click.option("--config", metavar="FILE", help="Settings in TOML.")
+@click.option("--data", metavar="DIR", help="The data folder.  [default: magnetar-data]")
+@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="For clients; 0: a free one.  [default: 6650]")
+@click.option("--admin-port", type=int, help="Admin REST; 0: a free one.  [default: 8080]")
+@click.option("--advertised-host", help="What lookups answer.  [default: the host]")
+@click.option("--log-level", help="debug, info, warning or error.  [default: info]")
+@click.option("--log-format", help="text or json.  [default: text]")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+def serve(as_json: bool, **flags: str | int | None) -> None:
+    """Serve Pulsar clients and the admin interface until SIGTERM or SIGINT."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    config = load(given, os.environ)
+    logs.configure(sys.stderr, level=config.log_level, as_json=config.log_format == "json")
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, as_json))
+
+
+async def _serve(config: ServerConfig, as_json: bool) -> None:
+    server = Server(config)
+    told_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told_to_stop.set)
+    await server.start()
+    click.echo(_ready_json(server) if as_json else _ready_text(server))
+    sys.stdout.flush()
+    try:
+        await _until_stopped_or_failed(server, told_to_stop)
+    finally:
+        await server.stop()
+
+
+async def _until_stopped_or_failed(server: Server, told_to_stop: asyncio.Event) -> None:
+    waits = {
+        asyncio.ensure_future(told_to_stop.wait()),
+        asyncio.ensure_future(server.failed.past(0)),
+    }
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
+
+
+def _ready_json(server: Server) -> str:
+    return json.dumps(
+        {
+            "service_url": server.service_url,
+            "admin_url": server.admin_url,
+            "data": str(server.folder),
+            "pid": os.getpid(),
+        }
+    )
+
+
+def _ready_text(server: Server) -> str:
+    lines = [
+        "Magnetar is ready.",
+        f"  service URL  {server.service_url}",
+        f"  admin URL    {server.admin_url or '-'}",
+        f"  data folder  {server.folder}",
+        f"  next         magnetar produce --url {server.service_url} my-topic hello",
+        "Ctrl-C stops it.",
+    ]
+    return "\n".join(lines)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,222 @@
+"""`magnetar subscriptions ...`: the reading positions of a topic, and how to move them."""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from magnetar.cli.admin_client import (
+    AdminClient,
+    admin_options,
+    ask,
+    check,
+    json_option,
+    part,
+    topic_path,
+)
+from magnetar.cli.output import print_json, print_table
+from magnetar.model.ids import EARLIEST, LATEST
+
+_ID: Final = re.compile(r"(\d+):(\d+)")
+_AGO: Final = re.compile(r"(\d+)([smhd])")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_PLACES: Final = "earliest, latest, LEDGER:ENTRY, a time (2026-01-31T12:00:00Z) or an age (90m)"
+
+
+@click.group()
+def subscriptions() -> None:
+    """Subscriptions of a topic."""
+
+
+@subscriptions.command("list")
+@click.argument("topic")
+@admin_options
+@json_option
+def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None:
+    """List the subscriptions of TOPIC with their backlog."""
+    path = topic_path(topic)
+
+    async def work(admin: AdminClient) -> Any:
+        counted = await admin.get(f"{path}/partitions")
+        which = "partitioned-stats" if counted["partitions"] else "stats"
+        return (await admin.get(f"{path}/{which}"))["subscriptions"]
+
+    found = ask(admin_url, work)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            name,
+            each.get("type"),
+            each.get("msgBacklog", 0),
+            len(each.get("consumers", ())),
+            each.get("isDurable", True),
+        )
+        for name, each in sorted(found.items())
+    ]
+    headings = ("subscription", "type", "backlog", "consumers", "durable")
+    print_table(headings, rows, none=f"{topic} has no subscriptions")
+
+
+@subscriptions.command()
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--from", "start", default="latest", show_default=True, help=f"{_PLACES}.")
+@admin_options
+def create(topic: str, subscription: str, start: str, admin_url: str | None) -> None:
+    """Create SUBSCRIPTION of TOPIC."""
+    path = _path(topic, subscription)
+    place = _place(start)
+
+    async def work(admin: AdminClient) -> None:
+        if isinstance(place, int):
+            await admin.put(path, _id(*EARLIEST.position))
+            await admin.post(f"{path}/resetcursor/{place}")
+        else:
+            await admin.put(path, place)
+
+    ask(admin_url, work)
+    click.echo(f"created {subscription}, which starts at {start}")
+
+
+@subscriptions.command()
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--force", is_flag=True, help="Even while it has consumers: they are closed.")
+@admin_options
+def delete(topic: str, subscription: str, force: bool, admin_url: str | None) -> None:
+    """Delete SUBSCRIPTION of TOPIC."""
+    path = _path(topic, subscription)
+    flag = "true" if force else "false"
+    ask(admin_url, lambda admin: admin.delete(path, force=flag))
+    click.echo(f"deleted {subscription}")
+
+
+@subscriptions.command()
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--to", "target", required=True, help=f"{_PLACES}.")
+@admin_options
+def reset(topic: str, subscription: str, target: str, admin_url: str | None) -> None:
+    """Move SUBSCRIPTION of TOPIC back or forth; its consumers reconnect."""
+    path = _path(topic, subscription)
+    place = _place(target)
+
+    async def work(admin: AdminClient) -> None:
+        if isinstance(place, int):
+            await admin.post(f"{path}/resetcursor/{place}")
+        else:
+            await admin.post(f"{path}/resetcursor", place)
+
+    ask(admin_url, work)
+    click.echo(f"{subscription} goes on at {target}")
+
+
+@subscriptions.command()
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--count", type=click.IntRange(1), help="So many messages.")
+@click.option("--all", "everything", is_flag=True, help="All that is there now.")
+@admin_options
+def skip(
+    topic: str, subscription: str, count: int | None, everything: bool, admin_url: str | None
+) -> None:
+    """Leave messages of SUBSCRIPTION out, as if they were acknowledged."""
+    if (count is None) != everything:
+        raise click.UsageError("give --count N or --all")
+    path = _path(topic, subscription)
+    which = "skip_all" if everything else f"skip/{count}"
+    ask(admin_url, lambda admin: admin.post(f"{path}/{which}"))
+    click.echo(f"skipped {'everything' if everything else f'{count} messages'}")
+
+
+@subscriptions.command()
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--seconds", type=click.IntRange(1), required=True, help="Older than so many.")
+@admin_options
+def expire(topic: str, subscription: str, seconds: int, admin_url: str | None) -> None:
+    """Leave messages of SUBSCRIPTION out that are older than some time."""
+    path = _path(topic, subscription)
+    ask(admin_url, lambda admin: admin.post(f"{path}/expireMessages/{seconds}"))
+    click.echo(f"expired what is older than {seconds} s")
+
+
+@subscriptions.command()
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--count", type=click.IntRange(1, 100), default=1, show_default=True)
+@admin_options
+@json_option
+def peek(topic: str, subscription: str, count: int, admin_url: str | None, as_json: bool) -> None:
+    """Show the next messages of SUBSCRIPTION; they stay unacknowledged."""
+    path = _path(topic, subscription)
+
+    async def work(admin: AdminClient) -> list[dict[str, Any]]:
+        found = []
+        for place in range(1, count + 1):
+            answer = await admin.exchange("GET", f"{path}/position/{place}")
+            if answer.status == 404 and place > 1:
+                break  # there are fewer
+            check(answer)
+            found.append(_shown(answer.headers, answer.data))
+        return found
+
+    found = ask(admin_url, work)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each["id"], each.get("key"), each.get("text", each["base64"])) for each in found]
+    print_table(("id", "key", "message"), rows, none="no messages")
+
+
+def _path(topic: str, subscription: str) -> str:
+    return f"{topic_path(topic)}/subscription/{part(subscription)}"
+
+
+def _place(text: str) -> dict[str, int] | int:
+    """A place in a topic: a message id as the admin interface takes it, or a time in ms."""
+    if text in ("earliest", "latest"):
+        return _id(*(EARLIEST if text == "earliest" else LATEST).position)
+    if match := _ID.fullmatch(text):
+        return _id(int(match[1]), int(match[2]))
+    if match := _AGO.fullmatch(text):
+        return int((time.time() - int(match[1]) * _UNIT_SECONDS[match[2]]) * 1000)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no place in a topic: use {_PLACES}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _id(ledger_id: int, entry_id: int) -> dict[str, int]:
+    return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1}
+
+
+def _shown(headers: Mapping[str, str], data: bytes) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": headers.get("X-Pulsar-Message-ID", ""),
+        "base64": b64encode(data).decode(),
+    }
+    if key := headers.get("X-Pulsar-partition-key"):
+        shown["key"] = key
+    properties = {
+        name[len("X-Pulsar-PROPERTY-") :]: value
+        for name, value in headers.items()
+        if name.startswith("X-Pulsar-PROPERTY-")
+    }
+    if properties:
+        shown["properties"] = properties
+    with suppress(UnicodeDecodeError):
+        shown["text"] = data.decode()
+    return shown

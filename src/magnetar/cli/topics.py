@@ -1,0 +1,224 @@
+"""`magnetar topics ...`: list, create, delete and look at topics of a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from magnetar.cli.admin_client import (
+    AdminClient,
+    admin_options,
+    ask,
+    json_option,
+    namespace_path,
+    topic_path,
+)
+from magnetar.cli.output import print_json, print_table
+
+_DOMAINS = ("persistent", "non-persistent")
+
+
+@click.group()
+def topics() -> None:
+    """Topics of a running server."""
+
+
+@topics.command("list")
+@click.argument("namespace", default="public/default")
+@admin_options
+@json_option
+def list_topics(namespace: str, admin_url: str | None, as_json: bool) -> None:
+    """List the topics of NAMESPACE (public/default)."""
+    path = namespace_path(namespace)
+
+    async def work(admin: AdminClient) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for domain in _DOMAINS:
+            partitioned = await admin.get(f"{domain}/{path}/partitioned")
+            for name in partitioned:
+                counted = await admin.get(f"{topic_path(name)}/partitions")
+                found.append({"topic": name, "partitions": counted["partitions"]})
+            found += [
+                {"topic": name, "partitions": 0}
+                for name in await admin.get(f"{domain}/{path}")
+                if _partitioned_name(name) not in partitioned
+            ]
+        return sorted(found, key=lambda each: str(each["topic"]))
+
+    found = ask(admin_url, work)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each["topic"], each["partitions"] or None) for each in found]
+    print_table(("topic", "partitions"), rows, none=f"{path} has no topics")
+
+
+@topics.command()
+@click.argument("topic")
+@click.option("--partitions", type=click.IntRange(1), help="Create it with so many partitions.")
+@admin_options
+def create(topic: str, partitions: int | None, admin_url: str | None) -> None:
+    """Create TOPIC."""
+    path = topic_path(topic)
+
+    async def work(admin: AdminClient) -> None:
+        if partitions is None:
+            await admin.put(path)
+        else:
+            await admin.put(f"{path}/partitions", partitions)
+
+    ask(admin_url, work)
+    kind = "" if partitions is None else f" with {partitions} partitions"
+    click.echo(f"created {topic}{kind}")
+
+
+@topics.command()
+@click.argument("topic")
+@click.option("--force", is_flag=True, help="Even while it is used: its clients are closed.")
+@admin_options
+def delete(topic: str, force: bool, admin_url: str | None) -> None:
+    """Delete TOPIC with all its messages and subscriptions."""
+    path = topic_path(topic)
+
+    async def work(admin: AdminClient) -> None:
+        partitions = (await admin.get(f"{path}/partitions"))["partitions"]
+        await admin.delete(f"{path}/partitions" if partitions else path, force=_flag(force))
+
+    ask(admin_url, work)
+    click.echo(f"deleted {topic}")
+
+
+@topics.command()
+@click.argument("topic")
+@click.option("--to", type=click.IntRange(1), help="Give it so many; there is no way back.")
+@admin_options
+@json_option
+def partitions(topic: str, to: int | None, admin_url: str | None, as_json: bool) -> None:
+    """Show, or raise, the number of partitions of TOPIC."""
+    path = topic_path(topic)
+
+    async def work(admin: AdminClient) -> Any:
+        if to is not None:
+            await admin.post(f"{path}/partitions", to)
+        return await admin.get(f"{path}/partitions")
+
+    found = ask(admin_url, work)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{topic} has {found['partitions']} partitions")
+
+
+@topics.command()
+@click.argument("topic")
+@admin_options
+@json_option
+def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
+    """Show what TOPIC holds, who produces and who consumes."""
+    path = topic_path(topic)
+
+    async def work(admin: AdminClient) -> Any:
+        counted = await admin.get_or_none(f"{path}/partitions")
+        if counted is not None and counted["partitions"]:
+            return await admin.get(f"{path}/partitioned-stats")
+        return await admin.get(f"{path}/stats")
+
+    found = ask(admin_url, work)
+    if as_json:
+        print_json(found)
+        return
+    print_table(("what", "value"), _topic_rows(found), none="")
+    rows = [
+        (
+            name,
+            each.get("type"),
+            each.get("msgBacklog", 0),
+            each.get("unackedMessages", 0),
+            len(each.get("consumers", ())),
+            each.get("msgRateOut", 0.0),
+        )
+        for name, each in found["subscriptions"].items()
+    ]
+    headings = ("subscription", "type", "backlog", "unacknowledged", "consumers", "messages/s out")
+    print_table(headings, rows, none="no subscriptions")
+
+
+@topics.command()
+@click.argument("topic")
+@admin_options
+@json_option
+def terminate(topic: str, admin_url: str | None, as_json: bool) -> None:
+    """Let TOPIC take no more messages; what it holds can still be read."""
+    path = topic_path(topic)
+    last = ask(admin_url, lambda admin: admin.post(f"{path}/terminate"))
+    if as_json:
+        print_json(last)
+    else:
+        click.echo(f"terminated {topic}; its last message is {_id_text(last)}")
+
+
+@topics.command()
+@click.argument("topic")
+@admin_options
+def unload(topic: str, admin_url: str | None) -> None:
+    """Close TOPIC and its clients, which come back at once; nothing is lost."""
+    path = topic_path(topic)
+    ask(admin_url, lambda admin: admin.put(f"{path}/unload"))
+    click.echo(f"unloaded {topic}")
+
+
+@topics.command("last-id")
+@click.argument("topic")
+@admin_options
+@json_option
+def last_id(topic: str, admin_url: str | None, as_json: bool) -> None:
+    """Show the id of the last message of TOPIC."""
+    path = topic_path(topic)
+    last = ask(admin_url, lambda admin: admin.get(f"{path}/lastMessageId"))
+    if as_json:
+        print_json(last)
+    else:
+        click.echo(_id_text(last))
+
+
+@topics.command()
+@click.argument("topic")
+@admin_options
+@json_option
+def lookup(topic: str, admin_url: str | None, as_json: bool) -> None:
+    """Show which server has TOPIC."""
+    path = topic_path(topic)
+    found = ask(admin_url, lambda admin: admin.get(f"/lookup/v2/topic/{path}"))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(found["brokerUrl"])
+
+
+def _topic_rows(found: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "messages stored since it was loaded", found.get("msgInCounter", 0)
+    yield "messages delivered since it was loaded", found.get("msgOutCounter", 0)
+    yield "messages/s in", float(found.get("msgRateIn", 0.0))
+    yield "messages/s out", float(found.get("msgRateOut", 0.0))
+    yield "bytes stored", found.get("storageSize", 0)
+    yield "bytes of backlog", found.get("backlogSize", 0)
+    yield "producers", len(found.get("publishers", ()))
+    if "metadata" in found:
+        yield "partitions", found["metadata"]["partitions"]
+    yield "deduplication", found.get("deduplicationStatus")
+
+
+def _id_text(found: dict[str, int]) -> str:
+    """A message id as `magnetar subscriptions reset --to` takes it; several for partitions."""
+    return f"{found['ledgerId']}:{found['entryId']}"
+
+
+def _partitioned_name(name: str) -> str:
+    head, separator, number = name.rpartition("-partition-")
+    return head if separator and number.isdigit() else name
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,39 @@
+"""Who asks, and whether that is allowed: asked once for every request, before its endpoint runs.
+
+Relies on: `server/authority.py`, where the rules are. A request that names no namespace (lists of
+tenants and clusters, health, metrics) has no target and is not asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from magnetar.model.names import NamespaceName, TopicName
+from magnetar.server.admin.errors import Handler
+from magnetar.server.admin.exchange import has_part, namespace_of, server_of, topic_of
+from magnetar.server.authority import ANYBODY, Action
+
+
+@web.middleware
+async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    target = _target(request)
+    if target is not None:
+        authority = server_of(request).context.authority
+        for action in _actions(request):
+            authority.authorise(ANYBODY, action, target)
+    return await handler(request)
+
+
+def _target(request: web.Request) -> TopicName | NamespaceName | None:
+    if has_part(request, "topic"):
+        return topic_of(request)
+    return namespace_of(request) if has_part(request, "namespace") else None
+
+
+def _actions(request: web.Request) -> Iterable[Action]:
+    """A look needs the right to list; a change needs every right that there is on its target."""
+    if request.path.startswith("/lookup/"):
+        return (Action.LOOK_UP,)
+    return (Action.LIST,) if request.method in ("GET", "HEAD") else Action

@@ -1,0 +1,57 @@
+"""The admin interface put together: all endpoints behind one place for errors and one for access.
+
+Invariants:
+1. Every answer to an error has a `reason`; an endpoint that does not exist is 404, one that is
+   known and not built 501.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from magnetar.server.admin import (
+    brokers,
+    clusters,
+    lookup,
+    metrics,
+    namespaces,
+    policies,
+    schemas,
+    statistics,
+    subscriptions,
+    tenants,
+    topics,
+    unbuilt,
+)
+from magnetar.server.admin.access import authorise
+from magnetar.server.admin.errors import answer_errors
+from magnetar.server.admin.exchange import BODY_BYTES_MAX, SERVER, AdminServer
+
+# What is not built comes last: the first route that fits a path is taken.
+_RESOURCES: Final = (
+    brokers.ROUTES,
+    clusters.ROUTES,
+    tenants.ROUTES,
+    namespaces.ROUTES,
+    topics.ROUTES,
+    statistics.ROUTES,
+    subscriptions.ROUTES,
+    policies.ROUTES,
+    schemas.ROUTES,
+    lookup.ROUTES,
+    metrics.ROUTES,
+    unbuilt.ROUTES,
+)
+
+
+def create_admin(server: AdminServer) -> web.Application:
+    """The application that serves the admin interface of a server."""
+    application = web.Application(
+        middlewares=[answer_errors, authorise], client_max_size=BODY_BYTES_MAX
+    )
+    application[SERVER] = server
+    for routes in _RESOURCES:
+        application.add_routes(routes)
+    return application

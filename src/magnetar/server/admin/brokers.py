@@ -1,0 +1,76 @@
+"""`/admin/v2/brokers`: whether the broker is well and ready, who it is, and its settings.
+
+Invariants:
+1. Health goes through the metadata store: a broker whose storage does not answer is not well.
+2. The broker is ready from the end of its start until it begins to stop; nobody is sent to it else.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from magnetar.broker.namespaces import DEFAULT
+from magnetar.errors import ServiceNotReady, TopicNotFound
+from magnetar.server.admin.exchange import (
+    AdminServer,
+    part_of,
+    server_of,
+    shown,
+)
+
+_TEXT: Final = "text/plain"
+
+
+async def health(request: web.Request) -> web.Response:
+    await check_ready(server_of(request))
+    return web.Response(text="ok", content_type=_TEXT)
+
+
+async def check_ready(server: AdminServer) -> None:
+    """Raise unless the broker serves: its storage answers, and holds what every start creates."""
+    if server.stopping:
+        raise ServiceNotReady("the server is stopping", hint="use another one, or wait")
+    if not await server.topics.namespaces.exists(DEFAULT):
+        raise ServiceNotReady("the server is starting", hint="wait a moment")
+
+
+async def show_version(request: web.Request) -> web.Response:
+    return web.Response(text=version("magnetar"), content_type=_TEXT)
+
+
+async def leader(request: web.Request) -> web.Response:
+    server = server_of(request)
+    return shown({"brokerId": broker_id(server), "serviceUrl": server.admin_url or ""})
+
+
+async def brokers_of_cluster(request: web.Request) -> web.Response:
+    server = server_of(request)
+    cluster = part_of(request, "cluster")
+    if cluster != server.config.cluster:
+        raise TopicNotFound(f"there is no broker of cluster {cluster!r} here")
+    return shown([broker_id(server)])
+
+
+async def brokers(request: web.Request) -> web.Response:
+    return shown([broker_id(server_of(request))])
+
+
+def broker_id(server: AdminServer) -> str:
+    """`host:port` of its admin interface, as tools know a broker."""
+    return urlsplit(server.admin_url or server.service_url).netloc
+
+
+ROUTES: Final = (
+    web.get("/health", health),
+    web.get("/ready", health),
+    web.get("/admin/v2/brokers", brokers),
+    web.get("/admin/v2/brokers/health", health),
+    web.get("/admin/v2/brokers/ready", health),
+    web.get("/admin/v2/brokers/version", show_version),
+    web.get("/admin/v2/brokers/leaderBroker", leader),
+    web.get("/admin/v2/brokers/{cluster}", brokers_of_cluster),
+)

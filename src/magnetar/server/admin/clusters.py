@@ -1,0 +1,72 @@
+"""`/admin/v2/clusters`: the clusters that namespaces may name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from magnetar.broker.namespaces import Cluster
+from magnetar.errors import NotAllowed, TopicNotFound
+from magnetar.model.names import NamespaceName
+from magnetar.server.admin.errors import CONFLICT
+from magnetar.server.admin.exchange import (
+    done,
+    needed_body_of,
+    part_of,
+    refused,
+    shown,
+    topics_of,
+)
+
+
+async def names(request: web.Request) -> web.Response:
+    return shown(await topics_of(request).namespaces.clusters.names())
+
+
+async def show(request: web.Request) -> web.Response:
+    name = part_of(request, "cluster")
+    found = await topics_of(request).namespaces.clusters.get(name)
+    if found is None:
+        raise _missing(name)
+    return shown(found)
+
+
+async def create(request: web.Request) -> web.Response:
+    name = part_of(request, "cluster")
+    NamespaceName(name, name)  # the same characters are allowed
+    body = await needed_body_of(request, Cluster)
+    if not await topics_of(request).namespaces.clusters.create(name, body):
+        return refused(CONFLICT, f"cluster {name} exists already")
+    return done()
+
+
+async def update(request: web.Request) -> web.Response:
+    name = part_of(request, "cluster")
+    body = await needed_body_of(request, Cluster)
+    if await topics_of(request).namespaces.clusters.change(name, lambda _: body) is None:
+        raise _missing(name)
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    name = part_of(request, "cluster")
+    namespaces = topics_of(request).namespaces
+    if name == namespaces.cluster:
+        raise NotAllowed(f"cluster {name} is the one that this server belongs to")
+    if not await namespaces.clusters.delete(name):
+        raise _missing(name)
+    return done()
+
+
+def _missing(name: str) -> TopicNotFound:
+    return TopicNotFound(f"there is no cluster {name!r}")
+
+
+ROUTES: Final = (
+    web.get("/admin/v2/clusters", names),
+    web.get("/admin/v2/clusters/{cluster}", show),
+    web.put("/admin/v2/clusters/{cluster}", create),
+    web.post("/admin/v2/clusters/{cluster}", update),
+    web.delete("/admin/v2/clusters/{cluster}", delete),
+)

@@ -1,0 +1,99 @@
+"""Errors of Magnetar as statuses of HTTP, in one place.
+
+Owns: the table, and the middleware through which every answer goes.
+
+Invariants:
+1. Every error answer is JSON with a `reason`.
+2. Only what is not an error of `magnetar.errors` (a bug) is logged with its trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from magnetar.errors import (
+    ConsumerNotFound,
+    CursorMissing,
+    DeadlineExceeded,
+    DiskFull,
+    EntryMissing,
+    IncompatibleSchema,
+    InvalidArgument,
+    LimitExceeded,
+    MagnetarError,
+    NotSupported,
+    RequestError,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TooManyRequests,
+    TopicNotFound,
+    Unavailable,
+)
+from magnetar.runtime.logs import logger
+from magnetar.server.admin.exchange import refused
+
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+BAD_ARGUMENT: Final = 412
+NOT_BUILT: Final = 501
+
+_BUG: Final = 500
+
+_log = logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# The first that fits counts: a class stands before those that it derives from.
+_STATUSES: Final[tuple[tuple[type[MagnetarError], int], ...]] = (
+    (TopicNotFound, NOT_FOUND),
+    (SubscriptionNotFound, NOT_FOUND),
+    (ConsumerNotFound, NOT_FOUND),
+    (CursorMissing, NOT_FOUND),
+    (EntryMissing, NOT_FOUND),
+    (IncompatibleSchema, CONFLICT),
+    (TooManyRequests, 429),
+    (ServiceNotReady, 503),
+    (Unavailable, 503),
+    (DiskFull, 503),
+    (DeadlineExceeded, 504),
+    (NotSupported, NOT_BUILT),
+    (InvalidArgument, BAD_ARGUMENT),
+    (LimitExceeded, BAD_ARGUMENT),
+    (RequestError, BAD_ARGUMENT),
+)
+
+
+def status_of(error: MagnetarError) -> int:
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status
+    return _BUG
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except MagnetarError as error:
+        status = status_of(error)
+        if status == _BUG:
+            _log.error("admin-request-failed", error, method=request.method, path=request.path)
+        return refused(status, str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return refused(error.status, _reason_of(request, error))
+    except Exception as error:  # noqa: BLE001  answered, and logged as the bug that it is
+        _log.error("admin-request-failed", error, method=request.method, path=request.path)
+        return refused(_BUG, "the server met an unexpected error; its log has the details")
+
+
+def _reason_of(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{request.path} does not take {request.method}"
+    if isinstance(error, web.HTTPNotFound):
+        return f"there is no {request.path}"
+    return error.reason

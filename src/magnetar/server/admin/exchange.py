@@ -1,0 +1,176 @@
+"""What every endpoint shares: how a request names its target and how an answer is made.
+
+Owns: the parts of a path, bodies and query values (decoded and checked), answers in JSON, and
+`AdminServer`, what the endpoints know of the server.
+
+Invariants:
+1. A name in a path is taken from the undecoded path: whatever it holds, it is one part of it. `+`
+   stands for a space there, as Java's and Go's tools write it.
+2. An answer to a change is 204 unless it says something; JSON is made by msgspec.
+3. What is wrong with a request is said before anything is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.schemas import Schemas
+from magnetar.broker.topics import Topics
+from magnetar.errors import InvalidArgument, InvalidTopicName
+from magnetar.model.names import Domain, NamespaceName, TopicName, decoded
+from magnetar.runtime.clock import Clock
+from magnetar.server.config import ServerConfig
+from magnetar.server.context import Context
+
+BODY_BYTES_MAX: Final = 1024 * 1024
+
+Value = TypeVar("Value")
+
+
+class AdminServer(Protocol):
+    """The server, as its admin interface sees it."""
+
+    @property
+    def config(self) -> ServerConfig: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def topics(self) -> Topics: ...
+
+    @property
+    def context(self) -> Context: ...
+
+    @property
+    def service_url(self) -> str: ...
+
+    @property
+    def admin_url(self) -> str | None: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+
+SERVER: Final = web.AppKey("server", AdminServer)
+
+
+def server_of(request: web.Request) -> AdminServer:
+    return request.app[SERVER]
+
+
+def topics_of(request: web.Request) -> Topics:
+    return request.app[SERVER].topics
+
+
+def schemas_of(request: web.Request) -> Schemas:
+    return request.app[SERVER].context.schemas
+
+
+# --- what a request names
+
+
+def part_of(request: web.Request, name: str) -> str:
+    """A named part of the path, decoded once."""
+    resource = request.match_info.route.resource
+    assert resource is not None
+    place = resource.canonical.split("/").index(f"{{{name}}}")
+    return decoded(request.rel_url.raw_path.split("/")[place])
+
+
+def has_part(request: web.Request, name: str) -> bool:
+    return name in request.match_info
+
+
+def namespace_of(request: web.Request) -> NamespaceName:
+    return NamespaceName(part_of(request, "tenant"), part_of(request, "namespace"))
+
+
+def topic_of(request: web.Request) -> TopicName:
+    domain = Domain.PERSISTENT
+    if has_part(request, "domain"):
+        text = part_of(request, "domain")
+        if text not in (Domain.PERSISTENT.value, Domain.NON_PERSISTENT.value):
+            raise InvalidTopicName(f"{text!r} is not a domain of topics")
+        domain = Domain(text)
+    return TopicName(domain, namespace_of(request), part_of(request, "topic"))
+
+
+def whole_number(text: str, what: str, *, least: int = 0) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise InvalidArgument(f"{what} must be a whole number, not {text!r}") from None
+    if number < least:
+        raise InvalidArgument(f"{what} must be at least {least}, not {number}")
+    return number
+
+
+def flag_of(request: web.Request, name: str, *, default: bool = False) -> bool:
+    """A query value that is true or false."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise InvalidArgument(f"{name} must be true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
+    """The body as JSON of this kind; None: there is none, or it is `null`.
+
+    A member that is null counts as absent: some tools write those that are not set so.
+    """
+    data = await request.read()
+    if not data.strip():
+        return None
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"the body of the request: {error}") from error
+    if isinstance(found, dict):
+        found = {name: value for name, value in found.items() if value is not None}
+    return None if found is None else converted(found, kind)
+
+
+def converted(found: object, kind: type[Value]) -> Value:
+    """What JSON held, as this kind."""
+    if kind is object:
+        return found  # type: ignore[return-value]  # anything is an object
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"the body of the request: {error}") from error
+
+
+async def needed_body_of(request: web.Request, kind: type[Value]) -> Value:
+    found = await body_of(request, kind)
+    if found is None:
+        raise InvalidArgument("the request needs a body")
+    return found
+
+
+# --- answers
+
+
+def done() -> web.Response:
+    """A change was made; there is nothing more to say."""
+    return web.Response(status=204)
+
+
+def shown(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(value), content_type="application/json"
+    )
+
+
+def shown_or_nothing(value: Any) -> web.Response:
+    """A policy: 204 where it is not set."""
+    return done() if value is None else shown(value)
+
+
+def refused(status: int, reason: str) -> web.Response:
+    return shown({"reason": reason}, status=status)

@@ -1,0 +1,111 @@
+"""`/metrics`: our own registry, and the series by namespace and topic that Pulsar's tools read.
+
+Owns: the `pulsar_*` series. They are made at the scrape, from the statistics of the topics that
+are loaded, so they cost nothing in between.
+
+Invariants:
+1. All series of a name stand together, behind one TYPE line.
+2. A scrape of many topics lets other work run: it pauses after every few of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import web
+
+from magnetar.broker.stats import TopicStats
+from magnetar.model.names import TopicName
+from magnetar.runtime import metrics
+from magnetar.server.admin.brokers import check_ready
+from magnetar.server.admin.exchange import server_of
+
+_TOPICS_PER_TURN: Final = 50
+
+_COUNTERS: Final = frozenset(
+    {
+        "pulsar_in_messages_total",
+        "pulsar_in_bytes_total",
+        "pulsar_out_messages_total",
+        "pulsar_out_bytes_total",
+    }
+)
+
+
+class Series:
+    """The text of one scrape, collected by name."""
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = _escaped(cluster)
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, name: str, value: float, **labels: str) -> None:
+        text = "".join(f',{label}="{_escaped(each)}"' for label, each in labels.items())
+        line = f'{name}{{cluster="{self._cluster}"{text}}} {value}'
+        self._lines.setdefault(name, []).append(line)
+
+    def render(self) -> str:
+        parts = []
+        for name, lines in self._lines.items():
+            kind = "counter" if name in _COUNTERS else "gauge"
+            parts += [f"# TYPE {name} {kind}", *lines]
+        return "\n".join(parts) + "\n" if parts else ""
+
+
+async def scrape(request: web.Request) -> web.Response:
+    server = server_of(request)
+    await check_ready(server)  # many take the first answer here for the readiness of the broker
+    series = Series(server.config.cluster)
+    by_namespace: dict[str, int] = {}
+    for number, topic in enumerate(list(server.topics.loaded.values()), start=1):
+        _add_topic(series, topic.name, topic.stats())
+        namespace = str(topic.name.namespace)
+        by_namespace[namespace] = by_namespace.get(namespace, 0) + 1
+        if number % _TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    _add_namespaces(series, by_namespace.items())
+    body = metrics.render() + series.render().encode()
+    return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+def _add_namespaces(series: Series, counts: Iterable[tuple[str, int]]) -> None:
+    for namespace, count in counts:
+        series.add("pulsar_topics_count", count, namespace=namespace)
+
+
+def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
+    labels = {"namespace": str(name.namespace), "topic": str(name)}
+    subscriptions = stats.subscriptions
+    values = {
+        "pulsar_subscriptions_count": len(subscriptions),
+        "pulsar_producers_count": len(stats.publishers),
+        "pulsar_consumers_count": sum(len(each.consumers) for each in subscriptions.values()),
+        "pulsar_rate_in": stats.msg_rate_in,
+        "pulsar_rate_out": stats.msg_rate_out,
+        "pulsar_throughput_in": stats.msg_throughput_in,
+        "pulsar_throughput_out": stats.msg_throughput_out,
+        "pulsar_storage_size": stats.storage_size,
+        "pulsar_storage_backlog_size": stats.backlog_size,
+        "pulsar_msg_backlog": sum(each.msg_backlog for each in subscriptions.values()),
+        "pulsar_in_messages_total": stats.msg_in_counter,
+        "pulsar_in_bytes_total": stats.bytes_in_counter,
+        "pulsar_out_messages_total": stats.msg_out_counter,
+        "pulsar_out_bytes_total": stats.bytes_out_counter,
+    }
+    for metric, value in values.items():
+        series.add(metric, value, **labels)
+    for subscription, each in subscriptions.items():
+        own = {**labels, "subscription": subscription}
+        series.add("pulsar_subscription_back_log", each.msg_backlog, **own)
+        series.add("pulsar_subscription_unacked_messages", each.unacked_messages, **own)
+        series.add("pulsar_subscription_msg_rate_out", each.msg_rate_out, **own)
+        series.add("pulsar_subscription_msg_rate_redeliver", each.msg_rate_redeliver, **own)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+ROUTES: Final = (web.get("/metrics", scrape), web.get("/metrics/", scrape))

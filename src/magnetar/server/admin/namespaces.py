@@ -1,0 +1,95 @@
+"""`/admin/v2/namespaces`: namespaces and the topics in them (their policies: `policies.py`)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.policies import Policies
+from magnetar.broker.topics import ListMode
+from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
+from magnetar.server.admin.errors import CONFLICT
+from magnetar.server.admin.exchange import (
+    body_of,
+    done,
+    flag_of,
+    namespace_of,
+    part_of,
+    refused,
+    shown,
+    topics_of,
+)
+
+_MODES: Final = {
+    "PERSISTENT": ListMode.PERSISTENT,
+    "NON_PERSISTENT": ListMode.NON_PERSISTENT,
+    "ALL": ListMode.ALL,
+}
+
+
+class NamespaceBody(msgspec.Struct, frozen=True):
+    """What of a new namespace's policies is taken; the rest have endpoints of their own."""
+
+    replication_clusters: list[str] = []
+
+
+async def names(request: web.Request) -> web.Response:
+    found = await topics_of(request).namespaces.names(part_of(request, "tenant"))
+    return shown([str(name) for name in found])
+
+
+async def show(request: web.Request) -> web.Response:
+    found = await topics_of(request).namespaces.policies(namespace_of(request))
+    return shown(set_policies(found))
+
+
+async def create(request: web.Request) -> web.Response:
+    name = namespace_of(request)
+    body = await body_of(request, NamespaceBody) or NamespaceBody()
+    namespaces = topics_of(request).namespaces
+    unknown = set(body.replication_clusters) - set(await namespaces.clusters.names())
+    if unknown:
+        raise NotAllowed(f"there is no cluster {', '.join(sorted(unknown))}")
+    policies = Policies(replication_clusters=body.replication_clusters)
+    if not await namespaces.create(name, policies):
+        return refused(CONFLICT, f"namespace {name} exists already")
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    name = namespace_of(request)
+    topics = topics_of(request)
+    force = flag_of(request, "force")
+    if not force:
+        present = await topics.names(name, ListMode.ALL) or await topics.partitioned.names(name)
+        if present:
+            return refused(CONFLICT, f"namespace {name} has topics (delete them first, or force)")
+    if not await topics.delete_namespace(name, force=force):
+        raise TopicNotFound(f"namespace {name} does not exist")
+    return done()
+
+
+async def topics_in(request: web.Request) -> web.Response:
+    mode = _MODES.get(request.query.get("mode", "PERSISTENT").upper())
+    if mode is None:
+        raise InvalidArgument(f"mode must be one of {', '.join(_MODES)}")
+    return shown(await topics_of(request).names(namespace_of(request), mode))
+
+
+def set_policies(policies: Policies) -> dict[str, Any]:
+    """What is set; tools take what is missing for the default."""
+    found = msgspec.to_builtins(policies)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+
+ROUTES: Final = (
+    web.get("/admin/v2/namespaces/{tenant}", names),
+    web.get(_NAMESPACE, show),
+    web.put(_NAMESPACE, create),
+    web.delete(_NAMESPACE, delete),
+    web.get(f"{_NAMESPACE}/topics", topics_in),
+)

@@ -1,0 +1,103 @@
+"""An entry shown over HTTP: its payload as the body, what its metadata says as headers.
+
+Owns: the names of the headers, which tools read. A batch is shown as one body; a header says how
+many messages it holds. Payloads are shown as their producer had them if the standard library can
+undo the compression; otherwise as they are stored, and a header says so.
+
+Invariants:
+1. Headers hold only what HTTP allows: properties are one JSON object in a header as well, and alone
+   where a name or value does not fit into a header of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.entries import EntryView
+from magnetar.ledger.api import Entry
+from magnetar.wire.messages import payload_offset
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_VALUE: Final = re.compile(r"[\x20-\x7e]*")
+_UNCOMPRESSED_MAX: Final = 128 * 1024 * 1024
+
+
+def as_response(entry: Entry) -> web.Response:
+    view = EntryView.of(entry)
+    headers = _headers(view)
+    if not view.readable:
+        return _response(entry.payload, headers)
+    payload, compression = _opened(view.metadata, entry.payload[payload_offset(entry.payload) :])
+    if compression:
+        headers["X-Pulsar-compression"] = compression
+    return _response(payload, headers)
+
+
+def _response(payload: bytes, headers: dict[str, str]) -> web.Response:
+    return web.Response(body=payload, headers=headers, content_type="application/octet-stream")
+
+
+def _headers(view: EntryView) -> dict[str, str]:
+    metadata = view.metadata
+    headers = {"X-Pulsar-Message-ID": str(view.position)}
+    texts = {
+        "X-Pulsar-producer-name": metadata.producer_name,
+        "X-Pulsar-publish-time": _moment(metadata.publish_time),
+        "X-Pulsar-event-time": _moment(metadata.event_time),
+        "X-Pulsar-deliver-at-time": _moment(metadata.deliver_at_time),
+        "X-Pulsar-partition-key": metadata.partition_key,
+    }
+    headers |= {name: text for name, text in texts.items() if text and _VALUE.fullmatch(text)}
+    headers["X-Pulsar-sequence-id"] = str(metadata.sequence_id)
+    if metadata.null_value:
+        headers["X-Pulsar-null-value"] = "true"
+    if metadata.encryption_keys:
+        headers["X-Pulsar-Is-Encrypted"] = "true"
+    if view.is_batch:
+        headers["X-Pulsar-num-batch-message"] = str(view.num_messages)
+    _add_properties(headers, {pair.key: pair.value for pair in metadata.properties})
+    return headers
+
+
+def _add_properties(headers: dict[str, str], properties: dict[str, str]) -> None:
+    if not properties:
+        return
+    headers["X-Pulsar-PROPERTY"] = _ascii_json(properties)
+    for name, value in properties.items():
+        if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
+            headers[f"X-Pulsar-PROPERTY-{name}"] = value
+
+
+def _ascii_json(value: dict[str, str]) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text.encode("ascii", "backslashreplace").decode() if not text.isascii() else text
+
+
+def _moment(ms: int) -> str:
+    """A time that is set, as ISO 8601 with milliseconds."""
+    if not 0 < ms < 2**43:  # beyond the year 2248 it is no time
+        return ""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _opened(metadata: pb.MessageMetadata, payload: bytes) -> tuple[bytes, str]:
+    """The payload as its producer had it, or as it is stored and how it is compressed."""
+    kind = metadata.compression
+    if kind == pb.NONE:
+        return payload, ""
+    name = pb.CompressionType.Name(kind)
+    chunked = metadata.num_chunks_from_msg > 1
+    size = metadata.uncompressed_size
+    if kind != pb.ZLIB or metadata.encryption_keys or chunked or size > _UNCOMPRESSED_MAX:
+        return payload, name
+    try:
+        return zlib.decompressobj().decompress(payload, max(size, 1)), ""
+    except zlib.error:
+        return payload, name

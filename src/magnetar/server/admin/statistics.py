@@ -1,0 +1,112 @@
+"""What topics tell about themselves: `stats`, `partitioned-stats` and `internalStats`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.stats import TopicStats, summed
+from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic import Topic
+from magnetar.errors import NotAllowed, TopicNotFound
+from magnetar.managed_ledger.ledger_list import LedgerSpan
+from magnetar.server.admin.exchange import flag_of, shown, topic_of, topics_of
+from magnetar.server.admin.topics import TOPIC, existing, whole_topic
+
+_NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
+
+
+async def stats(request: web.Request) -> web.Response:
+    topic = await topics_of(request).get(await whole_topic(request), create=False)
+    return shown(as_json(topic.stats()))
+
+
+async def partitioned_stats(request: web.Request) -> web.Response:
+    name = topic_of(request)
+    topics = topics_of(request)
+    record = await topics.partitioned.get(name)
+    if record is None:
+        raise TopicNotFound(f"{name} is not a partitioned topic")
+    parts = {}
+    for partition in await existing(request, name):
+        parts[str(partition)] = (await topics.get(partition)).stats()
+    found = as_json(summed(list(parts.values())))
+    found["metadata"] = {"partitions": record.partitions, "deleted": False}
+    each = flag_of(request, "perPartition", default=True)
+    found["partitions"] = {key: as_json(part) for key, part in parts.items()} if each else {}
+    return shown(found)
+
+
+async def internal_stats(request: web.Request) -> web.Response:
+    name = await whole_topic(request)
+    topic = await topics_of(request).get(name, create=False)
+    if not isinstance(topic, Topic):
+        raise NotAllowed(f"{name} is not persistent: it stores nothing")
+    return shown(_internal(topic))
+
+
+def as_json(found: TopicStats) -> dict[str, Any]:
+    """As tools read them: an epoch or a name that there is not is left out."""
+    shown_stats: dict[str, Any] = msgspec.to_builtins(found)
+    for subscription in shown_stats["subscriptions"].values():
+        if subscription["activeConsumerName"] is None:
+            del subscription["activeConsumerName"]
+    if shown_stats["topicEpoch"] is None:
+        del shown_stats["topicEpoch"]
+    return shown_stats
+
+
+def _internal(topic: Topic) -> dict[str, Any]:
+    ledger = topic.ledger
+    spans = ledger.ledger_spans
+    last = spans[-1] if spans else None
+    return {
+        "entriesAddedCounter": topic.messages_in,
+        "numberOfEntries": ledger.entries,
+        "totalSize": ledger.size_bytes,
+        "currentLedgerEntries": 0 if last is None else last.entries,
+        "currentLedgerSize": 0 if last is None else last.size_bytes,
+        "lastLedgerCreatedTimestamp": "" if last is None else str(last.created_ms),
+        "waitingCursorsCount": 0,
+        "pendingAddEntriesCount": ledger.pending,
+        "lastConfirmedEntry": str(ledger.last_position()),
+        "state": "Terminated" if ledger.sealed else "LedgerOpened",
+        "ledgers": [_span(span) for span in spans],
+        "cursors": {name: _cursor(each) for name, each in topic.subscriptions.items()},
+        "schemaLedgers": [],
+        "compactedLedger": _NO_LEDGER,
+    }
+
+
+def _span(span: LedgerSpan) -> dict[str, Any]:
+    return {
+        "ledgerId": span.ledger_id,
+        "entries": span.entries,
+        "size": span.size_bytes,
+        "offloaded": False,
+    }
+
+
+def _cursor(subscription: Subscription) -> dict[str, Any]:
+    cursor = subscription.cursor
+    return {
+        "markDeletePosition": str(cursor.mark_delete),
+        "readPosition": str(cursor.read_position),
+        "waitingReadOp": False,
+        "pendingReadOps": 0,
+        "messagesConsumedCounter": 0,
+        "numberOfEntriesSinceFirstNotAckedMessage": cursor.backlog(),
+        "state": "Open" if cursor.failure is None else "Closed",
+        "active": bool(subscription.consumers),
+        "properties": {},
+        "cursorProperties": cursor.properties,
+    }
+
+
+ROUTES: Final = (
+    web.get(f"{TOPIC}/stats", stats),
+    web.get(f"{TOPIC}/partitioned-stats", partitioned_stats),
+    web.get(f"{TOPIC}/internalStats", internal_stats),
+)

@@ -1,0 +1,225 @@
+"""`.../subscriptions` and `.../subscription/{name}`: reading positions, and how to move them.
+
+Invariants:
+1. What names no single message goes to every partition of a partitioned topic; the rest is refused
+   for one.
+2. What moves a cursor is durable when it is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic import Topic
+from magnetar.errors import NotAllowed, SubscriptionNotFound
+from magnetar.managed_ledger.managed_ledger import EARLIEST as BEFORE_ALL
+from magnetar.model.ids import EARLIEST, LATEST, Position
+from magnetar.model.names import TopicName
+from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
+from magnetar.server.admin.exchange import (
+    body_of,
+    done,
+    flag_of,
+    needed_body_of,
+    part_of,
+    refused,
+    shown,
+    topic_of,
+    topics_of,
+    whole_number,
+)
+from magnetar.server.admin.peeked import as_response
+from magnetar.server.admin.topics import TOPIC, existing, whole_topic
+
+_SENTINELS: Final = (EARLIEST.position, LATEST.position)
+
+
+class MessageIdBody(msgspec.Struct, frozen=True, rename="camel"):
+    """A message id as tools send it; `excluded`: begin behind it."""
+
+    ledger_id: int = LATEST.ledger_id
+    entry_id: int = LATEST.entry_id
+    partition_index: int = -1
+    excluded: bool = False
+    properties: dict[str, str] = {}
+
+    @property
+    def position(self) -> Position:
+        return Position(self.ledger_id, self.entry_id)
+
+    @property
+    def is_sentinel(self) -> bool:
+        return self.position in _SENTINELS
+
+    def first(self) -> Position:
+        """The first position to be delivered; the sentinels mean the ends of the topic."""
+        if self.is_sentinel or not self.excluded:
+            return self.position
+        return Position(self.ledger_id, self.entry_id + 1)
+
+
+async def names(request: web.Request) -> web.Response:
+    found: set[str] = set()
+    for name in await existing(request, topic_of(request)):
+        found |= (await topics_of(request).get(name, create=False)).subscriptions.keys()
+    return shown(sorted(found))
+
+
+async def create(request: web.Request) -> web.Response:
+    """At a message id, or at the end without one."""
+    subscription = part_of(request, "subscription")
+    start = await body_of(request, MessageIdBody) or MessageIdBody()
+    targets = await existing(request, topic_of(request))
+    if len(targets) > 1:
+        _check_place(start)
+    created = False
+    for name in targets:
+        topic = await _persistent(request, name)
+        mark_delete = _mark_delete(topic, start)
+        created |= await topic.create_subscription(subscription, mark_delete, start.properties)
+    if not created:
+        return refused(CONFLICT, f"subscription {subscription!r} exists already")
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    subscription = part_of(request, "subscription")
+    force = flag_of(request, "force")
+    missing = 0
+    targets = await existing(request, topic_of(request))
+    for name in targets:
+        topic = await topics_of(request).get(name, create=False)
+        if subscription in topic.subscriptions:
+            await topic.delete_subscription(subscription, force=force)
+        else:
+            missing += 1
+    if missing == len(targets):
+        raise _missing(subscription)
+    return done()
+
+
+# --- moving
+
+
+async def skip_all(request: web.Request) -> web.Response:
+    async def skip(subscription: Subscription) -> None:
+        subscription.skip_all()
+        await subscription.ack_durable()
+
+    return await _for_each(request, skip)
+
+
+async def skip(request: web.Request) -> web.Response:
+    count = whole_number(part_of(request, "count"), "the number of messages", least=1)
+    subscription = await _single(request)
+    await subscription.skip(count)
+    await subscription.ack_durable()
+    return done()
+
+
+async def expire(request: web.Request) -> web.Response:
+    seconds = whole_number(part_of(request, "seconds"), "the age in seconds", least=1)
+
+    async def skip_old(subscription: Subscription) -> None:
+        await subscription.expire(seconds)
+        await subscription.ack_durable()
+
+    return await _for_each(request, skip_old)
+
+
+async def reset_to_time(request: web.Request) -> web.Response:
+    moment = whole_number(part_of(request, "timestamp"), "the time in milliseconds")
+    return await _for_each(request, lambda subscription: subscription.seek_time(moment))
+
+
+async def reset_to_id(request: web.Request) -> web.Response:
+    place = await needed_body_of(request, MessageIdBody)
+    if len(await existing(request, topic_of(request))) > 1:
+        _check_place(place)
+    return await _for_each(request, lambda subscription: subscription.seek(place.first()))
+
+
+async def peek(request: web.Request) -> web.Response:
+    number = whole_number(part_of(request, "number"), "the number of a message", least=1)
+    subscription = await _single(request)
+    entry = await subscription.peek(number)
+    if entry is None:
+        return refused(NOT_FOUND, f"the backlog has no message {number}")
+    return as_response(entry)
+
+
+# --- parts
+
+
+async def _for_each(
+    request: web.Request, work: Callable[[Subscription], Awaitable[None]]
+) -> web.Response:
+    found = [
+        _subscription(request, await _persistent(request, name))
+        for name in await existing(request, topic_of(request))
+    ]
+    for subscription in found:
+        await work(subscription)
+    return done()
+
+
+async def _single(request: web.Request) -> Subscription:
+    """The subscription of a topic that is not partitioned (one partition is none either)."""
+    return _subscription(request, await _persistent(request, await whole_topic(request)))
+
+
+def _subscription(request: web.Request, topic: Topic) -> Subscription:
+    name = part_of(request, "subscription")
+    found = topic.subscriptions.get(name)
+    if found is None:
+        raise _missing(name)
+    return found
+
+
+async def _persistent(request: web.Request, name: TopicName) -> Topic:
+    topic = await topics_of(request).get(name, create=False)
+    if not isinstance(topic, Topic):
+        raise NotAllowed(f"{name} is not persistent: it keeps no reading positions")
+    return topic
+
+
+def _mark_delete(topic: Topic, start: MessageIdBody) -> Position:
+    """The position behind which a new subscription begins."""
+    if start.position == EARLIEST.position:
+        return BEFORE_ALL
+    if start.position == LATEST.position:
+        return topic.readable_end()
+    first = start.first()
+    return Position(first.ledger_id, first.entry_id - 1)
+
+
+def _check_place(place: MessageIdBody) -> None:
+    if not place.is_sentinel:
+        raise NotAllowed(
+            "a message id is of one partition, and the topic has several",
+            hint="name the partition, or use a time",
+        )
+
+
+def _missing(name: str) -> SubscriptionNotFound:
+    return SubscriptionNotFound(f"there is no subscription {name!r}")
+
+
+_SUBSCRIPTION: Final = f"{TOPIC}/subscription/{{subscription}}"
+
+ROUTES: Final = (
+    web.get(f"{TOPIC}/subscriptions", names),
+    web.put(_SUBSCRIPTION, create),
+    web.delete(_SUBSCRIPTION, delete),
+    web.post(f"{_SUBSCRIPTION}/skip_all", skip_all),
+    web.post(f"{_SUBSCRIPTION}/skip/{{count}}", skip),
+    web.post(f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expire),
+    web.post(f"{_SUBSCRIPTION}/resetcursor", reset_to_id),
+    web.post(f"{_SUBSCRIPTION}/resetcursor/{{timestamp}}", reset_to_time),
+    web.get(f"{_SUBSCRIPTION}/position/{{number}}", peek),
+)

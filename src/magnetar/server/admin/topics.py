@@ -1,0 +1,216 @@
+"""`/admin/v2/persistent` and `/admin/v2/non-persistent`: topics, with or without partitions.
+
+Invariants:
+1. PUT creates, POST changes; what exists already is 409.
+2. Nothing here creates a topic because somebody looked at it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.topics import ListMode
+from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
+from magnetar.model.ids import Position
+from magnetar.model.names import Domain, TopicName
+from magnetar.server.admin.errors import CONFLICT
+from magnetar.server.admin.exchange import (
+    body_of,
+    converted,
+    done,
+    flag_of,
+    namespace_of,
+    needed_body_of,
+    part_of,
+    refused,
+    shown,
+    topic_of,
+    topics_of,
+)
+
+_MODES: Final = {
+    Domain.PERSISTENT.value: ListMode.PERSISTENT,
+    Domain.NON_PERSISTENT.value: ListMode.NON_PERSISTENT,
+}
+
+
+class PartitionsBody(msgspec.Struct, frozen=True):
+    """The long form of a number of partitions."""
+
+    partitions: int
+    properties: dict[str, str] = {}
+
+
+# --- lists
+
+
+async def names(request: web.Request) -> web.Response:
+    mode = _MODES[part_of(request, "domain")]
+    return shown(await topics_of(request).names(namespace_of(request), mode))
+
+
+async def partitioned_names(request: web.Request) -> web.Response:
+    topics = topics_of(request)
+    namespace = namespace_of(request)
+    await topics.namespaces.policies(namespace)
+    domain = Domain(part_of(request, "domain"))
+    found = await topics.partitioned.names(namespace)
+    return shown([str(name) for name in found if name.domain is domain])
+
+
+# --- topics
+
+
+async def create(request: web.Request) -> web.Response:
+    name = topic_of(request)
+    topics = topics_of(request)
+    properties = await body_of(request, dict[str, str])
+    if await topics.partitioned.get(name) is not None:
+        return refused(CONFLICT, f"{name} exists already, with partitions")
+    if name.domain is Domain.NON_PERSISTENT:
+        if await topics.exists(name):
+            return refused(CONFLICT, f"{name} exists already")
+        await topics.get(name)
+        return done()
+    if not await topics.create(name, properties):
+        return refused(CONFLICT, f"{name} exists already")
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    name = topic_of(request)
+    await topics_of(request).delete(name, force=flag_of(request, "force"))
+    return done()
+
+
+async def unload(request: web.Request) -> web.Response:
+    for name in await existing(request, topic_of(request)):
+        await topics_of(request).unload(name)
+    return done()
+
+
+async def terminate(request: web.Request) -> web.Response:
+    name = await whole_topic(request)
+    topic = await topics_of(request).get(name, create=False)
+    return shown(message_id(await topic.terminate(), name))
+
+
+async def terminate_partitions(request: web.Request) -> web.Response:
+    found = {}
+    for name in await existing(request, topic_of(request)):
+        topic = await topics_of(request).get(name, create=False)
+        found[str(name.partition or 0)] = message_id(await topic.terminate(), name)
+    return shown(found)
+
+
+async def last_message_id(request: web.Request) -> web.Response:
+    name = await whole_topic(request)
+    topic = await topics_of(request).get(name, create=False)
+    position, batch_index = await topic.last_message()
+    found = message_id(position, name)
+    if batch_index >= 0:
+        found["batchIndex"] = batch_index
+    return shown(found)
+
+
+# --- partitions
+
+
+async def partitions(request: web.Request) -> web.Response:
+    create = flag_of(request, "checkAllowAutoCreation")
+    found = await topics_of(request).partitions(topic_of(request), create=create)
+    return shown({"partitions": found})
+
+
+async def create_partitioned(request: web.Request) -> web.Response:
+    name = topic_of(request)
+    topics = topics_of(request)
+    given = await _partitions_body(request)
+    present = await topics.partitioned.get(name) is not None or await topics.exists(name)
+    if present or not await topics.create_partitioned(name, given.partitions, given.properties):
+        return refused(CONFLICT, f"{name} exists already")
+    return done()
+
+
+async def grow(request: web.Request) -> web.Response:
+    name = topic_of(request)
+    topics = topics_of(request)
+    given = await _partitions_body(request)
+    if await topics.partitioned.get(name) is None:
+        if await topics.exists(name):
+            return refused(CONFLICT, f"{name} is not a partitioned topic")
+        raise TopicNotFound(f"{name} does not exist")
+    await topics.grow(name, given.partitions)
+    return done()
+
+
+async def delete_partitioned(request: web.Request) -> web.Response:
+    force = flag_of(request, "force")
+    await topics_of(request).delete_partitioned(topic_of(request), force=force)
+    return done()
+
+
+async def _partitions_body(request: web.Request) -> PartitionsBody:
+    found = await needed_body_of(request, object)
+    given = converted({"partitions": found} if isinstance(found, int) else found, PartitionsBody)
+    if given.partitions < 1:
+        raise InvalidArgument(f"a partitioned topic needs partitions, not {given.partitions}")
+    return given
+
+
+# --- shared with statistics and subscriptions
+
+
+async def existing(request: web.Request, name: TopicName) -> list[TopicName]:
+    """The topic, or all its partitions; TopicNotFound if there is none."""
+    topics = topics_of(request)
+    record = await topics.partitioned.get(name)
+    if record is not None:
+        return [name.with_partition(number) for number in range(record.partitions)]
+    if not await topics.exists(name):
+        await topics.namespaces.policies(name.namespace)
+        raise TopicNotFound(f"{name} does not exist")
+    return [name]
+
+
+async def whole_topic(request: web.Request) -> TopicName:
+    """The topic of a request that makes sense for a single one only."""
+    name = topic_of(request)
+    record = await topics_of(request).partitioned.get(name)
+    if record is not None:
+        raise NotAllowed(
+            f"{name} is partitioned",
+            hint=f"name one of its partitions, {name}-partition-0 to -{record.partitions - 1}",
+        )
+    return name
+
+
+def message_id(position: Position, name: TopicName) -> dict[str, Any]:
+    partition = -1 if name.partition is None else name.partition
+    return {
+        "ledgerId": position.ledger_id,
+        "entryId": position.entry_id,
+        "partitionIndex": partition,
+    }
+
+
+_NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+TOPIC: Final = f"{_NAMESPACE}/{{topic}}"
+
+ROUTES: Final = (
+    web.get(_NAMESPACE, names),
+    web.get(f"{_NAMESPACE}/partitioned", partitioned_names),
+    web.put(TOPIC, create),
+    web.delete(TOPIC, delete),
+    web.put(f"{TOPIC}/unload", unload),
+    web.post(f"{TOPIC}/terminate", terminate),
+    web.post(f"{TOPIC}/terminate/partitions", terminate_partitions),
+    web.get(f"{TOPIC}/lastMessageId", last_message_id),
+    web.get(f"{TOPIC}/partitions", partitions),
+    web.put(f"{TOPIC}/partitions", create_partitioned),
+    web.post(f"{TOPIC}/partitions", grow),
+    web.delete(f"{TOPIC}/partitions", delete_partitioned),
+)

@@ -1,0 +1,200 @@
+"""A server put together: storage, broker, listener, admin interface; its start and its end.
+
+Owns: `Server`, the composition root.
+
+Invariants:
+1. A connection is accepted only when storage is recovered and the broker answers.
+2. Stopping, in this order: no new connections; nothing more is read; every send that was read gets
+   its receipt; topics are closed, with their cursors written; connections end; storage is closed.
+   All of it within `close_seconds`; what is late is cut off, which loses nothing acknowledged.
+3. Storage that failed (a sync that did not succeed) ends the server: it must be restarted, and
+   recovers from what is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from magnetar.broker.namespaces import Cluster, Namespaces
+from magnetar.broker.schemas import Schemas
+from magnetar.broker.topic import TopicParts
+from magnetar.broker.topic_producers import ProducerNames
+from magnetar.broker.topics import Topics
+from magnetar.metadata.api import MetadataStore
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.server.authority import Authority
+from magnetar.server.config import ServerConfig
+from magnetar.server.context import Context
+from magnetar.server.embedded import Storage, open_storage
+from magnetar.server.handlers.table import HANDLERS
+from magnetar.server.machine import Listener, Machine, cannot_listen
+from magnetar.server.session import Session
+
+_log = logger(__name__)
+
+_STORAGE_CHECK_SECONDS: Final = 1.0
+_GOODBYE_SECONDS: Final = 2.0
+"""What a peer has to take the last bytes when the server stops."""
+
+
+class Server(Service):
+    """One broker process on one data folder."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        create_admin: Callable[[Server], web.Application] | None = None,
+        machine: Machine | None = None,
+    ) -> None:
+        super().__init__("server", stop_seconds=config.limits.close_seconds)
+        self.config = config
+        self.machine = machine or Machine()
+        self.clock = self.machine.clock
+        self.folder = Path(config.data).absolute()
+        self.storage: Storage
+        self.metadata: MetadataStore
+        self.namespaces: Namespaces
+        self.schemas: Schemas
+        self.topics: Topics
+        self.context: Context
+        self.service_url = ""
+        self.admin_url: str | None = None
+        """None: it has no admin interface."""
+        self._create_admin = create_admin
+        self._listener: Listener | None = None
+        self._admin: web.AppRunner | None = None
+        self._storage: Storage | None = None
+        self._topics: Topics | None = None
+
+    # --- start
+
+    async def _start(self) -> None:
+        config = self.config
+        self.storage = self._storage = await open_storage(
+            self.folder,
+            limits=config.limits,
+            disk=self.machine.disk,
+            clock=self.clock,
+            new_worker=self.machine.new_worker,
+        )
+        self.metadata = self.storage.connect()
+        self.namespaces = Namespaces(self.metadata, config.cluster)
+        self.schemas = Schemas(self.metadata, self.clock)
+        self.topics = Topics(self._topic_parts(), self.namespaces)
+        self._topics = self.topics
+        self.context = Context(config, self.topics, self.schemas, self.clock, Authority())
+        self._listener = await self.machine.listen(self._new_session, config.host, config.port)
+        self.service_url = f"pulsar://{_in_url(self._advertised_host())}:{self._listener.port}"
+        self.context.service_url = self.service_url
+        await self._start_admin()
+        await self.namespaces.open(
+            Cluster(service_url=self.admin_url or "", broker_service_url=self.service_url)
+        )
+        await self.topics.start()
+        self.spawn(self._watch_storage(self.storage), "watch of the storage")
+        await self._listener.start()
+        _log.info("server-ready", url=self.service_url, admin=self.admin_url, data=self.folder)
+
+    def _topic_parts(self) -> TopicParts:
+        return TopicParts(
+            metadata=self.metadata,
+            ledgers=self.storage.ledgers,
+            schemas=self.schemas,
+            clock=self.clock,
+            limits=self.config.limits,
+            producer_names=ProducerNames(self.metadata, self.config.cluster),
+            owner=self._advertised_host(),
+        )
+
+    def _new_session(self) -> Session:
+        return Session(self.context, HANDLERS)
+
+    async def _start_admin(self) -> None:
+        if self._create_admin is None:
+            return
+        application = self._create_admin(self)
+        self._admin = web.AppRunner(application, access_log=None, handle_signals=False)
+        await self._admin.setup()
+        host, port = self.config.host, self.config.admin_port
+        try:
+            await web.TCPSite(self._admin, host, port).start()
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+        real_port = self._admin.addresses[0][1]
+        self.admin_url = f"http://{_in_url(self._advertised_host())}:{real_port}"
+
+    def _advertised_host(self) -> str:
+        host = self.config.advertised_host or self.config.host
+        return socket.gethostname() if _is_any(host) else host
+
+    async def _watch_storage(self, storage: Storage) -> None:
+        while storage.failure is None:
+            await self.clock.sleep(_STORAGE_CHECK_SECONDS)
+        raise storage.failure
+
+    # --- stop
+
+    async def _stop(self) -> None:
+        try:
+            await self._stop_serving()
+        finally:
+            if self._storage is not None:
+                await self.metadata.close()
+                await self._storage.close()
+        _log.info("server-stopped", data=self.folder)
+
+    async def _stop_serving(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._admin is not None:
+            await self._admin.cleanup()
+        try:
+            if self._listener is not None:
+                await self._drain()
+            if self._topics is not None:
+                await self._topics.stop()
+        finally:
+            if self._listener is not None:
+                await self._end_sessions()
+                await self._listener.wait_closed()
+
+    async def _drain(self) -> None:
+        """Give the receipts that are owed, as long as storage answers in time."""
+        drains = [asyncio.create_task(session.drain()) for session in self.context.sessions]
+        if not drains:
+            return
+        _, late = await asyncio.wait(drains, timeout=self.config.limits.close_seconds / 2)
+        for drain in late:
+            drain.cancel()
+
+    async def _end_sessions(self) -> None:
+        """Close the connections; one whose peer takes nothing is cut."""
+        for session in list(self.context.sessions):
+            session.close()
+        try:
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self.context.all_ended()
+        except TimeoutError:
+            for session in list(self.context.sessions):
+                session.abandon("its peer does not read, and the server stops")
+            await self.context.all_ended()
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False  # a name
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,50 @@
+"""Who a connection acts for, and what it may do.
+
+Owns: the two questions of access. `identify` is the one place where a principal comes to be known,
+`authorise` the one place where a command of it is allowed. Everything is allowed until rules exist.
+
+Invariants:
+1. A session has exactly one principal, from CONNECT on; before it, no command but CONNECT runs.
+2. Every command that names a topic or a namespace passes `authorise` before anything is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from magnetar.model.names import NamespaceName, TopicName
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+
+class Action(Enum):
+    """What a principal wants to do."""
+
+    LOOK_UP = "look up"
+    LIST = "list"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """On whose behalf a connection acts; without a role nobody was identified."""
+
+    role: str | None = None
+
+
+ANYBODY: Final = Principal()
+
+
+class Authority:
+    """The rules of one server."""
+
+    def identify(self, connect: pb.CommandConnect) -> Principal:
+        """The principal of a handshake. Any credentials are accepted: none are asked for."""
+        return ANYBODY
+
+    def authorise(
+        self, principal: Principal, action: Action, target: TopicName | NamespaceName
+    ) -> None:
+        """Return if the principal may do this; nobody is refused."""

@@ -1,0 +1,62 @@
+"""The handshake and the keepalive commands.
+
+Owns: CONNECT, AUTH_RESPONSE, PING, PONG, and what a server says of itself.
+
+Invariants:
+1. Only features that are implemented are announced: clients use what they see.
+2. The protocol version of a connection is the lower one of both sides.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final
+
+from magnetar.errors import MagnetarError
+from magnetar.server.replies import unasked_error
+from magnetar.server.session import ClientSoftware, Session
+from magnetar.wire.frames import command
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+PROTOCOL_VERSION: Final = 21
+SERVER_VERSION: Final = f"Magnetar-{version('magnetar')}"
+
+_FEATURES: Final = {
+    "supports_topic_watchers": True,
+    "supports_topic_watcher_reconcile": True,
+    "supports_get_partitioned_metadata_without_auto_creation": True,
+}
+_PONG: Final = command("PONG")
+
+
+def connect(session: Session, body: pb.CommandConnect) -> None:
+    try:
+        principal = session.context.authority.identify(body)
+    except MagnetarError as error:
+        session.write(unasked_error(error))
+        session.close()
+        return
+    session.principal = principal
+    session.client = ClientSoftware(body.client_version, body.protocol_version)
+    session.wire.open()
+    session.write(
+        command(
+            "CONNECTED",
+            server_version=SERVER_VERSION,
+            protocol_version=min(PROTOCOL_VERSION, body.protocol_version),
+            max_message_size=session.context.config.max_message_bytes,
+            feature_flags=_FEATURES,
+        )
+    )
+
+
+def auth_response(session: Session, body: pb.CommandAuthResponse) -> None:
+    """Nobody was asked: credentials do not expire here, so an answer changes nothing."""
+
+
+def ping(session: Session, body: pb.CommandPing) -> None:
+    session.write(_PONG)
+
+
+def pong(session: Session, body: pb.CommandPong) -> None:
+    """That anything arrived is what counts; the session has noted it."""

@@ -1,0 +1,265 @@
+"""The commands of consumers: SUBSCRIBE, ACK, FLOW, REDELIVER, SEEK and the like.
+
+Invariants:
+1. ACK, FLOW and REDELIVER are applied in the order of their frames; a consumer that is not there
+   is not an error for those that nobody waits on.
+2. SUCCESS goes out before the first MESSAGE.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from magnetar.broker.acks import Ack, unacked_of
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.consumer import Consumer
+from magnetar.broker.subscription import TYPE_NAMES, Subscription
+from magnetar.errors import (
+    ConsumerAssign,
+    ConsumerBusy,
+    ConsumerNotFound,
+    MetadataError,
+    NotAllowed,
+    ServiceNotReady,
+)
+from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import (
+    InitialPosition,
+    KeySharedPolicy,
+    SubscriptionType,
+)
+from magnetar.server.authority import Action
+from magnetar.server.handlers.values import (
+    id_fields,
+    message_id_of,
+    position_of,
+    properties_of,
+    schema_of,
+)
+from magnetar.server.handles import ConsumerHandle, OpenSubscription
+from magnetar.server.keepalive import is_alive
+from magnetar.server.session import Session
+from magnetar.wire.frames import command
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_METADATA_BYTES_MAX: Final = 1024
+
+
+# --- opening and closing
+
+
+async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
+    name = TopicName.parse(body.topic)
+    session.authorise(Action.CONSUME, name)
+    held = session.consumers.get(body.consumer_id)
+    if held is not None:
+        if not held.is_open:
+            raise ServiceNotReady(f"consumer {body.consumer_id} is being opened or closed")
+        session.succeed(body.request_id)
+        return
+    options = _options(session, body)
+    session.check_room()
+    handle = ConsumerHandle(session, body.consumer_id)
+    session.consumers[body.consumer_id] = handle
+    try:
+        topic = await session.context.topics.get(name, create=body.force_topic_creation)
+        subscription = await topic.subscription(options)
+        consumer = await _admitted(session, subscription, options)
+    except BaseException:
+        session.consumers.pop(body.consumer_id, None)
+        raise
+    finally:
+        handle.opening.set()
+    session.succeed(body.request_id)
+    handle.open(topic, subscription, consumer)
+
+
+async def close_consumer(session: Session, body: pb.CommandCloseConsumer) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is not None:
+        await handle.close()
+        if session.consumers.get(body.consumer_id) is handle:
+            del session.consumers[body.consumer_id]
+    session.succeed(body.request_id)
+
+
+async def unsubscribe(session: Session, body: pb.CommandUnsubscribe) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is None or handle.topic is None or handle.subscription is None:
+        raise MetadataError(f"there is no consumer {body.consumer_id}")
+    topic, subscription = handle.topic, handle.subscription
+    handle.leaving = True
+    try:
+        await topic.delete_subscription(subscription.name, by=handle.consumer, force=body.force)
+    except ConsumerBusy as error:
+        handle.leaving = False
+        raise MetadataError(str(error)) from error
+    await handle.close()
+    session.consumers.pop(body.consumer_id, None)
+    session.succeed(body.request_id)
+
+
+async def _admitted(
+    session: Session, subscription: OpenSubscription, options: ConsumerOptions
+) -> Consumer:
+    """The consumer, in the place of an exclusive one whose connection turns out to be dead."""
+    try:
+        return subscription.add_consumer(options)
+    except ConsumerBusy:
+        if options.type is not SubscriptionType.EXCLUSIVE:
+            raise
+        others = {each.options.connection for each in subscription.consumers} - {session}
+        dead = [
+            other
+            for other in others
+            if isinstance(other, Session) and not await is_alive(other, session.limits)
+        ]
+        if not dead:
+            raise
+        for other in dead:
+            await other.ended.wait()
+    return subscription.add_consumer(options)
+
+
+def _options(session: Session, body: pb.CommandSubscribe) -> ConsumerOptions:
+    if sum(len(each.key) + len(each.value) for each in body.metadata) > _METADATA_BYTES_MAX:
+        raise MetadataError(f"more than {_METADATA_BYTES_MAX} bytes of consumer metadata")
+    kind = SubscriptionType(body.subType)
+    start = body.start_message_id if body.HasField("start_message_id") else None
+    return ConsumerOptions(
+        subscription=body.subscription,
+        type=kind,
+        consumer_id=body.consumer_id,
+        connection=session,
+        name=body.consumer_name,
+        priority_level=body.priority_level,
+        durable=body.durable,
+        initial_position=InitialPosition(body.initialPosition),
+        start=None if start is None else message_id_of(start),
+        rollback_seconds=body.start_message_rollback_duration_sec,
+        key_shared=_key_shared(body) if kind is SubscriptionType.KEY_SHARED else None,
+        metadata=properties_of(body.metadata),
+        subscription_properties=properties_of(body.subscription_properties),
+        read_compacted=body.read_compacted,
+        schema=schema_of(body.schema) if body.HasField("schema") else None,
+        consumer_epoch=body.consumer_epoch if body.HasField("consumer_epoch") else None,
+        address=session.address,
+        client_version=session.client_version,
+    )
+
+
+def _key_shared(body: pb.CommandSubscribe) -> KeySharedPolicy:
+    meta = body.keySharedMeta
+    out_of_order = meta.allowOutOfOrderDelivery
+    if not body.HasField("keySharedMeta") or meta.keySharedMode == pb.AUTO_SPLIT:
+        return KeySharedPolicy(out_of_order=out_of_order)
+    ranges = [(each.start, each.end) for each in meta.hashRanges]
+    try:
+        return KeySharedPolicy.sticky(ranges, out_of_order=out_of_order)
+    except NotAllowed as error:
+        raise ConsumerAssign(str(error)) from error
+
+
+# --- in frame order
+
+
+def flow(session: Session, body: pb.CommandFlow) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is not None and handle.consumer is not None:
+        handle.consumer.flow(body.messagePermits)
+
+
+def ack(session: Session, body: pb.CommandAck) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is None or handle.subscription is None or handle.consumer is None:
+        raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+    if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
+        raise NotAllowed("this topic takes no transactional acknowledgements")
+    words_max = session.limits.ack_set_words
+    acks = [
+        Ack(
+            position_of(each),
+            unacked_of(each.ack_set, words_max) if each.ack_set else 0,
+        )
+        for each in body.message_id
+    ]
+    cumulative = body.ack_type == pb.CommandAck.Cumulative
+    if cumulative and len(acks) != 1:
+        raise NotAllowed(f"a cumulative acknowledgement of {len(acks)} messages")
+    handle.subscription.ack(handle.consumer, acks, cumulative=cumulative)
+    if body.HasField("request_id"):
+        handle.answer_when_durable(body.request_id)
+
+
+def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is None or handle.subscription is None or handle.consumer is None:
+        return
+    positions = [position_of(each) for each in body.message_ids]
+    epoch = body.consumer_epoch if body.HasField("consumer_epoch") else None
+    handle.subscription.redeliver(handle.consumer, positions or None, epoch)
+
+
+# --- requests
+
+
+async def seek(session: Session, body: pb.CommandSeek) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is None or handle.subscription is None:
+        raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+    subscription = handle.subscription
+    if body.HasField("message_id"):
+        target = body.message_id
+        unacked = unacked_of(target.ack_set, session.limits.ack_set_words)
+        await subscription.seek(position_of(target), unacked)
+    elif body.HasField("message_publish_time"):
+        await subscription.seek_time(body.message_publish_time)
+    else:
+        raise NotAllowed("a seek needs a message id or a time")
+    # A client that has heard of the success first would come back to where it had read up to.
+    handle.tell_if_stopped()
+    session.succeed(body.request_id)
+
+
+async def get_last_message_id(session: Session, body: pb.CommandGetLastMessageId) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is None or handle.topic is None or handle.subscription is None:
+        raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+    topic, subscription = handle.topic, handle.subscription
+    position, batch_index = await topic.last_message()
+    partition = -1 if topic.name.partition is None else topic.name.partition
+    marked = position
+    if isinstance(subscription, Subscription):
+        marked = subscription.cursor.mark_delete
+    session.write(
+        command(
+            "GET_LAST_MESSAGE_ID_RESPONSE",
+            request_id=body.request_id,
+            last_message_id=id_fields(position, partition) | {"batch_index": batch_index},
+            consumer_mark_delete_position=id_fields(marked, partition),
+        )
+    )
+
+
+async def consumer_stats(session: Session, body: pb.CommandConsumerStats) -> None:
+    handle = session.consumers.get(body.consumer_id)
+    if handle is None or handle.subscription is None or handle.consumer is None:
+        raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+    stats = handle.consumer.stats()
+    session.write(
+        command(
+            "CONSUMER_STATS_RESPONSE",
+            request_id=body.request_id,
+            msgRateOut=stats.msg_rate_out,
+            msgThroughputOut=stats.msg_throughput_out,
+            msgRateRedeliver=stats.msg_rate_redeliver,
+            consumerName=stats.consumer_name,
+            availablePermits=max(stats.available_permits, 0),
+            unackedMessages=stats.unacked_messages,
+            blockedConsumerOnUnackedMsgs=stats.blocked_consumer_on_unacked_msgs,
+            address=stats.address,
+            connectedSince=stats.connected_since,
+            type=TYPE_NAMES[handle.consumer.options.type],
+            msgBacklog=handle.subscription.backlog(),
+        )
+    )

@@ -1,0 +1,104 @@
+"""The commands of producers: PRODUCER and CLOSE_PRODUCER (SEND goes straight from the session)."""
+
+from __future__ import annotations
+
+from magnetar.broker.api import AccessMode, ProducerOptions
+from magnetar.broker.producer import Producer
+from magnetar.broker.topics import LoadedTopic
+from magnetar.errors import ProducerBusy, ServiceNotReady
+from magnetar.model.names import TopicName
+from magnetar.server.authority import Action
+from magnetar.server.handlers.values import properties_of, schema_of
+from magnetar.server.handles import ProducerHandle
+from magnetar.server.keepalive import is_alive
+from magnetar.server.session import Session
+from magnetar.wire.frames import command
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+
+async def producer(session: Session, body: pb.CommandProducer) -> None:
+    name = TopicName.parse(body.topic)
+    session.authorise(Action.PRODUCE, name)
+    held = session.producers.get(body.producer_id)
+    if held is not None and not held.is_closed_by_broker:
+        if held.producer is None:
+            raise ServiceNotReady(f"producer {body.producer_id} is being opened or closed")
+        session.write(_success(body.request_id, held.producer))
+        return
+    session.check_room()
+    handle = ProducerHandle(session, body.producer_id)
+    session.producers[body.producer_id] = handle
+    try:
+        topic = await session.context.topics.get(name, create=True)
+        opened = await _admitted(session, topic, _options(session, body))
+    except BaseException:
+        session.producers.pop(body.producer_id, None)
+        raise
+    finally:
+        handle.opening.set()
+    session.write(_success(body.request_id, opened))
+    handle.open(topic, opened)
+    if not opened.ready:
+        session.spawn(_tell_when_ready(session, body.request_id, opened), "wait for the topic")
+
+
+async def close_producer(session: Session, body: pb.CommandCloseProducer) -> None:
+    handle = session.producers.get(body.producer_id)
+    if handle is not None:
+        await handle.close()
+        if session.producers.get(body.producer_id) is handle:
+            del session.producers[body.producer_id]
+    session.succeed(body.request_id)
+
+
+async def _admitted(session: Session, topic: LoadedTopic, options: ProducerOptions) -> Producer:
+    """The producer on its topic, in the place of one whose connection turns out to be dead."""
+    try:
+        return await topic.add_producer(options)
+    except ProducerBusy:
+        holder = topic.producers.named(options.name) if options.name else None
+        if holder is None or not isinstance(holder.connection, Session):
+            raise
+        other = holder.connection
+        if other is session or await is_alive(other, session.limits):
+            raise
+        await other.ended.wait()
+    return await topic.add_producer(options)
+
+
+def _options(session: Session, body: pb.CommandProducer) -> ProducerOptions:
+    return ProducerOptions(
+        producer_id=body.producer_id,
+        connection=session,
+        name=body.producer_name or None,
+        user_provided_name=body.user_provided_producer_name,
+        epoch=body.epoch,
+        access_mode=AccessMode(body.producer_access_mode),
+        topic_epoch=body.topic_epoch if body.HasField("topic_epoch") else None,
+        metadata=properties_of(body.metadata),
+        schema=schema_of(body.schema) if body.HasField("schema") else None,
+        encrypted=body.encrypted,
+        initial_subscription=body.initial_subscription_name or None,
+        address=session.address,
+        client_version=session.client_version,
+    )
+
+
+def _success(request_id: int, opened: Producer) -> bytes:
+    fields: dict[str, object] = {}
+    if opened.topic_epoch is not None:
+        fields["topic_epoch"] = opened.topic_epoch
+    return command(
+        "PRODUCER_SUCCESS",
+        request_id=request_id,
+        producer_name=opened.name,
+        last_sequence_id=opened.last_sequence_id,
+        schema_version=opened.schema_version,
+        producer_ready=opened.ready,
+        **fields,
+    )
+
+
+async def _tell_when_ready(session: Session, request_id: int, opened: Producer) -> None:
+    if await opened.until_ready():
+        session.write(_success(request_id, opened))

@@ -1,0 +1,66 @@
+"""Which handler does what: the list of all commands that a client may send.
+
+Owns: `HANDLERS`. Those at once run in frame order and never wait; requests run as tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from magnetar.server.handlers import (
+    connecting,
+    consuming,
+    lookups,
+    producing,
+    schemas,
+    topic_lists,
+    unsupported,
+)
+from magnetar.server.session import Handlers
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_T = pb.BaseCommand
+
+HANDLERS: Final = Handlers(
+    at_once={
+        _T.CONNECT: connecting.connect,
+        _T.AUTH_RESPONSE: connecting.auth_response,
+        _T.PING: connecting.ping,
+        _T.PONG: connecting.pong,
+        _T.FLOW: consuming.flow,
+        _T.ACK: consuming.ack,
+        _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consuming.redeliver,
+        _T.SCALABLE_TOPIC_CLOSE: unsupported.nothing_to_close,
+        _T.WATCH_SCALABLE_TOPICS_CLOSE: unsupported.nothing_to_close,
+        _T.WATCH_TC_ASSIGNMENTS_CLOSE: unsupported.nothing_to_close,
+    },
+    requests={
+        _T.PRODUCER: producing.producer,
+        _T.CLOSE_PRODUCER: producing.close_producer,
+        _T.SUBSCRIBE: consuming.subscribe,
+        _T.CLOSE_CONSUMER: consuming.close_consumer,
+        _T.UNSUBSCRIBE: consuming.unsubscribe,
+        _T.SEEK: consuming.seek,
+        _T.GET_LAST_MESSAGE_ID: consuming.get_last_message_id,
+        _T.CONSUMER_STATS: consuming.consumer_stats,
+        _T.LOOKUP: lookups.lookup,
+        _T.PARTITIONED_METADATA: lookups.partitioned_metadata,
+        _T.GET_TOPICS_OF_NAMESPACE: topic_lists.get_topics,
+        _T.WATCH_TOPIC_LIST: topic_lists.watch,
+        _T.WATCH_TOPIC_LIST_CLOSE: topic_lists.close_watch,
+        _T.GET_SCHEMA: schemas.get_schema,
+        _T.GET_OR_CREATE_SCHEMA: schemas.get_or_create_schema,
+        _T.TC_CLIENT_CONNECT_REQUEST: unsupported.transaction,
+        _T.NEW_TXN: unsupported.transaction,
+        _T.ADD_PARTITION_TO_TXN: unsupported.transaction,
+        _T.ADD_SUBSCRIPTION_TO_TXN: unsupported.transaction,
+        _T.END_TXN: unsupported.transaction,
+        _T.END_TXN_ON_PARTITION: unsupported.transaction,
+        _T.END_TXN_ON_SUBSCRIPTION: unsupported.transaction,
+        _T.WATCH_TC_ASSIGNMENTS: unsupported.transaction,
+        _T.SCALABLE_TOPIC_LOOKUP: unsupported.scalable,
+        _T.SCALABLE_TOPIC_SUBSCRIBE: unsupported.scalable,
+        _T.SCALABLE_TOPIC_UNSUBSCRIBE: unsupported.scalable,
+        _T.WATCH_SCALABLE_TOPICS: unsupported.scalable,
+    },
+)

@@ -1,0 +1,258 @@
+"""What a connection holds on topics: its producers and consumers, and the loops that serve them.
+
+Owns: `ProducerHandle` with the loop that sends receipts, `ConsumerHandle` with the loop that sends
+deliveries and the answers to acknowledgements. One loop per handle, none per message.
+
+Invariants:
+1. A handle is registered before anything is awaited for it, so that two commands with one id never
+   both open it; it stands in its session until it is closed.
+2. Nothing is sent for a handle before the answer to the command that opened it, nor, but for
+   receipts of what was in flight, after it was closed.
+3. A handle that the broker closed tells the client so and stays known for one keepalive interval:
+   what the client sent before it learned of it is ignored.
+4. `owed` of a session is the sum of the sends that its handles have not settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from magnetar.broker.consumer import Consumer, News
+from magnetar.broker.nonpersistent import NonPersistentTopic
+from magnetar.broker.producer import Producer
+from magnetar.broker.subscription import Subscription
+from magnetar.broker.topics import LoadedTopic
+from magnetar.broker.transient import TransientSubscription
+from magnetar.errors import MagnetarError
+from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
+from magnetar.wire.frames import command, encode_message, encode_receipt
+from magnetar.wire.messages import Send
+
+if TYPE_CHECKING:
+    from magnetar.server.session import Session
+
+OpenSubscription: TypeAlias = Subscription | TransientSubscription
+
+_NO_PARTITION: Final = -1
+
+
+class ProducerHandle:
+    """One producer id of a connection."""
+
+    def __init__(self, session: Session, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.opening = asyncio.Event()
+        """Set once the attempt to open it is over, well or not."""
+        self.topic: LoadedTopic | None = None
+        self.producer: Producer | None = None
+        self._session = session
+        self._owed = 0
+        self._loop: asyncio.Task[None] | None = None
+        self._closing = False
+        self._closed_at: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.producer is not None
+
+    @property
+    def is_closed_by_broker(self) -> bool:
+        return self._closed_at is not None
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Closed so long ago that its client must know."""
+        if self._closed_at is None:
+            return False
+        age = self._session.context.clock.monotonic() - self._closed_at
+        return age > self._session.limits.connection_keepalive_seconds
+
+    def open(self, topic: LoadedTopic, producer: Producer) -> None:
+        """The broker has the producer; its client has been told."""
+        self.topic = topic
+        self.producer = producer
+        self._loop = self._session.spawn(self._send_receipts(producer), "receipts")
+
+    def send(self, send: Send) -> None:
+        assert self.producer is not None
+        self._owed += 1
+        self.producer.send(send)
+
+    async def _send_receipts(self, producer: Producer) -> None:
+        session, number = self._session, self.producer_id
+        while receipts := await producer.receipts():
+            write = session.outbound.write
+            for sequence_id, highest, position, error in receipts:
+                if error is None:
+                    write(encode_receipt(number, sequence_id, *position, highest))
+                else:
+                    write(send_refusal(number, sequence_id, error))
+            self._owed -= len(receipts)
+            session.settled(len(receipts))
+        session.settled(self._owed)
+        self._owed = 0
+        if not self._closing:
+            await self._closed_by_broker()
+
+    async def _closed_by_broker(self) -> None:
+        self._closed_at = self._session.context.clock.monotonic()
+        number = self.producer_id
+        self._session.write(command("CLOSE_PRODUCER", producer_id=number, request_id=NO_REQUEST))
+        await self._remove()
+
+    async def close(self) -> None:
+        """At the client's wish, or when it is gone: what is in flight is settled first."""
+        await self.opening.wait()
+        self._closing = True
+        producer, loop = self.producer, self._loop
+        if producer is not None and loop is not None:
+            producer.stop()
+            await asyncio.wait({loop})
+            await self._remove()
+
+    async def _remove(self) -> None:
+        topic, producer = self.topic, self.producer
+        self.topic = self.producer = None
+        if topic is not None and producer is not None:
+            await topic.remove_producer(producer)
+
+
+class ConsumerHandle:
+    """One consumer id of a connection."""
+
+    def __init__(self, session: Session, consumer_id: int) -> None:
+        self.consumer_id = consumer_id
+        self.opening = asyncio.Event()
+        """Set once the attempt to open it is over, well or not."""
+        self.leaving = False
+        """Its client has asked for its end, and need not be told of it."""
+        self.topic: LoadedTopic | None = None
+        self.subscription: OpenSubscription | None = None
+        self.consumer: Consumer | None = None
+        self._session = session
+        self._partition = _NO_PARTITION
+        self._acks: list[int] = []
+        self._answering = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.consumer is not None
+
+    def open(self, topic: LoadedTopic, subscription: OpenSubscription, consumer: Consumer) -> None:
+        """The broker has the consumer; its client has been told."""
+        partition = topic.name.partition
+        self.topic = topic
+        self.subscription = subscription
+        self.consumer = consumer
+        self._partition = _NO_PARTITION if partition is None else partition
+        self._session.spawn(self._deliver(consumer), "deliveries")
+
+    async def _deliver(self, consumer: Consumer) -> None:
+        outbound, number, partition = self._session.outbound, self.consumer_id, self._partition
+        seen = 0
+        while True:
+            seen = await consumer.outbox_ready.past(seen)
+            await outbound.writable()
+            if consumer.is_stopped:
+                break
+            for news in consumer.take_news():
+                self._tell(news)
+            for position, payload, _, redelivered, ack_set, epoch in consumer.take():
+                outbound.write_all(
+                    encode_message(
+                        number, position, partition, redelivered, ack_set, payload, epoch
+                    )
+                )
+        self.tell_if_stopped()
+
+    def _tell(self, news: News) -> None:
+        number, session = self.consumer_id, self._session
+        if news is News.REACHED_END:
+            # Other clients close a connection on which they see this command.
+            if session.client is not None and session.client.is_java:
+                session.write(command("REACHED_END_OF_TOPIC", consumer_id=number))
+            return
+        active = news is News.ACTIVE
+        session.write(command("ACTIVE_CONSUMER_CHANGE", consumer_id=number, is_active=active))
+
+    def tell_if_stopped(self) -> None:
+        """Tell the client that the broker has ended its consumer, if so and not done yet."""
+        if self.consumer is not None and self.consumer.is_stopped and not self.leaving:
+            self._closed_by_broker()
+
+    def _closed_by_broker(self) -> None:
+        topic, subscription = self.topic, self.subscription
+        self.topic = self.subscription = self.consumer = None
+        session, number = self._session, self.consumer_id
+        if topic is not None and subscription is not None and not subscription.durable:
+            session.spawn(self._release_later(topic, subscription), "release of a reader")
+        if session.consumers.get(number) is self:
+            del session.consumers[number]
+        session.write(command("CLOSE_CONSUMER", consumer_id=number, request_id=NO_REQUEST))
+
+    async def _release_later(self, topic: LoadedTopic, subscription: OpenSubscription) -> None:
+        """A reader comes back after a seek and finds its new position; it has one interval."""
+        session = self._session
+        try:
+            await session.context.clock.sleep(session.limits.connection_keepalive_seconds)
+        finally:
+            await _release(topic, subscription)
+
+    # --- acknowledgements whose clients wait for an answer
+
+    def answer_when_durable(self, request_id: int) -> None:
+        """Answer an acknowledgement once everything acknowledged so far is durable."""
+        self._acks.append(request_id)
+        if not self._answering:
+            self._answering = True
+            self._session.spawn(self._answer_acks(), "ack answers")
+
+    async def _answer_acks(self) -> None:
+        try:
+            while self._acks:
+                due, self._acks = self._acks, []
+                error: MagnetarError | None = None
+                try:
+                    if self.subscription is not None:
+                        await self.subscription.ack_durable()
+                except MagnetarError as failed:
+                    error = failed
+                for request_id in due:
+                    self._session.write(self._ack_answer(request_id, error))
+        finally:
+            self._answering = False
+
+    def _ack_answer(self, request_id: int, error: MagnetarError | None) -> bytes:
+        if error is not None:
+            return ack_refusal(self.consumer_id, request_id, error)
+        return command("ACK_RESPONSE", consumer_id=self.consumer_id, request_id=request_id)
+
+    async def close(self) -> None:
+        """Give up the consumer; what it holds goes to others."""
+        await self.opening.wait()
+        topic, subscription, consumer = self.topic, self.subscription, self.consumer
+        self.topic = self.subscription = self.consumer = None
+        if topic is not None and subscription is not None and consumer is not None:
+            subscription.remove_consumer(consumer)
+            await _release(topic, subscription)
+
+
+class Watch:
+    """A client's watch of the topics that match a pattern."""
+
+    def __init__(self, loop: asyncio.Task[None]) -> None:
+        self._loop = loop
+
+    def close(self) -> None:
+        self._loop.cancel()
+
+
+async def _release(topic: LoadedTopic, subscription: OpenSubscription) -> None:
+    """A subscription that is not durable goes with its last consumer."""
+    if isinstance(topic, NonPersistentTopic):
+        assert isinstance(subscription, TransientSubscription), "a topic has its kind of them"
+        await topic.release(subscription)
+    else:
+        assert isinstance(subscription, Subscription), "a topic has its kind of them"
+        await topic.release(subscription)

@@ -1,0 +1,81 @@
+"""What a connection is about to send: frames gathered, written once per turn of the loop.
+
+Owns: `Outbound`, the only writer of a session's transport.
+
+Invariants:
+1. Frames leave in the order of the `write` calls, whatever coroutine made them.
+2. One write per turn: pieces are joined while that is cheaper than handing them over singly.
+3. Nothing is written to a transport that is closing (uvloop raises there).
+4. `writable` returns only while the transport is below its high-water mark, so who produces much
+   (deliveries) waits, and the rest (answers to commands) is bounded by not reading commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from magnetar.runtime.signal import Signal
+
+_JOIN_BYTES_MAX: Final = 256 * 1024
+"""Copying this much costs about as much as a system call with many pieces."""
+
+
+class Outbound:
+    """Gathers frames for one transport."""
+
+    def __init__(self, transport: asyncio.Transport, high_water_bytes: int) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._scheduled = False
+        self._resumed = Signal()
+        self.paused = False
+        transport.set_write_buffer_limits(high=high_water_bytes)
+
+    def write(self, frame: bytes) -> None:
+        self._pieces.append(frame)
+        self._size += len(frame)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def write_all(self, pieces: Iterable[bytes]) -> None:
+        """Several frames, or one frame in pieces."""
+        for piece in pieces:
+            self.write(piece)
+
+    def flush(self) -> None:
+        """Hand everything gathered to the transport now."""
+        self._scheduled = False
+        if not self._pieces:
+            return
+        pieces, size = self._pieces, self._size
+        self._pieces, self._size = [], 0
+        if self._transport.is_closing():
+            return
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        elif size <= _JOIN_BYTES_MAX:
+            self._transport.write(b"".join(pieces))
+        else:
+            self._transport.writelines(pieces)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self._resumed.advance()
+
+    async def writable(self) -> None:
+        """Wait until the peer has taken enough of what was written."""
+        while self.paused:
+            await self._resumed.past(self._resumed.version)
+
+    def close(self) -> None:
+        """Write what was gathered, then close."""
+        self.flush()
+        self._transport.close()

@@ -1,0 +1,147 @@
+"""How a command is refused: the one place where an error becomes a frame.
+
+Owns: which reply each command has for an error, and the text of it.
+
+Invariants:
+1. A command that clients wait on gets exactly one reply of the type that they wait for.
+2. A client of the Go library recognises errors by the names of codes inside the text: a text here
+   never holds such a name.
+3. What is not an error of Magnetar is a bug: it is answered as unknown, without its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed
+from magnetar.wire.frames import command
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+NO_REQUEST: Final = 2**64 - 1
+"""The request id of what the broker says unasked."""
+
+_Refusal = Callable[[Any, int, str], bytes | None]
+"""(body of the command, code, text) -> frame."""
+
+
+def refusal(command_type: int, body: Any, error: BaseException) -> bytes | None:
+    """The frame that refuses a command; None if nobody waits for an answer to it."""
+    known = error if isinstance(error, MagnetarError) else _BUG
+    refuse = _REFUSALS.get(command_type)
+    return None if refuse is None else refuse(body, int(known.wire_code), str(known))
+
+
+def unasked_error(error: MagnetarError) -> bytes:
+    """What no request can be named for: a refused handshake, a broken stream."""
+    return command("ERROR", request_id=NO_REQUEST, error=int(error.wire_code), message=str(error))
+
+
+def send_refusal(producer_id: int, sequence_id: int, error: MagnetarError) -> bytes:
+    return command(
+        "SEND_ERROR",
+        producer_id=producer_id,
+        sequence_id=sequence_id,
+        error=int(error.wire_code),
+        message=str(error),
+    )
+
+
+def ack_refusal(consumer_id: int, request_id: int, error: MagnetarError) -> bytes:
+    return command(
+        "ACK_RESPONSE",
+        consumer_id=consumer_id,
+        request_id=request_id,
+        error=int(error.wire_code),
+        message=str(error),
+    )
+
+
+def unknown_command(number: int) -> bytes:
+    """To a command that is in no list: no reply of its own can exist."""
+    error = NotAllowed(f"there is no command {number}")
+    return unasked_error(error)
+
+
+_BUG: Final = InvariantBroken("the broker could not do this")
+
+
+def _plain(body: Any, code: int, text: str) -> bytes:
+    return command("ERROR", request_id=body.request_id, error=code, message=text)
+
+
+def _failed_lookup(reply: str, failed: int) -> _Refusal:
+    def refuse(body: Any, code: int, text: str) -> bytes:
+        return command(reply, request_id=body.request_id, response=failed, error=code, message=text)
+
+    return refuse
+
+
+def _with_error_code(reply: str) -> _Refusal:
+    def refuse(body: Any, code: int, text: str) -> bytes:
+        return command(reply, request_id=body.request_id, error_code=code, error_message=text)
+
+    return refuse
+
+
+def _ack(body: Any, code: int, text: str) -> bytes | None:
+    if not body.HasField("request_id"):
+        return None
+    return command(
+        "ACK_RESPONSE",
+        consumer_id=body.consumer_id,
+        request_id=body.request_id,
+        error=code,
+        message=text,
+    )
+
+
+def _by(field: str, reply: str) -> _Refusal:
+    """For a reply that repeats `field` and has `error` and `message`."""
+
+    def refuse(body: Any, code: int, text: str) -> bytes:
+        fields: dict[str, Any] = {field: getattr(body, field), "error": code, "message": text}
+        return command(reply, **fields)
+
+    return refuse
+
+
+# Transactions are refused with ERROR, as a broker does on which they are switched off.
+_T = pb.BaseCommand
+_REFUSALS: Final[dict[int, _Refusal]] = {
+    **dict.fromkeys(
+        (
+            _T.SUBSCRIBE,
+            _T.PRODUCER,
+            _T.UNSUBSCRIBE,
+            _T.CLOSE_PRODUCER,
+            _T.CLOSE_CONSUMER,
+            _T.SEEK,
+            _T.GET_LAST_MESSAGE_ID,
+            _T.GET_TOPICS_OF_NAMESPACE,
+            _T.WATCH_TOPIC_LIST,
+            _T.WATCH_TOPIC_LIST_CLOSE,
+            _T.TC_CLIENT_CONNECT_REQUEST,
+            _T.NEW_TXN,
+            _T.ADD_PARTITION_TO_TXN,
+            _T.ADD_SUBSCRIPTION_TO_TXN,
+            _T.END_TXN,
+            _T.END_TXN_ON_PARTITION,
+            _T.END_TXN_ON_SUBSCRIPTION,
+            _T.SCALABLE_TOPIC_UNSUBSCRIBE,
+        ),
+        _plain,
+    ),
+    _T.PARTITIONED_METADATA: _failed_lookup(
+        "PARTITIONED_METADATA_RESPONSE", pb.CommandPartitionedTopicMetadataResponse.Failed
+    ),
+    _T.LOOKUP: _failed_lookup("LOOKUP_RESPONSE", pb.CommandLookupTopicResponse.Failed),
+    _T.CONSUMER_STATS: _with_error_code("CONSUMER_STATS_RESPONSE"),
+    _T.GET_SCHEMA: _with_error_code("GET_SCHEMA_RESPONSE"),
+    _T.GET_OR_CREATE_SCHEMA: _with_error_code("GET_OR_CREATE_SCHEMA_RESPONSE"),
+    _T.ACK: _ack,
+    _T.SCALABLE_TOPIC_LOOKUP: _by("session_id", "SCALABLE_TOPIC_UPDATE"),
+    _T.SCALABLE_TOPIC_SUBSCRIBE: _by("request_id", "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE"),
+    _T.WATCH_SCALABLE_TOPICS: _by("watch_id", "WATCH_SCALABLE_TOPICS_UPDATE"),
+    _T.WATCH_TC_ASSIGNMENTS: _by("watch_id", "WATCH_TC_ASSIGNMENTS_UPDATE"),
+}

@@ -1,0 +1,344 @@
+"""One connection of a client: bytes in, commands handled in their order, frames out.
+
+Owns: `Session`, the protocol of one transport: its state machine, its producers and consumers, the
+requests that are being answered, back-pressure, and its end.
+
+SEND and the commands without an answer are handled at once, in frame order. Every other command is
+a request: a coroutine of its own, so that a slow one (a topic to be loaded) delays nobody.
+
+Invariants:
+1. A request is answered exactly once: by its handler, or here with the error that it raised.
+2. The connection is read only while sends not yet durable, requests not yet answered, and bytes not
+   yet taken by the peer are below their limits; it is read again once they are at half.
+3. When the transport is gone every producer and consumer has left its topic, and no task of the
+   session runs, before `ended` is set.
+4. Nothing that a peer sends closes its connection if there is a reply that says what is wrong.
+
+Relies on: one event loop; handlers (`handlers/`) that re-check after each await that the session
+and the handle they work for are still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from magnetar.errors import (
+    InvariantBroken,
+    MagnetarError,
+    NotAllowed,
+    ProtocolError,
+    RemoteProtocolError,
+    TooManyRequests,
+)
+from magnetar.model.names import NamespaceName, TopicName
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import CONNECTION_PAUSES, REFUSED_COMMANDS
+from magnetar.runtime.signal import Signal
+from magnetar.server.authority import ANYBODY, Action, Principal
+from magnetar.server.context import Context
+from magnetar.server.handles import ConsumerHandle, ProducerHandle, Watch
+from magnetar.server.keepalive import keep_alive
+from magnetar.server.outbound import Outbound
+from magnetar.server.replies import refusal, unasked_error, unknown_command
+from magnetar.wire.commands import NAMES
+from magnetar.wire.connection import Connection
+from magnetar.wire.frames import command, frame_bytes_max
+from magnetar.wire.messages import Command, Received, Send, Unknown
+
+_log = logger(__name__)
+
+_PING: Final = command("PING")
+
+AtOnce = Callable[["Session", Any], None]
+Request = Callable[["Session", Any], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What is done with each command, by the number of its type."""
+
+    at_once: Mapping[int, AtOnce]
+    requests: Mapping[int, Request]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSoftware:
+    """What the peer said of itself in its handshake."""
+
+    version: str = ""
+    protocol_version: int = 0
+
+    @property
+    def is_java(self) -> bool:
+        return self.version.startswith("Pulsar-Java")
+
+
+class Session(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, context: Context, handlers: Handlers) -> None:
+        self.context = context
+        self.limits = context.limits
+        self.client: ClientSoftware | None = None
+        self.principal: Principal = ANYBODY
+        self.address = ""
+        self.connected_at_ms = 0
+        self.producers: dict[int, ProducerHandle] = {}
+        self.consumers: dict[int, ConsumerHandle] = {}
+        self.watches: dict[int, Watch] = {}
+        self.heard = Signal()
+        self.changed = Signal()
+        """Advances when publishes were settled or the session ended."""
+        self.ended = asyncio.Event()
+        self.outbound: Outbound
+        self.wire = Connection(frame_bytes_max(context.config.max_message_bytes))
+        self._handlers = handlers
+        self._transport: asyncio.Transport | None = None
+        self._loops: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._owed = 0
+        self._is_read = True
+        self._draining = False
+
+    # --- the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = stream
+        self.outbound = Outbound(stream, self.limits.connection_write_bytes)
+        peer = transport.get_extra_info("peername")
+        self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self.connected_at_ms = self.context.clock.now_ms()
+        if not self.context.admit(self):
+            self.abandon("too many connections")
+            return
+        self.spawn(keep_alive(self, self.context.clock, self.limits), "keepalive")
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.advance()
+        try:
+            commands = self.wire.receive(data)
+        except ProtocolError as error:
+            self._broken(error)
+            return
+        for each in commands:
+            if isinstance(each, Send):
+                self._send(each)
+            else:
+                self._handle(each)
+            if self.is_closing:
+                return
+        if self.wire.error is not None:
+            self._broken(self.wire.error)
+
+    def pause_writing(self) -> None:
+        self.outbound.pause()
+        self._judge_reading()
+
+    def resume_writing(self) -> None:
+        self.outbound.resume()
+        self._judge_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.wire.close()
+        self.outbound.resume()
+        self.context.end(self, self._tear_down())
+
+    # --- what others see of the connection
+
+    @property
+    def is_connected(self) -> bool:
+        return self.client is not None
+
+    @property
+    def is_read(self) -> bool:
+        return self._is_read
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def client_version(self) -> str:
+        return "" if self.client is None else self.client.version
+
+    @property
+    def owed(self) -> int:
+        """Sends that have no receipt yet."""
+        return self._owed
+
+    def ping(self) -> None:
+        self.write(_PING)
+
+    def write(self, frame: bytes) -> None:
+        self.outbound.write(frame)
+
+    def close(self) -> None:
+        """Send what was written, then close."""
+        self.outbound.close()
+
+    def abandon(self, reason: str) -> None:
+        _log.info("connection-abandoned", address=self.address, reason=reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def drain(self) -> None:
+        """Read no more, and return once every send has its receipt."""
+        self._draining = True
+        self._judge_reading()
+        while self._owed and not self.is_closing:
+            await self.changed.past(self.changed.version)
+        self.outbound.flush()
+
+    # --- for handlers
+
+    def authorise(self, action: Action, target: TopicName | NamespaceName) -> None:
+        self.context.authority.authorise(self.principal, action, target)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a loop; it is cancelled when the session ends."""
+        return self._run(work, name, self._loops)
+
+    def succeed(self, request_id: int) -> None:
+        self.write(command("SUCCESS", request_id=request_id))
+
+    def refuse(self, command_type: int, body: Any, error: BaseException) -> None:
+        frame = refusal(command_type, body, error)
+        name = error.name if isinstance(error, MagnetarError) else InvariantBroken.name
+        REFUSED_COMMANDS.labels(name).inc()
+        if not isinstance(error, MagnetarError):
+            _log.error("command-failed", error, command=NAMES[command_type], address=self.address)
+        elif frame is None:
+            _log.debug("command-ignored", command=NAMES[command_type], error=str(error))
+        if frame is not None:
+            self.write(frame)
+
+    def check_room(self) -> None:
+        """Refuse one more producer, consumer or watch above the limit."""
+        for number in [each for each, held in self.producers.items() if held.is_forgotten]:
+            del self.producers[number]
+        held = len(self.producers) + len(self.consumers) + len(self.watches)
+        if held >= self.limits.connection_handles_max:
+            raise TooManyRequests(f"the connection has {held} producers, consumers and watches")
+
+    def settled(self, count: int) -> None:
+        """So many sends got their receipt, or will never get one."""
+        self._owed -= count
+        self.changed.advance()
+        if not self._is_read:
+            self._judge_reading()
+
+    # --- commands
+
+    def _send(self, send: Send) -> None:
+        handle = self.producers.get(send.producer_id)
+        if handle is None or not handle.is_open:
+            if handle is None or handle.is_forgotten:
+                self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
+            return  # sent before the peer learned that the broker closed the producer
+        self._owed += 1
+        handle.send(send)
+        if self._owed >= self.limits.connection_pending_publishes:
+            self._judge_reading()
+
+    def _handle(self, received: Command) -> None:
+        if isinstance(received, Unknown):
+            self.write(unknown_command(received.type))
+            return
+        assert isinstance(received, Received), "a client sends no MESSAGE"
+        number, body = received
+        at_once = self._handlers.at_once.get(number)
+        if at_once is None:
+            self._run(self._answer(number, body), NAMES[number], self._requests)
+            if len(self._requests) >= self.limits.connection_requests_max:
+                self._judge_reading()
+            return
+        try:
+            at_once(self, body)
+        except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
+            self.refuse(number, body, error)
+
+    async def _answer(self, number: int, body: Any) -> None:
+        try:
+            handler = self._handlers.requests.get(number)
+            if handler is None:
+                raise NotAllowed(f"{NAMES[number]} is not supported by this server")
+            await handler(self, body)
+        except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
+            self.refuse(number, body, error)
+
+    def _run(
+        self, work: Coroutine[Any, Any, None], name: str, among: set[asyncio.Task[None]]
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{self.address} {name}")
+        among.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    # --- back-pressure
+
+    def _judge_reading(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        room = (
+            self._has_room(self._owed, self.limits.connection_pending_publishes)
+            and self._has_room(len(self._requests), self.limits.connection_requests_max)
+            and not self.outbound.paused
+            and not self._draining
+        )
+        if room and not self._is_read:
+            self._is_read = True
+            self._transport.resume_reading()
+        elif not room and self._is_read:
+            self._is_read = False
+            self._transport.pause_reading()
+            CONNECTION_PAUSES.inc()
+
+    def _has_room(self, count: int, limit: int) -> bool:
+        return count < limit if self._is_read else count * 2 <= limit
+
+    # --- the end
+
+    def _broken(self, error: ProtocolError) -> None:
+        _log.info("connection-broken", address=self.address, error=str(error))
+        self.write(unasked_error(error))
+        self.close()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._loops.discard(task)
+        self._requests.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("session-task-crashed", error, task=task.get_name())
+            self.abandon("a task of the session crashed")
+        elif not self._is_read:
+            self._judge_reading()
+
+    async def _tear_down(self) -> None:
+        """Requests are not cut short, for they change the broker's state, nor are receipts."""
+        for watch in self.watches.values():
+            watch.close()
+        if self._requests:
+            await asyncio.wait(self._requests, timeout=self.limits.close_seconds)
+        await _cancelled(self._requests)
+        handles: list[ProducerHandle | ConsumerHandle] = [*self.producers.values()]
+        for handle in [*handles, *self.consumers.values()]:
+            try:
+                await handle.close()
+            except MagnetarError as error:
+                _log.error("leaving-failed", error, address=self.address)
+        await _cancelled(self._loops)
+        self.producers, self.consumers, self.watches = {}, {}, {}
+        self._owed = 0
+        self.changed.advance()
+        self.context.forget(self)
+        self.ended.set()
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

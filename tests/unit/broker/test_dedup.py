@@ -1,0 +1,258 @@
+"""Dedup: verdicts, holes after failed appends, the stored form, exactly-once in random lives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.dedup import Dedup, Verdict
+from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
+from magnetar.model.ids import Position
+
+STORE, DUPLICATE, UNKNOWN = Verdict.STORE, Verdict.DUPLICATE, Verdict.UNKNOWN
+START = Position(3, 7)
+
+
+def stored(*sequences: int) -> Dedup:
+    dedup = Dedup(names_max=100)
+    for sequence in sequences:
+        assert dedup.decide("p", sequence) is STORE
+        dedup.persisted("p", sequence)
+    return dedup
+
+
+def test_a_send_is_stored_once() -> None:
+    dedup = Dedup(names_max=100)
+    assert dedup.last_sequence_id("p") == -1
+    assert dedup.decide("p", 0) is STORE
+    assert dedup.decide("p", 0) is UNKNOWN
+    assert dedup.last_sequence_id("p") == 0
+    dedup.persisted("p", 0)
+    assert dedup.decide("p", 0) is DUPLICATE
+    assert dedup.decide("other", 0) is STORE
+
+
+def test_a_batch_counts_up_to_its_highest_sequence() -> None:
+    dedup = stored()
+    assert dedup.decide("p", 5, 9) is STORE
+    assert dedup.decide("p", 7) is UNKNOWN
+    dedup.persisted("p", 5)
+    assert dedup.decide("p", 9) is DUPLICATE
+    assert dedup.decide("p", 10) is STORE
+
+
+def test_chunks_are_judged_by_the_last_one() -> None:
+    dedup = stored(1)
+    for sequence in (1, 2, 2):
+        assert dedup.decide("p", sequence, is_last_chunk=False) is STORE
+        dedup.persisted("p", sequence, is_last_chunk=False)
+    dedup.decide("p", 2, is_last_chunk=False)
+    dedup.failed("p", 2, is_last_chunk=False)
+    assert dedup.decide("p", 1) is DUPLICATE
+    assert dedup.decide("p", 2) is STORE
+    dedup.persisted("p", 2)
+    dedup.replay("p", 9, now=0, is_last_chunk=False)
+    assert dedup.last_sequence_id("p") == 2
+
+
+def test_a_failed_append_may_be_sent_again() -> None:
+    dedup = stored(1)
+    assert [dedup.decide("p", sequence) for sequence in (2, 3)] == [STORE, STORE]
+    dedup.failed("p", 2)
+    dedup.failed("p", 3)
+    dedup.check_invariants()
+    assert not dedup.has_holes
+    assert dedup.last_sequence_id("p") == 1
+    assert [dedup.decide("p", sequence) for sequence in (1, 2, 3)] == [DUPLICATE, STORE, STORE]
+
+
+def test_a_hole_below_a_stored_send_can_be_filled_once() -> None:
+    dedup = stored(1)
+    assert [dedup.decide("p", 2, 4), dedup.decide("p", 5)] == [STORE, STORE]
+    dedup.failed("p", 2)
+    dedup.persisted("p", 5)
+    dedup.check_invariants()
+    assert dedup.has_holes
+    assert dedup.last_sequence_id("p") == 1
+    restored, _ = Dedup.restore(dedup.snapshot(START), 100, now=0)
+    for each in (dedup, restored):
+        assert [each.decide("p", at) for at in (1, 5)] == [DUPLICATE, DUPLICATE]
+        assert [each.decide("p", 3, 3), each.decide("p", 3)] == [STORE, UNKNOWN]
+        each.persisted("p", 3)
+        assert [each.decide("p", at) for at in (2, 3, 4)] == [STORE, DUPLICATE, STORE]
+        each.check_invariants()
+        assert not each.has_holes
+        assert each.last_sequence_id("p") == 5
+
+
+def test_what_fills_a_hole_is_missing_from_a_snapshot_until_it_is_durable() -> None:
+    dedup = stored()
+    assert [dedup.decide("p", 2), dedup.decide("p", 3)] == [STORE, STORE]
+    dedup.failed("p", 2)
+    dedup.persisted("p", 3)
+    assert dedup.decide("p", 2) is STORE
+    restored, _ = Dedup.restore(dedup.snapshot(START), 100, now=0)
+    assert restored.decide("p", 2) is STORE
+    dedup.failed("p", 2)
+    assert dedup.decide("p", 2) is STORE
+
+
+def test_settling_what_is_not_next_is_a_bug() -> None:
+    dedup = stored(1)
+    with pytest.raises(InvariantBroken):
+        dedup.persisted("p", 1)
+    dedup.decide("p", 2)
+    with pytest.raises(InvariantBroken):
+        dedup.failed("p", 3)
+
+
+def test_only_absent_names_are_forgotten_the_longest_absent_first() -> None:
+    dedup = Dedup(names_max=2)
+    for name in "abcd":
+        dedup.decide(name, 1)
+        dedup.persisted(name, 1)
+    dedup.producer_left("b", 10)
+    dedup.producer_left("a", 20)
+    dedup.producer_left("c", 30)
+    dedup.producer_joined("c")
+    dedup.producer_left("unheard-of", 30)
+    assert dedup.forget_idle(100, idle=1000) == ["b", "a"]
+    dedup.producer_left("c", 100)
+    assert dedup.forget_idle(199, idle=100) == []
+    assert dedup.forget_idle(200, idle=100) == ["c"]
+    assert len(dedup) == 1
+    dedup.decide("d", 2)
+    dedup.producer_left("d", 200)
+    assert dedup.forget_idle(900, idle=100) == [], "its append is in flight"
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.lists(st.integers(0, 50), min_size=1), max_size=5),
+    st.integers(-1, 9),
+)
+def test_a_snapshot_holds_what_is_persisted(sent: dict[str, list[int]], entry: int) -> None:
+    dedup = Dedup(names_max=100)
+    for name, sequences in sent.items():
+        for sequence in sequences:
+            dedup.replay(name, sequence, sequence + 1, now=5)
+    restored, position = Dedup.restore(dedup.snapshot(Position(2, entry)), 100, now=0)
+    assert position == (2, entry)
+    for name, sequences in sent.items():
+        assert restored.last_sequence_id(name) == max(sequences) + 1
+    assert sorted(restored.forget_idle(10, 10)) == sorted(sent)
+
+
+@given(st.data())
+def test_a_damaged_snapshot_is_refused(data: st.DataObject) -> None:
+    whole = stored(1, 2).snapshot(START)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(CorruptMetadata):
+        Dedup.restore(whole[:cut], 100, now=0)
+    with pytest.raises(CorruptMetadata):
+        Dedup.restore(whole + b"x", 100, now=0)
+    with pytest.raises(FormatTooNew):
+        Dedup.restore(b"\x02" + whole[1:], 100, now=0)
+
+
+def test_the_stored_form_stays() -> None:
+    assert stored(1, 2).snapshot(START).hex() == (
+        "01" "0000000000000003" "0000000000000007" "00000001"
+        "00000001" "70" "0000000000000002" "00000000"
+    )  # fmt: skip
+
+
+class World:
+    """One producer, a log whose appends may fail, connections and brokers that end."""
+
+    def __init__(self) -> None:
+        self.dedup = Dedup(names_max=10)
+        self.snapshot = self.dedup.snapshot(Position(0, -1))
+        self.snapshot_end = 0
+        self.log: list[tuple[int, int]] = []
+        self.in_flight: list[tuple[int, int]] = []
+        self.owed: list[tuple[int, int]] = []
+        self.connected = True
+        self.next_sequence = 0
+
+    def send(self, size: int) -> None:
+        """The client sends the next batch, connected or not."""
+        span = (self.next_sequence, self.next_sequence + size - 1)
+        self.next_sequence += size
+        self.owed.append(span)
+        if self.connected:
+            assert self.dedup.decide("p", *span) is STORE
+            self.in_flight.append(span)
+
+    def settle(self, succeeds: bool) -> None:
+        if not self.in_flight:
+            return
+        span = self.in_flight.pop(0)
+        if succeeds:
+            self.log.append(span)
+            self.dedup.persisted("p", span[0])
+            if self.connected:
+                assert self.owed.pop(0) == span
+        else:
+            self.dedup.failed("p", span[0])
+            self.connected = False
+        if not self.in_flight and self.dedup.has_holes:
+            self.store_snapshot()
+
+    def store_snapshot(self) -> None:
+        self.snapshot = self.dedup.snapshot(Position(0, len(self.log) - 1))
+        self.snapshot_end = len(self.log)
+
+    def reconnect(self) -> None:
+        """The client comes again and sends again whatever it has no receipt for."""
+        if not self.connected and self.dedup.has_holes and self.in_flight:
+            return  # fenced until what is in flight is settled
+        self.connected = True
+        for span in list(self.owed):
+            verdict = self.dedup.decide("p", *span)
+            if verdict is STORE:
+                self.in_flight.append(span)
+            elif verdict is DUPLICATE:
+                assert span in self.log, "a receipt for what is not stored"
+                if self.owed[0] == span:
+                    self.owed.pop(0)
+                else:
+                    self.connected = False  # its receipt would stand in line; the client drops it
+                    return
+            else:
+                assert span in self.in_flight
+                self.connected = False
+                return
+
+    def restart(self) -> None:
+        if self.dedup.has_holes and self.in_flight:
+            return
+        self.in_flight.clear()
+        self.connected = False
+        self.dedup, behind = Dedup.restore(self.snapshot, 10, now=0)
+        for span in self.log[behind.entry_id + 1 :]:
+            self.dedup.replay("p", *span, now=0)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["send", "batch", "settle", "settle", "fail", "cut", "again", "restart"])
+    )
+)
+def test_everything_is_stored_exactly_once(steps: list[str]) -> None:
+    world = World()
+    for step in [*steps, *["settle"] * 20, *["again", *["settle"] * 20] * (len(steps) + 2)]:
+        if step in ("send", "batch"):
+            world.send(1 if step == "send" else 3)
+        elif step in ("settle", "fail"):
+            world.settle(step == "settle")
+        elif step == "cut":
+            world.connected = False
+        elif step == "restart":
+            world.restart()
+        elif not world.connected:
+            world.reconnect()
+        world.dedup.check_invariants()
+    assert not world.owed
+    assert sorted(world.log) == sorted(set(world.log))
+    assert sum(last - first + 1 for first, last in world.log) == world.next_sequence

@@ -1,0 +1,76 @@
+"""EntryView: what it reads from metadata, and entries that cannot be read."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.entries import NO_MARKER, EntryView, publish_time_of
+from magnetar.model.hashing import key_hash
+from magnetar.model.ids import Position
+from magnetar.wire.messages import TxnId, encode_entry
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+AT = Position(3, 4)
+
+
+def view(**fields: object) -> EntryView:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=9)
+    for name, value in fields.items():
+        setattr(metadata, name, value)
+    return EntryView(AT, encode_entry(metadata, b"payload"))
+
+
+def test_a_plain_message() -> None:
+    plain = view()
+    assert plain.readable
+    assert plain.position == AT
+    assert (plain.num_messages, plain.is_batch) == (1, False)
+    assert (plain.producer_name, plain.sequence_id, plain.highest_sequence_id) == ("p", 7, 7)
+    assert (plain.publish_time, plain.deliver_at, plain.txn_id) == (9, None, None)
+    assert (plain.marker_type, plain.is_marker) == (NO_MARKER, False)
+    assert plain.is_last_chunk
+    assert not plain.is_chunk
+    assert plain.key is None
+    assert publish_time_of(plain.payload) == 9
+
+
+def test_a_batch() -> None:
+    batch = view(num_messages_in_batch=5, highest_sequence_id=11)
+    assert (batch.num_messages, batch.is_batch, batch.highest_sequence_id) == (5, True, 11)
+    assert view(num_messages_in_batch=1).is_batch
+    assert view(num_messages_in_batch=-3).num_messages == 1
+
+
+def test_chunks() -> None:
+    chunks = [view(chunk_id=n, num_chunks_from_msg=3) for n in range(3)]
+    assert [each.is_chunk for each in chunks] == [True] * 3
+    assert [each.is_last_chunk for each in chunks] == [False, False, True]
+
+
+def test_the_ordering_key_goes_before_the_key() -> None:
+    assert view(partition_key="k").key_hash == key_hash(b"k")
+    assert view(partition_key="k", ordering_key=b"o").key_hash == key_hash(b"o")
+    encoded = b64encode(b"\x00\xff").decode()
+    assert view(partition_key=encoded, partition_key_b64_encoded=True).key == b"\x00\xff"
+    assert view(partition_key="no base64", partition_key_b64_encoded=True).key == b"no base64"
+    assert view().key_hash == key_hash(b"p-7")
+
+
+def test_markers_transactions_and_delays() -> None:
+    assert view(marker_type=21).marker_type == 21
+    assert view(txnid_most_bits=1, txnid_least_bits=2).txn_id == TxnId(1, 2)
+    assert view(txnid_most_bits=1).txn_id is None
+    assert view(deliver_at_time=5).deliver_at == 5
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_entry(data: bytes) -> None:
+    found = EntryView(AT, data)
+    assert found.num_messages >= 1
+    assert found.is_last_chunk or found.is_chunk
+    assert 0 <= found.key_hash < 2**32
+    if not found.readable:
+        assert found.num_messages == 1

@@ -1,0 +1,315 @@
+"""One producer: order of receipts, refusals, dedup, failures, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.api import DROPPED, Receipt
+from magnetar.broker.dedup import Dedup
+from magnetar.broker.producer import Producer
+from magnetar.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    DiskFailed,
+    ManagedLedgerSealed,
+    NotAllowed,
+    StorageError,
+    TooManyRequests,
+    TopicTerminated,
+)
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import LoopClock
+from magnetar.runtime.signal import Signal
+from magnetar.testing.virtual_time import run
+from tests.unit.broker.world import EPOCH_MS, message, options, rare, receipts
+
+
+class Bench:
+    """A producer on a log that is written by hand."""
+
+    def __init__(self, dedup: Dedup | None = None) -> None:
+        self.futures: list[asyncio.Future[Position]] = []
+        self.refusal: StorageError | TooManyRequests | None = None
+        self.trouble = Signal()
+        self.producer = Producer(
+            "p",
+            options(),
+            self.append,
+            clock=LoopClock(EPOCH_MS),
+            trouble=self.trouble,
+            dedup=dedup,
+        )
+        self.producer.grant(None)
+
+    def append(self, payload: bytes) -> asyncio.Future[Position]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return self.futures[-1]
+
+    def store(self, *numbers: int) -> None:
+        for number in numbers:
+            self.futures[number].set_result(Position(1, number))
+
+    def fail(self, *numbers: int) -> None:
+        for number in numbers:
+            self.futures[number].set_exception(DiskFailed("broken"))
+
+
+def on_bench(scenario: Callable[[Bench], Awaitable[None]], dedup: Dedup | None = None) -> None:
+    async def main() -> None:
+        await scenario(Bench(dedup))
+
+    run(main())
+
+
+def test_receipts_come_in_order_and_together() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        for number in range(4):
+            producer.send(message(number))
+        waiting = asyncio.create_task(producer.receipts())
+        await asyncio.sleep(0)
+        bench.store(0, 1, 2)
+        found = await waiting
+        assert found == [Receipt(n, None, Position(1, n)) for n in range(3)]
+        assert producer.pending == 1
+        bench.store(3)
+        assert [each.sequence_id for each in await producer.receipts()] == [3]
+        assert (producer.messages_in, producer.pending) == (4, 0)
+
+    on_bench(scenario)
+
+
+def test_a_waiter_sees_a_send_that_comes_later() -> None:
+    async def scenario(bench: Bench) -> None:
+        waiting = asyncio.create_task(bench.producer.receipts())
+        await asyncio.sleep(0)
+        bench.producer.send(message(5, batch=3))
+        bench.store(0)
+        assert [each.sequence_id for each in await waiting] == [5]
+        assert bench.producer.messages_in == 3
+
+    on_bench(scenario)
+
+
+def test_a_cancelled_waiter_loses_nothing() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.producer.send(message(1))
+        waiting = asyncio.create_task(bench.producer.receipts())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert not bench.futures[0].cancelled()
+        bench.store(0)
+        assert [each.sequence_id for each in await bench.producer.receipts()] == [1]
+
+    on_bench(scenario)
+
+
+def test_refusals_keep_their_place() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        producer.send(message(1))
+        producer.send(rare(2, checksum_ok=False))
+        producer.send(rare(3, txn=True))
+        producer.send(rare(4, highest=9))
+        bench.store(0, 1)
+        found = await receipts(producer, 4)
+        assert [each.sequence_id for each in found] == [1, 2, 3, 4]
+        errors = [type(each.error) for each in found]
+        assert errors == [type(None), ChecksumMismatch, NotAllowed, type(None)]
+        assert found[3].highest_sequence_id == 9
+        assert not producer.stopped
+
+    on_bench(scenario)
+
+
+def test_a_waiting_producer_may_not_send() -> None:
+    async def main() -> None:
+        bench = Bench()
+        waiting = Producer(
+            "w", options(), bench.append, clock=LoopClock(EPOCH_MS), trouble=bench.trouble
+        )
+        waiting.send(message(1))
+        (refused,) = await waiting.receipts()
+        assert isinstance(refused.error, NotAllowed)
+        assert not bench.futures
+
+    run(main())
+
+
+def test_a_failed_append_ends_the_producer_without_later_receipts() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        for number in range(4):
+            producer.send(message(number))
+        bench.store(0)
+        bench.fail(1)
+        bench.store(2)
+        assert [each.sequence_id for each in await producer.receipts()] == [0]
+        assert await producer.receipts() == []
+        assert isinstance(producer.failure, DiskFailed)
+        assert bench.trouble.version == 1
+        producer.send(message(9))
+        assert len(bench.futures) == 4
+        bench.store(3)
+        await producer.close(1.0)
+        assert producer.pending == 0
+
+    on_bench(scenario)
+
+
+def test_a_send_after_an_unnoticed_failure_is_not_appended() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.producer.send(message(0))
+        bench.producer.send(message(1))
+        bench.store(0)
+        bench.fail(1)
+        bench.producer.send(message(2))
+        assert len(bench.futures) == 2
+        assert [each.sequence_id for each in await bench.producer.receipts()] == [0]
+        assert await bench.producer.receipts() == []
+
+    on_bench(scenario)
+
+
+@pytest.mark.parametrize("dedup", [None, Dedup(10)], ids=["plain", "dedup"])
+def test_an_append_that_is_refused_at_once(dedup: Dedup | None) -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        producer.send(message(1))
+        bench.refusal = TooManyRequests("full")
+        producer.send(message(2))
+        bench.refusal = None
+        producer.send(message(3))
+        assert len(bench.futures) == 1
+        bench.store(0)
+        assert [each.sequence_id for each in await producer.receipts()] == [1]
+        assert await producer.receipts() == []
+        assert isinstance(producer.failure, TooManyRequests)
+        assert bench.trouble.version == 0, "a full queue is no reason to fence the topic"
+        if dedup is not None:
+            assert dedup.last_sequence_id("p") == 1
+
+    on_bench(scenario, dedup)
+
+
+def test_a_terminated_topic_is_answered_and_the_producer_lives() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.refusal = ManagedLedgerSealed("sealed")
+        bench.producer.send(message(1))
+        (found,) = await bench.producer.receipts()
+        assert isinstance(found.error, TopicTerminated)
+        assert not bench.producer.stopped
+
+    on_bench(scenario)
+
+
+def test_duplicates_get_an_empty_receipt_in_their_turn() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        producer.send(message(1))
+        bench.store(0)
+        await producer.receipts()
+        producer.send(message(2))
+        producer.send(message(1))
+        producer.send(message(2))
+        assert len(bench.futures) == 2
+        bench.store(1)
+        found = await receipts(producer, 3)
+        assert [each.sequence_id for each in found] == [2, 1, 2]
+        assert [each.position for each in found] == [Position(1, 1), DROPPED, DROPPED]
+        assert [type(each.error) for each in found] == [type(None), type(None), StorageError]
+
+    on_bench(scenario, Dedup(10))
+
+
+def test_of_chunks_only_the_last_is_judged() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        for number in range(3):
+            producer.send(rare(5, chunk=(number, 3)))
+        bench.store(0, 1, 2)
+        assert len(await receipts(producer, 3)) == 3
+        producer.send(rare(5, chunk=(0, 3)))
+        producer.send(rare(5, chunk=(2, 3)))
+        assert len(bench.futures) == 4
+        bench.store(3)
+        assert [each.position for each in await receipts(producer, 2)] == [Position(1, 3), DROPPED]
+
+    on_bench(scenario, Dedup(10))
+
+
+def test_stopping_still_gives_the_receipts_owed() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        producer.send(message(1))
+        producer.stop(NotAllowed("go"))
+        producer.send(message(2))
+        closing = asyncio.create_task(producer.close(5.0))
+        await asyncio.sleep(0)
+        bench.store(0)
+        await closing
+        assert [each.sequence_id for each in await producer.receipts()] == [1]
+        assert await producer.receipts() == []
+        assert isinstance(producer.failure, NotAllowed)
+
+    on_bench(scenario)
+
+
+def test_closing_has_a_deadline() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.producer.send(message(1))
+        with pytest.raises(DeadlineExceeded):
+            await bench.producer.close(2.0)
+        bench.store(0)
+        await bench.producer.close(2.0)
+
+    on_bench(scenario)
+
+
+STEPS = st.lists(st.sampled_from(["send", "store", "fail", "take"]), max_size=40)
+
+
+@given(STEPS)
+def test_receipts_are_a_prefix_of_what_was_stored(steps: list[str]) -> None:
+    """Whatever happens: in order, each once, none behind a failure, and close settles all."""
+
+    async def scenario(bench: Bench) -> None:
+        producer, sent, done = bench.producer, 0, 0
+        good: list[int] = []
+        failed = False
+        got: list[Receipt] = []
+        for step in steps:
+            if step == "send":
+                producer.send(message(sent))
+                sent += 1
+            elif step == "take":
+                producer.settle()
+                if producer._receipts:
+                    got += await producer.receipts()
+            elif done < len(bench.futures):
+                (bench.store if step == "store" else bench.fail)(done)
+                failed = failed or step == "fail"
+                if not failed:
+                    good.append(done)
+                done += 1
+        for number in range(done, len(bench.futures)):
+            bench.store(number)
+            if not failed:
+                good.append(number)
+        producer.settle()
+        await producer.close(1.0)
+        while some := await producer.receipts():
+            got += some
+        assert [each.position.entry_id for each in got] == good
+        assert producer.pending == 0
+        assert (producer.failure is not None) == failed
+
+    on_bench(scenario)

@@ -1,0 +1,507 @@
+"""A persistent topic: publishing, dedup over loads, failures, termination, deletion, unloading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerOptions, Receipt, Schema
+from magnetar.broker.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
+from magnetar.broker.policies import TopicPolicies
+from magnetar.broker.producer import Producer
+from magnetar.broker.topic import Topic
+from magnetar.errors import (
+    DiskFailed,
+    IncompatibleSchema,
+    ManagedLedgerFenced,
+    MetadataError,
+    NotAllowed,
+    ProducerBusy,
+    ServiceNotReady,
+    StorageFenced,
+    SubscriptionNotFound,
+    TopicNotFound,
+    TopicTerminated,
+)
+from magnetar.managed_ledger.ledger_list import Retention
+from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.ids import Position
+from magnetar.runtime.limits import Limits
+from magnetar.testing.virtual_time import run
+from magnetar.wire.messages import Send
+from tests.unit.broker.world import (
+    EPOCH_MS,
+    World,
+    consumer,
+    entry,
+    message,
+    options,
+    rare,
+    receipts,
+    settled,
+    stored,
+)
+
+
+def in_world(scenario: Callable[[World], Awaitable[None]], limits: Limits | None = None) -> None:
+    async def main() -> None:
+        await scenario(World(limits))
+
+    run(main())
+
+
+async def send_all(topic: Topic, producer: Producer, *numbers: int) -> list[Receipt]:
+    for number in numbers:
+        producer.send(message(number))
+    return await receipts(producer, len(numbers))
+
+
+# --- publishing
+
+
+def test_what_is_receipted_is_stored_in_order() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        found = await send_all(topic, producer, *range(100))
+        assert [each.sequence_id for each in found] == list(range(100))
+        assert [each.position.entry_id for each in found] == list(range(100))
+        assert await stored(topic) == list(range(100))
+        assert topic.stats().msg_in_counter == 100
+        await topic.remove_producer(producer)
+        assert topic.stats().msg_in_counter == 100
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_the_last_message_names_the_last_of_a_batch() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        assert await topic.last_message() == LastMessage(DROPPED, -1)
+        producer = await topic.add_producer(options())
+        (first,) = await send_all(topic, producer, 1)
+        assert await topic.last_message() == LastMessage(first.position, -1)
+        producer.send(message(2, batch=10))
+        (second,) = await receipts(producer, 1)
+        assert await topic.last_message() == LastMessage(second.position, 9)
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_entries_are_found_by_time() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        for number in range(20):
+            data = entry(number, publish_time=EPOCH_MS + 10 * number)
+            producer.send(Send(1, number, 1, data))
+        found = await receipts(producer, 20)
+        assert await topic.find_by_time(EPOCH_MS + 55) == found[6].position
+        assert await topic.find_by_time(EPOCH_MS + 1000) is None
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_names_are_made_up_and_unique() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        made = [await topic.add_producer(options(n, None)) for n in range(3)]
+        assert len({each.name for each in made}) == 3
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_policies_limit_who_produces() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        await topic.apply(TopicPolicies(max_producers=1))
+        await topic.add_producer(options(1, "a"))
+        with pytest.raises(ProducerBusy):
+            await topic.add_producer(options(2, "b"))
+        await topic.apply(TopicPolicies(encryption_required=True))
+        with pytest.raises(MetadataError):
+            await topic.add_producer(options(2, "b"))
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_schemas_of_producers_and_consumers() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        avro = ProducerOptions(1, None, "a", schema=Schema(4, b"avro"))
+        assert (await topic.add_producer(avro)).schema_version == bytes(8)
+        again = ProducerOptions(2, None, "b", schema=Schema(4, b"avro"))
+        assert (await topic.add_producer(again)).schema_version == bytes(8)
+        other = ProducerOptions(3, None, "c", schema=Schema(1, b"string"))
+        with pytest.raises(IncompatibleSchema):
+            await topic.add_producer(other)
+        assert (await topic.add_producer(options(4, "d"))).schema_version == b""
+        await topic.apply(TopicPolicies(schema_required=True))
+        with pytest.raises(IncompatibleSchema):
+            await topic.add_producer(options(5, "e"))
+        await topic.close()
+
+    in_world(scenario)
+
+
+# --- dedup
+
+
+def test_dedup_answers_duplicates_and_survives_a_crash() -> None:
+    async def scenario(world: World) -> None:
+        parts = world.parts()
+        topic = await world.topic(parts, dedup=True)
+        producer = await topic.add_producer(options())
+        await send_all(topic, producer, 1, 2, 3)
+        (again,) = await send_all(topic, producer, 2)
+        assert again == Receipt(2, None, DROPPED)
+        world.kill(parts)
+
+        topic = await world.topic(dedup=True)
+        producer = await topic.add_producer(options())
+        assert producer.last_sequence_id == 3
+        found = await send_all(topic, producer, 2, 3, 4)
+        assert [each.position == DROPPED for each in found] == [True, True, False]
+        assert await stored(topic) == [1, 2, 3, 4]
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_snapshot_covers_what_sessions_have_not_taken_yet() -> None:
+    """Receipts that nobody asked for are settled before the snapshot is taken."""
+
+    async def scenario(world: World) -> None:
+        parts = world.parts()
+        topic = await world.topic(parts, dedup=True)
+        producer = await topic.add_producer(options())
+        for number in range(SNAPSHOT_ENTRIES + 10):
+            producer.send(message(number))
+        await settled(lambda: topic.ledger.pending == 0)
+        await asyncio.sleep(SNAPSHOT_SECONDS + 1)
+        world.kill(parts)
+
+        topic = await world.topic(dedup=True)
+        producer = await topic.add_producer(options())
+        assert producer.last_sequence_id == SNAPSHOT_ENTRIES + 9
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_dedup_is_switched_on_and_off() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        await send_all(topic, producer, 1, 1)
+        await topic.apply(TopicPolicies(deduplication=True))
+        assert await producer.receipts() == []
+        assert isinstance(producer.failure, ServiceNotReady)
+        await topic.remove_producer(producer)
+
+        producer = await topic.add_producer(options())
+        await send_all(topic, producer, 1)
+        (duplicate,) = await send_all(topic, producer, 1)
+        assert duplicate.position == DROPPED
+        await topic.apply(TopicPolicies(deduplication=False))
+        (found_again,) = await send_all(topic, producer, 1)
+        assert found_again.position != DROPPED
+        assert topic.stats().deduplication_status == "Disabled"
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_producer_that_lost_its_session_is_settled_before_it_comes_back() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic(dedup=True)
+        producer = await topic.add_producer(options())
+        for number in range(5):
+            producer.send(message(number))
+        await topic.remove_producer(producer)
+        back = await topic.add_producer(options(epoch=1))
+        assert back.last_sequence_id == 4
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_nothing_behind_the_snapshot_is_trimmed() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic(dedup=True)
+        producer = await topic.add_producer(options())
+        await send_all(topic, producer, *range(25))
+        await settled(lambda: topic.ledger.ledger_spans[0].closed)
+        assert await topic.trim() == []
+        await asyncio.sleep(SNAPSHOT_SECONDS + 1)
+        assert await topic.trim() != []
+        await topic.close()
+
+    in_world(scenario, Limits(managed_ledger_ledger_entries=10))
+
+
+# --- failures
+
+
+def test_a_failed_write_fences_the_topic_and_clients_come_back() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        one = await topic.add_producer(options(1, "one"))
+        two = await topic.add_producer(options(2, "two"))
+        await send_all(topic, one, 1)
+        world.ledgers.fail_next(DiskFailed("broken"))
+        one.send(message(2))
+        assert await one.receipts() == []
+        await settled(lambda: two.stopped)
+        assert await two.receipts() == []
+        with pytest.raises(ServiceNotReady):
+            await topic.add_producer(options(3, "three"))
+        for producer in (one, two):
+            await topic.remove_producer(producer)
+        await asyncio.sleep(5)
+
+        back = await topic.add_producer(options(1, "one", epoch=1))
+        await send_all(topic, back, 2, 3)
+        assert await stored(topic) == [1, 2, 3]
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_storage_that_is_fenced_takes_the_topic_with_it() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        world.ledgers.fail_next(StorageFenced("sync failed"), stored=True)
+        producer.send(message(1))
+        assert await producer.receipts() == []
+        await asyncio.sleep(1)
+        assert topic.lost is not None
+        with pytest.raises(ServiceNotReady):
+            await topic.add_producer(options(2, "b"))
+        with pytest.raises(ServiceNotReady):
+            await topic.subscription(consumer())
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_another_owner_ends_the_topic_here() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        subscription = await topic.subscription(consumer())
+        reading = subscription.add_consumer(consumer())
+        later = await world.topic(world.parts())
+        producer = await topic.add_producer(options())
+        producer.send(message(1))
+        assert await producer.receipts() == []
+        await asyncio.sleep(1)
+        assert isinstance(topic.lost, ManagedLedgerFenced)
+        assert reading.is_stopped
+        await topic.close()
+        await later.close()
+
+    in_world(scenario)
+
+
+# --- subscriptions
+
+
+def test_subscriptions_are_created_found_and_removed() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        subscription = await topic.subscription(consumer("s"))
+        assert await topic.subscription(consumer("s")) is subscription
+        with pytest.raises(NotAllowed):
+            await topic.subscription(consumer("s", durable=False))
+        with pytest.raises(ProducerBusy):
+            await topic.subscription(consumer(""))
+        await topic.apply(TopicPolicies(auto_subscription_creation=False))
+        with pytest.raises(SubscriptionNotFound):
+            await topic.subscription(consumer("t"))
+        assert await topic.create_subscription("t", EARLIEST)
+        assert not await topic.create_subscription("t", EARLIEST)
+        await topic.close()
+
+        topic = await world.topic(world.parts())
+        assert set(topic.subscriptions) == {"s", "t"}
+        await topic.delete_subscription("s")
+        with pytest.raises(SubscriptionNotFound):
+            await topic.delete_subscription("s")
+        assert topic.ledger.cursor_names() == ["t"]
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_reader_goes_with_its_last_consumer() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        asked = consumer("reader", durable=False)
+        subscription = await topic.subscription(asked)
+        reader = subscription.add_consumer(asked)
+        await topic.release(subscription)
+        assert "reader" in topic.subscriptions
+        subscription.remove_consumer(reader)
+        await topic.release(subscription)
+        assert "reader" not in topic.subscriptions
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_messages_reach_a_consumer() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        subscription = await topic.subscription(consumer())
+        reading = subscription.add_consumer(consumer())
+        reading.flow(10)
+        producer = await topic.add_producer(options())
+        await send_all(topic, producer, 1, 2, 3)
+        got: list[Delivery] = []
+        while len(got) < 3:
+            await reading.outbox_ready.past(0)
+            got += reading.take()
+            await asyncio.sleep(0)
+        assert len(got) == 3
+        await topic.close()
+        assert reading.is_stopped
+        assert isinstance(reading.error, ServiceNotReady)
+
+    in_world(scenario)
+
+
+def test_an_initial_subscription_gets_everything() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        asked = ProducerOptions(1, None, "p", initial_subscription="dlq")
+        producer = await topic.add_producer(asked)
+        await send_all(topic, producer, 1, 2)
+        assert topic.subscriptions["dlq"].backlog() == 2
+        await topic.apply(TopicPolicies(auto_subscription_creation=False))
+        with pytest.raises(NotAllowed):
+            await topic.add_producer(ProducerOptions(2, None, "q", initial_subscription="x"))
+        await topic.close()
+
+    in_world(scenario)
+
+
+# --- the end
+
+
+def test_a_terminated_topic_takes_nothing_more() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        (last,) = await send_all(topic, producer, 1)
+        assert await topic.terminate() == last.position
+        assert await topic.terminate() == last.position
+        assert isinstance(producer.failure, TopicTerminated)
+        with pytest.raises(TopicTerminated):
+            await topic.add_producer(options(2, "b"))
+        await topic.close()
+
+        topic = await world.topic(world.parts())
+        assert topic.terminated
+        with pytest.raises(TopicTerminated):
+            await topic.add_producer(options(2, "b"))
+        assert await stored(topic) == [1]
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_used_topic_is_deleted_by_force_only() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic(dedup=True)
+        producer = await topic.add_producer(options())
+        await topic.subscription(consumer())
+        await send_all(topic, producer, 1)
+        with pytest.raises(NotAllowed):
+            await topic.delete()
+        await topic.delete(force=True)
+        assert isinstance(producer.failure, TopicNotFound)
+
+        topic = await world.topic(world.parts(), dedup=True)
+        assert await stored(topic) == []
+        assert not topic.subscriptions
+        assert (await topic.add_producer(options())).last_sequence_id == -1
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_unloading_gives_receipts_owed_and_writes_cursors() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        await topic.subscription(consumer())
+        producer = await topic.add_producer(options())
+        (first,) = await send_all(topic, producer, 1)
+        producer.send(message(2))
+        topic.subscriptions["s"].cursor.ack(first.position)
+        await topic.close()
+        await topic.close()
+        assert [each.sequence_id for each in await producer.receipts()] == [2]
+        assert await producer.receipts() == []
+        assert isinstance(producer.failure, ServiceNotReady)
+
+        topic = await world.topic(world.parts())
+        assert topic.subscriptions["s"].backlog() == 1
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_retention_lets_whole_ledgers_go() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        await topic.subscription(consumer())
+        producer = await topic.add_producer(options())
+        found = await send_all(topic, producer, *range(25))
+        await settled(lambda: topic.ledger.ledger_spans[0].closed)
+        assert await topic.trim() == []
+        topic.subscriptions["s"].cursor.ack_cumulative(found[-1].position)
+        await topic.apply(TopicPolicies(retention=Retention(3600.0, None)))
+        assert await topic.trim() == []
+        await topic.apply(TopicPolicies())
+        assert await topic.trim() != []
+        assert topic.ledger.first_position() > Position(found[0].position.ledger_id, 0)
+        await topic.close()
+
+    in_world(scenario, Limits(managed_ledger_ledger_entries=10))
+
+
+def test_highest_ids_of_batches_count() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic(dedup=True)
+        producer = await topic.add_producer(options())
+        producer.send(rare(1, highest=5))
+        await receipts(producer, 1)
+        (duplicate, fresh) = await send_all(topic, producer, 4, 6)
+        assert duplicate.position == DROPPED
+        assert fresh.position != DROPPED
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_former_owner_does_not_overwrite_the_snapshot_of_its_successor() -> None:
+    async def scenario(world: World) -> None:
+        old = await world.topic(dedup=True)
+        new = await world.topic(world.parts(), dedup=True)
+        producer = await new.add_producer(options())
+        await send_all(new, producer, 1, 2)
+        await new.close()
+        await old.close()
+        again = await world.topic(world.parts(), dedup=True)
+        assert (await again.add_producer(options())).last_sequence_id == 2
+        await again.close()
+
+    in_world(scenario)

@@ -1,0 +1,262 @@
+"""A session by itself: handshake, keepalive, order, back-pressure, refusals, end."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from magnetar.errors import WireCode
+from magnetar.runtime.limits import Limits
+from magnetar.server.handlers.table import HANDLERS
+from magnetar.server.keepalive import is_alive
+from magnetar.server.replies import NO_REQUEST, refusal
+from magnetar.server.session import Handlers, Session
+from magnetar.testing.virtual_time import run
+from magnetar.wire.commands import NAMES, SENT_BY, TYPES, Side
+from magnetar.wire.frames import base_command
+from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.unit.server.link import Link
+
+
+def test_the_handshake_announces_what_there_is() -> None:
+    async def scene() -> None:
+        link = Link()
+        connected = await link.connect()
+        assert connected.server_version.startswith("Magnetar-")
+        assert connected.protocol_version == 20
+        assert connected.max_message_size == 5 * 1024 * 1024
+        assert connected.feature_flags.supports_topic_watchers
+        assert not connected.feature_flags.supports_scalable_topics
+        await link.close()
+
+    run(scene())
+
+
+def test_a_client_that_says_nothing_is_closed_at_the_deadline() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.session.ended.wait()
+        assert asyncio.get_running_loop().time() == pytest.approx(30)
+
+    run(scene())
+
+
+def test_another_command_before_the_handshake_closes() -> None:
+    async def scene() -> None:
+        link = Link()
+        link.send("LOOKUP", topic="x", request_id=1)
+        ((name, _),) = await link.received()
+        assert name == "ERROR"
+        assert link.wire.is_closing()
+        await link.session.ended.wait()
+
+    run(scene())
+
+
+def test_a_huge_frame_before_the_handshake_is_refused_at_once() -> None:
+    async def scene() -> None:
+        link = Link()
+        link.session.data_received(struct.pack(">I", 2**31 - 1))
+        await link.session.ended.wait()
+        assert link.session.wire.buffered_bytes == 0
+
+    run(scene())
+
+
+def test_a_ping_is_answered() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        link.send("PING")
+        assert [name for name, _ in await link.received()] == ["PONG"]
+        await link.close()
+
+    run(scene())
+
+
+def test_a_client_that_does_not_answer_a_ping_is_closed_after_one_interval() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        await asyncio.sleep(31)
+        assert [name for name, _ in await link.received()] == ["PING"]
+        link.send("PONG")
+        await asyncio.sleep(31)
+        assert [name for name, _ in await link.received()] == ["PING"]
+        await link.session.ended.wait()
+        assert asyncio.get_running_loop().time() == pytest.approx(90)
+
+    run(scene())
+
+
+def test_a_client_that_is_asked_for_anothers_sake_has_five_seconds() -> None:
+    async def scene() -> None:
+        silent, lively = Link(), Link()
+        await silent.connect()
+        await lively.connect()
+        asked = asyncio.create_task(is_alive(lively.session, Limits()))
+        await asyncio.sleep(1)
+        lively.send("PONG")
+        assert await asked
+        assert not await is_alive(silent.session, Limits())
+        assert asyncio.get_running_loop().time() == pytest.approx(6)
+        await silent.session.ended.wait()
+        assert not await is_alive(silent.session, Limits())
+        await lively.close()
+
+    run(scene())
+
+
+def test_an_unknown_command_is_answered_and_the_connection_lives() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        body = b"\x08\x7f"  # type 127
+        link.session.data_received(struct.pack(">II", 4 + len(body), len(body)) + body)
+        ((name, error),) = await link.received()
+        assert (name, error.error) == ("ERROR", WireCode.NOT_ALLOWED)
+        assert error.request_id == NO_REQUEST
+        assert not link.wire.is_closing()
+        await link.close()
+
+    run(scene())
+
+
+def test_a_send_without_a_producer_closes() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        frame = base_command("SEND", producer_id=1, sequence_id=0).SerializeToString()
+        rest = struct.pack(">I", 0)
+        link.session.data_received(
+            struct.pack(">II", 4 + len(frame) + len(rest), len(frame)) + frame + rest
+        )
+        await link.session.ended.wait()
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("type_name", "fields", "reply"),
+    [
+        ("TC_CLIENT_CONNECT_REQUEST", {"request_id": 7, "tc_id": 0}, "ERROR"),
+        ("NEW_TXN", {"request_id": 7}, "ERROR"),
+        ("END_TXN", {"request_id": 7}, "ERROR"),
+        ("SCALABLE_TOPIC_LOOKUP", {"session_id": 7, "topic": "topic://a/b/c"}, None),
+        ("WATCH_SCALABLE_TOPICS", {"watch_id": 7, "namespace": "a/b"}, None),
+        ("WATCH_TC_ASSIGNMENTS", {"watch_id": 7}, None),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    type_name: str, fields: dict[str, object], reply: str | None
+) -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        link.send(type_name, **fields)
+        ((name, body),) = await link.received()
+        assert reply in (None, name)
+        assert body.error == WireCode.NOT_ALLOWED
+        assert 7 in [getattr(body, each) for each in fields if hasattr(body, each)]
+        assert not link.wire.is_closing()
+        await link.close()
+
+    run(scene())
+
+
+def test_every_request_has_a_refusal_and_every_command_a_handler() -> None:
+    handled = HANDLERS.at_once.keys() | HANDLERS.requests.keys() | {TYPES["SEND"]}
+    assert handled == SENT_BY[Side.CLIENT]
+    for number in HANDLERS.requests:
+        body = getattr(pb.BaseCommand(), NAMES[number].lower())
+        assert refusal(number, body, ValueError("a bug")), NAMES[number]
+
+
+def test_a_bug_in_a_handler_is_answered_as_unknown() -> None:
+    async def broken(session: Session, body: Any) -> None:
+        raise ValueError("never shown to a client")
+
+    async def scene() -> None:
+        handlers = Handlers(HANDLERS.at_once, {TYPES["LOOKUP"]: broken})
+        link = Link(handlers=handlers)
+        await link.connect()
+        link.send("LOOKUP", topic="x", request_id=3)
+        ((name, body),) = await link.received()
+        assert (name, body.request_id, body.error) == ("LOOKUP_RESPONSE", 3, WireCode.UNKNOWN)
+        assert "never" not in body.message
+        await link.close()
+
+    run(scene())
+
+
+def test_requests_stop_the_reading_at_their_limit_until_half_are_answered() -> None:
+    gate = asyncio.Semaphore(0)
+
+    async def slow(session: Session, body: Any) -> None:
+        await gate.acquire()
+        session.succeed(body.request_id)
+
+    async def scene() -> None:
+        handlers = Handlers(HANDLERS.at_once, {TYPES["LOOKUP"]: slow})
+        link = Link(handlers=handlers, limits=Limits(connection_requests_max=4))
+        await link.connect()
+        for number in range(4):
+            assert link.wire.is_read
+            link.send("LOOKUP", topic="x", request_id=number)
+        assert not link.wire.is_read
+        gate.release()
+        assert len(await link.received()) == 1
+        assert not link.wire.is_read
+        gate.release()
+        assert len(await link.received()) == 1
+        assert link.wire.is_read
+        gate.release()
+        gate.release()
+        await link.close()
+
+    run(scene())
+
+
+def test_a_client_that_takes_nothing_is_not_read_nor_judged() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        link.session.pause_writing()
+        assert not link.wire.is_read
+        assert await is_alive(link.session, Limits())
+        link.session.resume_writing()
+        assert link.wire.is_read
+        await link.close()
+
+    run(scene())
+
+
+def test_what_one_turn_brings_is_one_write() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        before = len(link.wire.writes)
+        for _ in range(5):
+            link.send("PING")
+        assert len(await link.received()) == 5
+        assert len(link.wire.writes) == before + 1
+        await link.close()
+
+    run(scene())
+
+
+def test_connections_above_the_limit_are_closed() -> None:
+    async def scene() -> None:
+        limits = Limits(connections_max=1)
+        first = Link(limits=limits)
+        second = Link(context=first.context)
+        await second.session.ended.wait()
+        assert first.context.sessions == {first.session}
+        await first.connect()
+        await first.close()
+        assert not first.context.sessions
+
+    run(scene())
