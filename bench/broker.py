@@ -60,7 +60,7 @@ class Running:
 
 @contextmanager
 def server(folder: Path) -> Iterator[Running]:
-    command = [sys.executable, "-m", "magnetar.cli.main", "serve", "--json"]
+    command = [str(Path(sys.executable).with_name("magnetar")), "serve", "--json"]
     ports = ["--port", "0", "--admin-port", "0"]
     process = subprocess.Popen(
         [*command, "--data", str(folder / "data"), *ports], stdout=subprocess.PIPE, text=True

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "bench"
 HISTORY = RESULTS / "history"
 CHANGED = "-changed"
+TABLE_WIDTH = 130
 # Which commit each file of the last run measured.
 ORIGINS = HISTORY / "origins.json"
 
@@ -45,7 +46,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def publish(name: str, rows: Sequence[Row]) -> Path:
     """Print the rows, write them as the result of `name` and keep a copy for this commit."""
-    Console().print(_table(name, rows))
+    # A pipe has no width of its own, and folded rows cannot be compared.
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=TABLE_WIDTH)
+    console.print(_table(name, rows))
     commit = measured_commit()
     text = msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n"
     for folder in (RESULTS, HISTORY / commit):
