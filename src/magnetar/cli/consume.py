@@ -131,7 +131,7 @@ class _Consumption:
             return
         open_after = {m.index for m in messages if m.is_open} - {m.index for m in taken}
         ids = [*messages[0].earlier_chunks, delivered.body.message_id]
-        link.write(_ack(consumer_id, ids, open_after, len(messages)))
+        link.write(ack_frame(consumer_id, ids, open_after, len(messages)))
         if not self._is_done:
             used = sum(message.permits for message in messages if message.is_open)
             link.write(command("FLOW", consumer_id=consumer_id, messagePermits=max(used, 1)))
@@ -159,7 +159,7 @@ class _Consumption:
         click.echo(json.dumps(shown))
 
 
-def _ack(
+def ack_frame(
     consumer_id: int, ids: list[pb.MessageIdData], still_open: set[int], batch_size: int
 ) -> bytes:
     acked = []

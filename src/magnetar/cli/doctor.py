@@ -89,10 +89,10 @@ def doctor(
         in_use = any(each.check == "lock" and "in use" in each.found for each in about_folder)
         findings += about_folder
     if data is None or url or admin_url or in_use:
-        named = bool(url or admin_url or in_use)
-        findings += asyncio.run(
-            _server(url or default_service_url(), admin_url or default_admin_url(), config, named)
-        )
+        missing = Verdict.WARNING if in_use else None
+        missing = Verdict.FAILED if url or admin_url else missing
+        urls = url or default_service_url(), admin_url or default_admin_url()
+        findings += asyncio.run(_server(*urls, config, missing))
     if as_json:
         print_json([{**asdict(each), "verdict": each.verdict.value} for each in findings])
     else:
@@ -217,15 +217,17 @@ def _sync_times(folder: Path) -> list[float]:
 # --- the server
 
 
-async def _server(url: str, admin_url: str, config: ServerConfig, named: bool) -> list[Finding]:
-    """A server that was named must answer; otherwise its ports must be free for one."""
+async def _server(
+    url: str, admin_url: str, config: ServerConfig, missing: Verdict | None
+) -> list[Finding]:
+    """What answers; `missing` is the verdict if nothing does (None: the ports must be free)."""
     protocol, protocol_error = await _protocol(url)
     admin, admin_error = await _admin(admin_url)
-    if protocol or admin or named:
-        advice = "start a server with `magnetar serve`, or check the address"
+    if protocol or admin or missing is not None:
+        verdict = missing or Verdict.FAILED
         return [
-            _answer("server", url, protocol, protocol_error, advice),
-            _answer("admin", admin_url, admin, admin_error, advice),
+            _answer("server", url, protocol, protocol_error, verdict),
+            _answer("admin", admin_url, admin, admin_error, verdict),
         ]
     ports = [("port", config.port), ("admin_port", config.admin_port)]
     return [_port(what, config.host, number) for what, number in ports]
@@ -249,10 +251,13 @@ async def _admin(url: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def _answer(check: str, url: str, found: str, error: str, advice: str) -> Finding:
+def _answer(check: str, url: str, found: str, error: str, missing: Verdict) -> Finding:
     if found:
         return Finding(check, Verdict.OK, f"{url}: {found}")
-    return Finding(check, Verdict.FAILED, error, advice)
+    advice = "start a server with `magnetar serve`, or name the one to look at with --url"
+    if missing is Verdict.WARNING:
+        advice = "a process has the folder open: name its --url and --admin-url to look at it too"
+    return Finding(check, missing, error, advice)
 
 
 def _port(what: str, host: str, number: int) -> Finding:

@@ -1,6 +1,7 @@
 """The command `magnetar`: its verbs, and how errors leave it.
 
-Owns: the top of the command line. One module per verb does the work.
+Owns: the top of the command line. One module per verb does the work, and is loaded when that verb
+is called: a server that starts does not wait for what other verbs need.
 
 Invariants:
 1. An error of Magnetar is one line on stderr, `error: ...` with its hint, and exit code 1.
@@ -9,21 +10,38 @@ Invariants:
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Final
+
 import click
 
-from magnetar.cli.consume import consume
-from magnetar.cli.demo import demo
-from magnetar.cli.doctor import doctor
-from magnetar.cli.namespaces import namespaces
-from magnetar.cli.produce import produce
-from magnetar.cli.serve import serve
-from magnetar.cli.subscriptions import subscriptions
-from magnetar.cli.topics import topics
-from magnetar.cli.verify import verify
 from magnetar.errors import MagnetarError
+
+VERBS: Final = (
+    "consume",
+    "demo",
+    "doctor",
+    "namespaces",
+    "produce",
+    "serve",
+    "subscriptions",
+    "topics",
+    "verify",
+)
+"""Each is the name of a module here and of the command in it."""
 
 
 class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        found = getattr(import_module(f"magnetar.cli.{cmd_name}"), cmd_name)
+        assert isinstance(found, click.Command), f"{cmd_name} is no command"
+        return found
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -36,14 +54,3 @@ class _Verbs(click.Group):
 @click.version_option(package_name="magnetar", message="%(prog)s %(version)s")
 def main() -> None:
     """Magnetar, an event-streaming server."""
-
-
-main.add_command(consume)
-main.add_command(demo)
-main.add_command(doctor)
-main.add_command(namespaces)
-main.add_command(produce)
-main.add_command(serve)
-main.add_command(subscriptions)
-main.add_command(topics)
-main.add_command(verify)

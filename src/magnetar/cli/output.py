@@ -7,6 +7,7 @@ never breaks a name over two lines.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 
 import click
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 _WIDTH_WITHOUT_TERMINAL = 240
+_NUMBER = re.compile(r"[\d,.]+|-")
 
 
 def print_json(value: object) -> None:
@@ -28,7 +30,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, no
         return
     table = Table()
     for number, heading in enumerate(headings):
-        numeric = all(row[number].replace(",", "").isdigit() for row in shown)
+        numeric = all(_NUMBER.fullmatch(row[number]) for row in shown)
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
     for row in shown:
         table.add_row(*row)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 
 import click
 
@@ -46,9 +47,12 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told_to_stop.set)
     await server.start()
-    click.echo(_ready_json(server) if as_json else _ready_text(server))
-    sys.stdout.flush()
     try:
+        # Clients are served by now; loading the admin interface takes as long as all before it.
+        admin = await asyncio.to_thread(import_module, "magnetar.server.admin")
+        await server.start_admin(admin.create_admin)
+        click.echo(_ready_json(server) if as_json else _ready_text(server))
+        sys.stdout.flush()
         await _until_stopped_or_failed(server, told_to_stop)
     finally:
         await server.stop()

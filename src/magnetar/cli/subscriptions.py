@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from base64 import b64encode
@@ -13,6 +14,7 @@ from typing import Any, Final
 import click
 
 from magnetar.cli.admin_client import (
+    NOT_FOUND,
     AdminClient,
     admin_options,
     ask,
@@ -22,6 +24,7 @@ from magnetar.cli.admin_client import (
     topic_path,
 )
 from magnetar.cli.output import print_json, print_table
+from magnetar.cli.unpacked import split_batch
 from magnetar.model.ids import EARLIEST, LATEST
 
 _ID: Final = re.compile(r"(\d+):(\d+)")
@@ -161,21 +164,25 @@ def peek(topic: str, subscription: str, count: int, admin_url: str | None, as_js
     path = _path(topic, subscription)
 
     async def work(admin: AdminClient) -> list[dict[str, Any]]:
-        found = []
+        found: list[dict[str, Any]] = []
         for place in range(1, count + 1):
             answer = await admin.exchange("GET", f"{path}/position/{place}")
-            if answer.status == 404 and place > 1:
+            if answer.status == NOT_FOUND and place > 1:
                 break  # there are fewer
             check(answer)
-            found.append(_shown(answer.headers, answer.data))
+            found += _shown(answer.headers, answer.data)
         return found
 
     found = ask(admin_url, work)
     if as_json:
         print_json(found)
         return
-    rows = [(each["id"], each.get("key"), each.get("text", each["base64"])) for each in found]
+    rows = [(each["id"], each.get("key"), _first(each, "note", "text", "base64")) for each in found]
     print_table(("id", "key", "message"), rows, none="no messages")
+
+
+def _first(found: Mapping[str, Any], *names: str) -> object:
+    return next((found[name] for name in names if name in found), None)
 
 
 def _path(topic: str, subscription: str) -> str:
@@ -203,20 +210,36 @@ def _id(ledger_id: int, entry_id: int) -> dict[str, int]:
     return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1}
 
 
-def _shown(headers: Mapping[str, str], data: bytes) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": headers.get("X-Pulsar-Message-ID", ""),
-        "base64": b64encode(data).decode(),
-    }
-    if key := headers.get("X-Pulsar-partition-key"):
+def _shown(headers: Mapping[str, str], data: bytes) -> list[dict[str, Any]]:
+    """The messages of an entry that the server showed."""
+    where = headers.get("X-Pulsar-Message-ID", "")
+    if compression := headers.get("X-Pulsar-compression"):
+        note = f"{len(data)} bytes, compressed with {compression}"
+        return [{"id": where, "note": note, **_content(data, is_text=False)}]
+    if count := headers.get("X-Pulsar-num-batch-message"):
+        return [
+            _with_key(
+                {"id": f"{where}:{index}", **_content(payload)},
+                single.partition_key,
+                {pair.key: pair.value for pair in single.properties},
+            )
+            for index, (single, payload) in enumerate(split_batch(data, int(count)))
+        ]
+    properties = json.loads(headers.get("X-Pulsar-PROPERTY", "{}"))
+    key = headers.get("X-Pulsar-partition-key", "")
+    return [_with_key({"id": where, **_content(data)}, key, properties)]
+
+
+def _content(data: bytes, *, is_text: bool = True) -> dict[str, Any]:
+    if is_text:
+        with suppress(UnicodeDecodeError):
+            return {"text": data.decode()}
+    return {"base64": b64encode(data).decode()}
+
+
+def _with_key(shown: dict[str, Any], key: str, properties: Mapping[str, str]) -> dict[str, Any]:
+    if key:
         shown["key"] = key
-    properties = {
-        name[len("X-Pulsar-PROPERTY-") :]: value
-        for name, value in headers.items()
-        if name.startswith("X-Pulsar-PROPERTY-")
-    }
     if properties:
-        shown["properties"] = properties
-    with suppress(UnicodeDecodeError):
-        shown["text"] = data.decode()
+        shown["properties"] = dict(properties)
     return shown

@@ -118,8 +118,21 @@ def _opened(metadata: pb.MessageMetadata, payload: bytes) -> tuple[bytes, str]:
 
 def _batch(delivered: Delivered, metadata: pb.MessageMetadata, payload: bytes) -> list[Message]:
     found = []
+    for index, (single, data) in enumerate(split_batch(payload, metadata.num_messages_in_batch)):
+        message = _message(delivered, single, data)
+        message.index = index
+        message.id = f"{message.id}:{index}"
+        message.publish_time = metadata.publish_time
+        message.is_open = _is_open(delivered.body.ack_set, index)
+        found.append(message)
+    return found
+
+
+def split_batch(payload: bytes, count: int) -> list[tuple[pb.SingleMessageMetadata, bytes]]:
+    """The messages of a batch that is neither compressed nor encrypted any more."""
+    found = []
     at = 0
-    for index in range(metadata.num_messages_in_batch):
+    for index in range(count):
         if at + _SIZE.size > len(payload):
             raise RemoteProtocolError(f"a batch ends before its message {index}")
         (size,) = _SIZE.unpack_from(payload, at)
@@ -131,12 +144,7 @@ def _batch(delivered: Delivered, metadata: pb.MessageMetadata, payload: bytes) -
         end = start + single.payload_size
         if not start <= end <= len(payload):
             raise RemoteProtocolError(f"message {index} of a batch is larger than the batch")
-        message = _message(delivered, single, payload[start:end])
-        message.index = index
-        message.id = f"{message.id}:{index}"
-        message.publish_time = metadata.publish_time
-        message.is_open = _is_open(delivered.body.ack_set, index)
-        found.append(message)
+        found.append((single, payload[start:end]))
         at = end
     return found
 

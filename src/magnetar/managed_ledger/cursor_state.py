@@ -6,7 +6,8 @@ Invariants (`check_invariants`):
 1. Every position at or below `mark_delete` is acknowledged; nothing of it is in `acked`.
 2. The first existing position above `mark_delete` is not acknowledged: the mark moves as far as
    it can, over the ends of ledgers and over empty ones.
-3. `acked` holds existing positions only: acknowledging anything else changes nothing.
+3. `acked` holds existing positions, and trimmed ones until it is looked at as a whole:
+   acknowledging anything else changes nothing.
 4. Acknowledgements only add up. The one way back is `reset`, which begins a new incarnation.
 
 Relies on: the caller's `LedgerList`, as of the moment of each call.
@@ -92,8 +93,9 @@ class CursorState:
         self.changes += 1
 
     def settle(self, ledgers: LedgerList) -> None:
-        """After loading: drop what the mark covers, and move it as far as it can."""
+        """After loading: drop what the mark covers or a trim took, and move it on."""
         self.acked.drop_through(self.mark_delete)
+        self._drop_trimmed(ledgers)
         self._move_mark(ledgers)
 
     def is_acked(self, position: Position) -> bool:
@@ -120,9 +122,11 @@ class CursorState:
 
     def backlog(self, ledgers: LedgerList) -> int:
         """How many existing entries are not acknowledged as a whole."""
+        self._drop_trimmed(ledgers)
         return ledgers.total - ledgers.rank(self.mark_delete) - self.acked.count
 
     def check_invariants(self, ledgers: LedgerList) -> None:
+        self._drop_trimmed(ledgers)
         first = ledgers.after(self.mark_delete)
         if first is not None and first in self.acked:
             raise InvariantBroken(f"mark-delete {self.mark_delete} stands before acked {first}")
@@ -138,6 +142,19 @@ class CursorState:
             whole = position in self.acked or unacked == 0
             if whole or position <= self.mark_delete or not ledgers.exists(position):
                 raise InvariantBroken(f"batch-index set {unacked:#x} at {position}")
+
+    def _drop_trimmed(self, ledgers: LedgerList) -> None:
+        """A trim goes by acknowledgements that need not be durable, and never by a reader's.
+
+        So a state that was loaded, or a reader's, can hold positions that do not exist any more.
+        """
+        if not self.acked:
+            return
+        first = ledgers.first
+        if first is None:
+            self.acked.clear()
+        else:
+            self.acked.drop_through(Position(first.ledger_id, first.entry_id - 1))
 
     def _move_mark(self, ledgers: LedgerList) -> None:
         """Over everything acknowledged that follows the mark."""

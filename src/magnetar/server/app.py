@@ -18,9 +18,10 @@ import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import urlsplit
 
-from aiohttp import web
+import msgspec
 
 from magnetar.broker.namespaces import Cluster, Namespaces
 from magnetar.broker.schemas import Schemas
@@ -38,6 +39,11 @@ from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.machine import Listener, Machine, cannot_listen
 from magnetar.server.session import Session
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
+CreateAdmin: TypeAlias = "Callable[[Server], web.Application]"
+
 _log = logger(__name__)
 
 _STORAGE_CHECK_SECONDS: Final = 1.0
@@ -52,7 +58,7 @@ class Server(Service):
         self,
         config: ServerConfig,
         *,
-        create_admin: Callable[[Server], web.Application] | None = None,
+        create_admin: CreateAdmin | None = None,
         machine: Machine | None = None,
     ) -> None:
         super().__init__("server", stop_seconds=config.limits.close_seconds)
@@ -89,20 +95,20 @@ class Server(Service):
         self.metadata = self.storage.connect()
         self.namespaces = Namespaces(self.metadata, config.cluster)
         self.schemas = Schemas(self.metadata, self.clock)
-        self.topics = Topics(self._topic_parts(), self.namespaces)
-        self._topics = self.topics
-        self.context = Context(config, self.topics, self.schemas, self.clock, Authority())
         self._listener = await self.machine.listen(self._new_session, config.host, config.port)
         self.service_url = f"pulsar://{_in_url(self._advertised_host())}:{self._listener.port}"
-        self.context.service_url = self.service_url
-        await self._start_admin()
-        await self.namespaces.open(
-            Cluster(service_url=self.admin_url or "", broker_service_url=self.service_url)
+        self.topics = Topics(self._topic_parts(), self.namespaces)
+        self._topics = self.topics
+        self.context = Context(
+            config, self.topics, self.schemas, self.clock, Authority(), self.service_url
         )
+        await self.namespaces.open(Cluster(broker_service_url=self.service_url))
         await self.topics.start()
         self.spawn(self._watch_storage(self.storage), "watch of the storage")
         await self._listener.start()
-        _log.info("server-ready", url=self.service_url, admin=self.admin_url, data=self.folder)
+        _log.info("server-ready", url=self.service_url, data=self.folder)
+        if self._create_admin is not None:
+            await self.start_admin(self._create_admin)
 
     def _topic_parts(self) -> TopicParts:
         return TopicParts(
@@ -112,17 +118,17 @@ class Server(Service):
             clock=self.clock,
             limits=self.config.limits,
             producer_names=ProducerNames(self.metadata, self.config.cluster),
-            owner=self._advertised_host(),
+            owner=urlsplit(self.service_url).netloc,
         )
 
     def _new_session(self) -> Session:
         return Session(self.context, HANDLERS)
 
-    async def _start_admin(self) -> None:
-        if self._create_admin is None:
-            return
-        application = self._create_admin(self)
-        self._admin = web.AppRunner(application, access_log=None, handle_signals=False)
+    async def start_admin(self, create_admin: CreateAdmin) -> None:
+        """Start the admin interface; clients are served before and meanwhile."""
+        from aiohttp import web  # loading it takes as long as the rest of a start
+
+        self._admin = web.AppRunner(create_admin(self), access_log=None, handle_signals=False)
         await self._admin.setup()
         host, port = self.config.host, self.config.admin_port
         try:
@@ -130,7 +136,11 @@ class Server(Service):
         except OSError as error:
             raise cannot_listen(host, port, error) from error
         real_port = self._admin.addresses[0][1]
-        self.admin_url = f"http://{_in_url(self._advertised_host())}:{real_port}"
+        self.admin_url = url = f"http://{_in_url(self._advertised_host())}:{real_port}"
+        await self.namespaces.clusters.change(
+            self.config.cluster, lambda known: msgspec.structs.replace(known, service_url=url)
+        )
+        _log.info("admin-ready", url=url)
 
     def _advertised_host(self) -> str:
         host = self.config.advertised_host or self.config.host

@@ -38,6 +38,7 @@ class Context:
         schemas: Schemas,
         clock: Clock,
         authority: Authority,
+        service_url: str,
     ) -> None:
         self.config = config
         self.limits = config.limits
@@ -46,8 +47,8 @@ class Context:
         self.clock = clock
         self.authority = authority
         self.sessions: set[Session] = set()
-        self.service_url = ""
-        """What lookups answer; known once the server listens."""
+        self.service_url = service_url
+        """What lookups answer."""
         self._endings: set[asyncio.Task[None]] = set()
 
     def admit(self, session: Session) -> bool:

@@ -27,7 +27,6 @@ from magnetar.broker.transient import TransientSubscription
 from magnetar.errors import MagnetarError
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
 from magnetar.wire.frames import command, encode_message, encode_receipt
-from magnetar.wire.messages import Send
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session
@@ -46,8 +45,9 @@ class ProducerHandle:
         """Set once the attempt to open it is over, well or not."""
         self.topic: LoadedTopic | None = None
         self.producer: Producer | None = None
+        self.owed = 0
+        """Sends that it has not settled; the session counts them up."""
         self._session = session
-        self._owed = 0
         self._loop: asyncio.Task[None] | None = None
         self._closing = False
         self._closed_at: float | None = None
@@ -74,24 +74,21 @@ class ProducerHandle:
         self.producer = producer
         self._loop = self._session.spawn(self._send_receipts(producer), "receipts")
 
-    def send(self, send: Send) -> None:
-        assert self.producer is not None
-        self._owed += 1
-        self.producer.send(send)
-
     async def _send_receipts(self, producer: Producer) -> None:
         session, number = self._session, self.producer_id
         while receipts := await producer.receipts():
-            write = session.outbound.write
-            for sequence_id, highest, position, error in receipts:
-                if error is None:
-                    write(encode_receipt(number, sequence_id, *position, highest))
-                else:
-                    write(send_refusal(number, sequence_id, error))
-            self._owed -= len(receipts)
+            session.outbound.write_all(
+                [
+                    encode_receipt(number, sequence_id, *position, highest)
+                    if error is None
+                    else send_refusal(number, sequence_id, error)
+                    for sequence_id, highest, position, error in receipts
+                ]
+            )
+            self.owed -= len(receipts)
             session.settled(len(receipts))
-        session.settled(self._owed)
-        self._owed = 0
+        session.settled(self.owed)
+        self.owed = 0
         if not self._closing:
             await self._closed_by_broker()
 
@@ -108,7 +105,7 @@ class ProducerHandle:
         producer, loop = self.producer, self._loop
         if producer is not None and loop is not None:
             producer.stop()
-            await asyncio.wait({loop})
+            await asyncio.wait({loop}, timeout=self._session.limits.close_seconds)
             await self._remove()
 
     async def _remove(self) -> None:
@@ -132,7 +129,7 @@ class ConsumerHandle:
         self.consumer: Consumer | None = None
         self._session = session
         self._partition = _NO_PARTITION
-        self._acks: list[int] = []
+        self._acks: list[tuple[OpenSubscription, int]] = []
         self._answering = False
 
     @property
@@ -158,12 +155,12 @@ class ConsumerHandle:
                 break
             for news in consumer.take_news():
                 self._tell(news)
+            pieces: list[bytes] = []
             for position, payload, _, redelivered, ack_set, epoch in consumer.take():
-                outbound.write_all(
-                    encode_message(
-                        number, position, partition, redelivered, ack_set, payload, epoch
-                    )
+                pieces += encode_message(
+                    number, position, partition, redelivered, ack_set, payload, epoch
                 )
+            outbound.write_all(pieces)
         self.tell_if_stopped()
 
     def _tell(self, news: News) -> None:
@@ -201,9 +198,9 @@ class ConsumerHandle:
 
     # --- acknowledgements whose clients wait for an answer
 
-    def answer_when_durable(self, request_id: int) -> None:
+    def answer_when_durable(self, subscription: OpenSubscription, request_id: int) -> None:
         """Answer an acknowledgement once everything acknowledged so far is durable."""
-        self._acks.append(request_id)
+        self._acks.append((subscription, request_id))
         if not self._answering:
             self._answering = True
             self._session.spawn(self._answer_acks(), "ack answers")
@@ -214,11 +211,10 @@ class ConsumerHandle:
                 due, self._acks = self._acks, []
                 error: MagnetarError | None = None
                 try:
-                    if self.subscription is not None:
-                        await self.subscription.ack_durable()
+                    await due[-1][0].ack_durable()  # the same for all, or a later one
                 except MagnetarError as failed:
                     error = failed
-                for request_id in due:
+                for _, request_id in due:
                     self._session.write(self._ack_answer(request_id, error))
         finally:
             self._answering = False

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Final
 
 from magnetar.runtime.signal import Signal
@@ -42,10 +41,13 @@ class Outbound:
             self._scheduled = True
             self._loop.call_soon(self.flush)
 
-    def write_all(self, pieces: Iterable[bytes]) -> None:
-        """Several frames, or one frame in pieces."""
-        for piece in pieces:
-            self.write(piece)
+    def write_all(self, pieces: list[bytes]) -> None:
+        """Many frames, in pieces that follow one another."""
+        self._pieces += pieces
+        self._size += sum(map(len, pieces))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Hand everything gathered to the transport now."""

@@ -144,6 +144,7 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.wire.close()
+        self.heard.advance()  # who asked whether the peer lives need not wait any longer
         self.outbound.resume()
         self.context.end(self, self._tear_down())
 
@@ -235,13 +236,15 @@ class Session(asyncio.Protocol):
 
     def _send(self, send: Send) -> None:
         handle = self.producers.get(send.producer_id)
-        if handle is None or not handle.is_open:
-            if handle is None or handle.is_forgotten:
+        producer = None if handle is None else handle.producer
+        if handle is None or producer is None:
+            if handle is None or not handle.is_closed_by_broker or handle.is_forgotten:
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
             return  # sent before the peer learned that the broker closed the producer
         self._owed += 1
-        handle.send(send)
-        if self._owed >= self.limits.connection_pending_publishes:
+        handle.owed += 1
+        producer.send(send)
+        if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self._judge_reading()
 
     def _handle(self, received: Command) -> None:

@@ -143,6 +143,8 @@ class _Owner:
         self._world = world
         self._random = random
         self._ledger = ledger
+        self._compared = False
+        """Until then the history may know of acknowledgements that are lost."""
 
     # --- the beginning and the end
 
@@ -167,6 +169,7 @@ class _Owner:
             views[name] = CursorView(cursor.mark_delete, masks, cursor.backlog())
         self._note(f"opened: {len(entries)} entries, {len(views)} cursors, end {end}")
         self.story.opened(entries, views, end)
+        self._compared = True
 
     async def close(self) -> None:
         """Whatever was acknowledged is durable after a close that succeeds."""
@@ -180,7 +183,7 @@ class _Owner:
         except MagnetarError as error:
             self._failed("close", error)
             return
-        if not self._world.disk.is_stopped and not self.fenced:
+        if self._compared and not self.fenced and not self._world.disk.is_stopped:
             self._note("closed")
             for cursor, begun_with in asked:
                 cursor.flushed(begun_with)

@@ -73,7 +73,7 @@ class Link:
     ) -> None:
         config = ServerConfig(limits=limits or Limits())
         self.context = context or Context(
-            config, cast("Topics", None), cast("Schemas", None), LoopClock(0), Authority()
+            config, cast("Topics", None), cast("Schemas", None), LoopClock(0), Authority(), ""
         )
         self.session = Session(self.context, handlers)
         self.wire = Wire()

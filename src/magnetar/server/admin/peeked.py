@@ -11,12 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from datetime import UTC, datetime
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from magnetar.broker.entries import EntryView
@@ -69,15 +69,10 @@ def _headers(view: EntryView) -> dict[str, str]:
 def _add_properties(headers: dict[str, str], properties: dict[str, str]) -> None:
     if not properties:
         return
-    headers["X-Pulsar-PROPERTY"] = _ascii_json(properties)
+    headers["X-Pulsar-PROPERTY"] = json.dumps(properties)  # ASCII alone
     for name, value in properties.items():
         if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
             headers[f"X-Pulsar-PROPERTY-{name}"] = value
-
-
-def _ascii_json(value: dict[str, str]) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text.encode("ascii", "backslashreplace").decode() if not text.isascii() else text
 
 
 def _moment(ms: int) -> str:

@@ -188,7 +188,7 @@ def ack(session: Session, body: pb.CommandAck) -> None:
         raise NotAllowed(f"a cumulative acknowledgement of {len(acks)} messages")
     handle.subscription.ack(handle.consumer, acks, cumulative=cumulative)
     if body.HasField("request_id"):
-        handle.answer_when_durable(body.request_id)
+        handle.answer_when_durable(handle.subscription, body.request_id)
 
 
 def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages) -> None:

@@ -6,8 +6,8 @@ to go on using the one with which they came: that works through any mapping of p
 
 from __future__ import annotations
 
-from magnetar.errors import ServiceNotReady
-from magnetar.model.names import TopicName
+from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.model.names import Domain, TopicName
 from magnetar.server.authority import Action
 from magnetar.server.session import Session
 from magnetar.wire.frames import command
@@ -21,7 +21,9 @@ async def lookup(session: Session, body: pb.CommandLookupTopic) -> None:
         # Clients recognise this text.
         listener = body.advertised_listener_name
         raise ServiceNotReady(f"the broker do not have {listener} listener", hint="")
-    await session.context.topics.namespaces.policies(name.namespace)  # or there is none
+    if name.domain is Domain.TOPIC:
+        raise NotAllowed(f"{name} is a scalable topic", hint="look it up as such")
+    await session.context.topics.namespaces.policies(name.namespace)  # refused if there is none
     session.write(
         command(
             "LOOKUP_RESPONSE",

@@ -32,7 +32,9 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
         topic = await session.context.topics.get(name, create=True)
         opened = await _admitted(session, topic, _options(session, body))
     except BaseException:
-        session.producers.pop(body.producer_id, None)
+        del session.producers[body.producer_id]
+        if held is not None:  # what was sent to it may still be on its way
+            session.producers[body.producer_id] = held
         raise
     finally:
         handle.opening.set()

@@ -165,7 +165,7 @@ def test_peek(tmp_path: Path) -> None:
         assert headers["X-Pulsar-Message-ID"] == ids[2]
         assert headers["X-Pulsar-partition-key"] == "k"
         assert headers["X-Pulsar-PROPERTY-colour"] == "red"
-        assert headers["X-Pulsar-PROPERTY"] == '{"colour":"red"}'
+        assert headers["X-Pulsar-PROPERTY"] == '{"colour": "red"}'
         assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:22.000+00:00"
         assert headers["Content-Type"] == "application/octet-stream"
         assert "X-Pulsar-num-batch-message" not in headers

@@ -119,7 +119,7 @@ class World:
     async def deliver(self, link: Link, consumer_id: int, count: int) -> list[bytes]:
         """The next payloads, with all headers."""
         link.write(command("FLOW", consumer_id=consumer_id, messagePermits=count))
-        found = []
+        found: list[bytes] = []
         while len(found) < count:
             received = await link.next()
             if isinstance(received, Delivered):
@@ -134,8 +134,10 @@ def run(folder: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
         config = ServerConfig(
             data=str(folder / "data"), port=0, admin_port=0, cluster="here", limits=_LIMITS
         )
-        async with Server(config, create_admin=create_admin) as server:
-            async with aiohttp.ClientSession() as http:
-                await scenario(World(server, http))
+        async with (
+            Server(config, create_admin=create_admin) as server,
+            aiohttp.ClientSession() as http,
+        ):
+            await scenario(World(server, http))
 
     asyncio.run(go())

@@ -1,0 +1,106 @@
+"""A real `magnetar serve` process for tests with official clients, and its admin interface.
+
+Owns: `ServerProcess`: start, ready line, SIGTERM, the exit code, and what it wrote to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+_MAGNETAR = Path(sys.executable).with_name("magnetar")
+_STOP_SECONDS = 20
+
+
+class ServerProcess:
+    """One server on one data folder; after the first start it keeps its ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.service_url = ""
+        self.admin_url = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._stderr: IO[bytes] | None = None
+
+    @property
+    def written(self) -> str:
+        """What it has written to stderr, of all its starts."""
+        return self._stderr_file.read_text("utf-8")
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._stderr = self._stderr_file.open("ab")
+        port, admin_port = _port(self.service_url), _port(self.admin_url)
+        self._process = subprocess.Popen(
+            [
+                str(_MAGNETAR),
+                "serve",
+                f"--data={self.folder / 'data'}",
+                f"--port={port}",
+                f"--admin-port={admin_port}",
+                "--json",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env={name: value for name, value in os.environ.items() if "MAGNETAR_" not in name},
+        )
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline()
+        assert ready, f"it did not become ready:\n{self.written}"
+        described = json.loads(ready)
+        self.service_url = described["service_url"]
+        self.admin_url = described["admin_url"]
+
+    def stop(self) -> None:
+        """SIGTERM; it must end by itself, with code 0."""
+        self.signal(signal.SIGTERM)
+        self.ended()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def ended(self, code: int = 0) -> None:
+        assert self._process is not None
+        assert self._stderr is not None
+        try:
+            assert self._process.wait(_STOP_SECONDS) == code, self.written
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._stderr.close()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def admin(self, method: str, path: str, body: object = None) -> Any:
+        """What the admin interface answers under `/admin/v2/`; it must be a success."""
+        host, port = urlsplit(self.admin_url).hostname, _port(self.admin_url)
+        assert host is not None
+        connection = HTTPConnection(host, port, timeout=10)
+        try:
+            given = None if body is None else json.dumps(body)
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, f"/admin/v2/{path}", given, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode("utf-8")
+        finally:
+            connection.close()
+        assert answer.status < 300, f"{method} {path}: {answer.status} {text}"
+        return json.loads(text) if text else None
+
+    @property
+    def _stderr_file(self) -> Path:
+        return self.folder / "stderr"
+
+
+def _port(url: str) -> int:
+    """The port of a URL; 0, which takes a free one, if there is none yet."""
+    return urlsplit(url).port or 0

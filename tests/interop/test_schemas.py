@@ -1,0 +1,114 @@
+"""Schemas of the official client: stored, versioned, refused where the types differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar  # type: ignore[import-untyped]
+import pytest
+from pulsar.schema import (  # type: ignore[import-untyped]
+    Array,
+    AvroSchema,
+    BytesSchema,
+    Integer,
+    JsonSchema,
+    Record,
+    String,
+    StringSchema,
+)
+
+from tests.interop.flows import EARLIEST, RECEIVE_MS, numbered, publish
+from tests.interop.serving import ServerProcess
+
+
+class Place(Record):  # type: ignore[misc]
+    """The first version."""
+
+    name = String()
+    height = Integer()
+    tags = Array(String())
+
+
+class PlaceWithCountry(Record):  # type: ignore[misc]
+    """The second, which can read the first."""
+
+    _avro_namespace = None
+    name = String()
+    height = Integer()
+    tags = Array(String())
+    country = String(default="nowhere", required=False)
+
+
+PLACE = {"name": "Zürich", "height": 408, "tags": ["lake", "town"]}
+
+
+def test_strings(client: Any, topic: str) -> None:
+    consumer = client.subscribe(topic, "sub", schema=StringSchema())
+    client.create_producer(topic, schema=StringSchema()).send("Grüezi")
+    assert consumer.receive(RECEIVE_MS).value() == "Grüezi"
+
+
+@pytest.mark.parametrize("kind", [JsonSchema, AvroSchema])
+def test_records(client: Any, server: ServerProcess, topic: str, kind: Any) -> None:
+    consumer = client.subscribe(topic, "sub", schema=kind(Place))
+    client.create_producer(topic, schema=kind(Place)).send(Place(**PLACE))
+    message = consumer.receive(RECEIVE_MS)
+    found = message.value()
+    assert (found.name, found.height, found.tags) == ("Zürich", 408, ["lake", "town"])
+    assert _versions(server, topic) == [0]
+
+
+@pytest.mark.parametrize("kind", [JsonSchema, AvroSchema])
+def test_a_changed_record_is_a_new_version(
+    client: Any, server: ServerProcess, topic: str, kind: Any
+) -> None:
+    """And consumers read both: each message names its version, which the client asks for."""
+    consumer = client.subscribe(topic, "sub")
+    client.create_producer(topic, schema=kind(Place)).send(Place(**PLACE))
+    newer = client.create_producer(topic, schema=kind(PlaceWithCountry))
+    newer.send(PlaceWithCountry(**PLACE, country="CH"))
+    client.create_producer(topic, schema=kind(Place)).send(Place(**PLACE))
+    versions = [
+        int.from_bytes(consumer.receive(RECEIVE_MS)._message.schema_version(), "big")
+        for _ in range(3)
+    ]
+    assert versions == [0, 1, 0]
+    assert _versions(server, topic) == [0, 1]
+    consumer = client.subscribe(
+        topic, "typed", schema=kind(PlaceWithCountry), initial_position=EARLIEST
+    )
+    countries = [consumer.receive(RECEIVE_MS).value().country for _ in range(3)]
+    assert countries[1] == "CH"
+
+
+def test_another_type_is_refused(client: Any, topic: str) -> None:
+    producer = client.create_producer(topic, schema=JsonSchema(Place))
+    producer.send(Place(**PLACE))
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(topic, schema=AvroSchema(Place))
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.subscribe(topic, "sub", schema=StringSchema())
+    producer.send(Place(**PLACE))
+
+
+def test_bytes_go_with_any_schema(client: Any, topic: str) -> None:
+    consumer = client.subscribe(topic, "sub", schema=BytesSchema())
+    client.create_producer(topic, schema=StringSchema()).send("text")
+    publish(client, topic, numbered(1))
+    assert consumer.receive(RECEIVE_MS).value() == b"text"
+    assert consumer.receive(RECEIVE_MS).value() == numbered(1)[0]
+
+
+def test_a_schema_given_by_the_admin_interface_binds(
+    client: Any, server: ServerProcess, topic: str
+) -> None:
+    path = f"schemas/{topic.partition('://')[2]}/schema"
+    server.admin("POST", path, {"type": "STRING", "schema": "", "properties": {}})
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(topic, schema=JsonSchema(Place))
+    client.create_producer(topic, schema=StringSchema()).send("text")
+
+
+def _versions(server: ServerProcess, topic: str) -> list[int]:
+    found = server.admin("GET", f"schemas/{topic.partition('://')[2]}/schemas")
+    return [each["version"] for each in found["getSchemaResponses"]]

@@ -1,0 +1,255 @@
+"""The commands of consumers against a real server, through a driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.errors import WireCode
+from magnetar.model.names import TopicName
+from magnetar.runtime.limits import Limits
+from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.unit.server.serving import (
+    connected,
+    message,
+    published,
+    pushed,
+    refused,
+    run,
+    serving,
+    subscribed,
+)
+
+
+def test_messages_are_delivered_and_acknowledged_with_a_receipt(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver)
+            await published(driver, 3)
+            got = [await message(driver) for _ in range(3)]
+            assert [each.headers_and_payload[-1:] for each in got] == [b"0", b"1", b"2"]
+            ids = [each.body.message_id for each in got]
+            await driver.request("ACK", consumer_id=0, ack_type=0, message_id=[_id(ids[0])])
+            await driver.request("ACK", consumer_id=0, ack_type=1, message_id=[_id(ids[1])])
+            await driver.request("CLOSE_CONSUMER", consumer_id=0)
+            await subscribed(driver, consumer_id=1)
+            assert (await message(driver)).headers_and_payload[-1:] == b"2"
+            await driver.close()
+
+    run(scene())
+
+
+def test_what_is_acknowledged_stays_so_after_a_restart(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver, subType=1)
+            await published(driver, 3)
+            got = [await message(driver) for _ in range(3)]
+            driver.send("ACK", consumer_id=0, ack_type=0, message_id=[_id(got[1].body.message_id)])
+            driver.send("PING")
+            await pushed(driver, "PONG")
+        await driver.lost()
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver, subType=1)
+            again = [(await message(driver)).headers_and_payload[-1:] for _ in range(2)]
+            assert again == [b"0", b"2"]
+            await driver.close()
+
+    run(scene())
+
+
+def test_a_seek_closes_the_consumer_before_it_succeeds(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            for durable in (True, False):
+                await subscribed(driver, durable=durable, subscription=f"sub-{durable}")
+                ids = await published(driver, 3, topic="topic")
+                for _ in range(3):
+                    await message(driver)
+                # Sent without waiting, so that its answer is a push, in order with the other.
+                driver.send("SEEK", consumer_id=0, message_id=_id(ids[1]), request_id=1000)
+                assert (await pushed(driver, "CLOSE_CONSUMER")).consumer_id == 0
+                assert (await pushed(driver, "SUCCESS")).request_id == 1000
+                await subscribed(driver, durable=durable, subscription=f"sub-{durable}")
+                assert (await message(driver)).body.message_id == ids[1]
+                await driver.request("CLOSE_CONSUMER", consumer_id=0)
+                await server.topics.delete(TopicName.parse("topic"))
+            await driver.close()
+
+    run(scene())
+
+
+def test_redelivery_counts(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver, subType=1)
+            (only,) = await published(driver, 1)
+            assert (await message(driver)).body.redelivery_count == 0
+            driver.send("REDELIVER_UNACKNOWLEDGED_MESSAGES", consumer_id=0, message_ids=[_id(only)])
+            assert (await message(driver)).body.redelivery_count == 1
+            await driver.close()
+
+    run(scene())
+
+
+def test_the_active_consumer_of_a_failover_is_told(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver, 1, subType=2, consumer_name="a")
+            assert (await pushed(driver, "ACTIVE_CONSUMER_CHANGE")).is_active
+            await driver.close()
+
+    run(scene())
+
+
+def test_the_end_of_a_topic_is_told_to_java_clients_only(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            java = await connected(server, client_version="Pulsar-Java-v4.1.0")
+            other = await connected(server)
+            await subscribed(java, subscription="java")
+            await subscribed(other, subscription="other")
+            topic = await server.topics.get(TopicName.parse("topic"))
+            await topic.terminate()
+            assert (await pushed(java, "REACHED_END_OF_TOPIC")).consumer_id == 0
+            other.send("PING")
+            await pushed(other, "PONG")  # and nothing before it
+            await java.close()
+            await other.close()
+
+    run(scene())
+
+
+def test_last_message_and_statistics(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver)
+            empty = await driver.request("GET_LAST_MESSAGE_ID", consumer_id=0)
+            assert empty.last_message_id.entryId == 2**64 - 1
+            ids = await published(driver, 2)
+            found = await driver.request("GET_LAST_MESSAGE_ID", consumer_id=0)
+            assert found.last_message_id.entryId == ids[1].entryId
+            assert found.last_message_id.batch_index == -1
+            for _ in ids:
+                await message(driver)
+            stats = await driver.request("CONSUMER_STATS", consumer_id=0)
+            assert (stats.type, stats.msgBacklog, stats.availablePermits) == ("Exclusive", 2, 998)
+            await driver.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("type_name", "fields", "code"),
+    [
+        ("GET_LAST_MESSAGE_ID", {}, WireCode.CONSUMER_NOT_FOUND),
+        ("CONSUMER_STATS", {}, WireCode.CONSUMER_NOT_FOUND),
+        ("SEEK", {"message_publish_time": 1}, WireCode.CONSUMER_NOT_FOUND),
+        ("UNSUBSCRIBE", {}, WireCode.METADATA),
+        ("ACK", {"ack_type": 0}, WireCode.CONSUMER_NOT_FOUND),
+    ],
+)
+def test_an_unknown_consumer_is_refused(
+    tmp_path: Path, type_name: str, fields: dict[str, Any], code: WireCode
+) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            assert await refused(driver.request(type_name, consumer_id=5, **fields)) == code
+            await driver.request("CLOSE_CONSUMER", consumer_id=5)  # unknown: no error
+            await driver.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "missing", "force_topic_creation": False}, WireCode.TOPIC_NOT_FOUND),
+        ({"topic": "a/b"}, WireCode.INVALID_TOPIC_NAME),
+        ({"subscription": ""}, WireCode.PRODUCER_BUSY),
+        ({"read_compacted": True, "subType": 1}, WireCode.NOT_ALLOWED),
+        ({"metadata": [{"key": "k", "value": "v" * 1025}]}, WireCode.METADATA),
+        (
+            {"subType": 3, "keySharedMeta": {"keySharedMode": 1, "hashRanges": []}},
+            WireCode.CONSUMER_ASSIGN,
+        ),
+        ({"subType": 1}, WireCode.CONSUMER_BUSY),
+        ({"durable": False}, WireCode.NOT_ALLOWED),
+    ],
+)
+def test_what_a_subscribe_may_not_ask_for(
+    tmp_path: Path, fields: dict[str, Any], code: WireCode
+) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver)
+            assert await refused(subscribed(driver, 1, **fields)) == code
+            await driver.close()
+
+    run(scene())
+
+
+def test_an_exclusive_subscription_goes_over_from_a_dead_connection(tmp_path: Path) -> None:
+    async def scene() -> None:
+        limits = Limits(
+            journal_file_bytes=1024 * 1024, close_seconds=5, connection_liveness_seconds=0.05
+        )
+        async with serving(tmp_path, limits=limits) as server:
+            first, second = await connected(server), await connected(server)
+            await subscribed(first)
+            assert await refused(subscribed(second)) == WireCode.CONSUMER_BUSY
+            first.answer_pings = False
+            await subscribed(second)
+            await first.lost()
+            await second.close()
+
+    run(scene())
+
+
+def test_unsubscribe_removes_the_subscription_of_its_only_consumer(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver, 1, subType=1)
+            await subscribed(driver, 2, subType=1)
+            busy = driver.request("UNSUBSCRIBE", consumer_id=1)
+            assert await refused(busy) == WireCode.METADATA
+            await driver.request("CLOSE_CONSUMER", consumer_id=2)
+            await driver.request("UNSUBSCRIBE", consumer_id=1)
+            topic = await server.topics.get(TopicName.parse("topic"))
+            assert not topic.subscriptions
+            assert not len(driver.pushes), "nobody is told of the end that they asked for"
+            await driver.close()
+
+    run(scene())
+
+
+def test_a_lost_connection_frees_what_it_held(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            first = await connected(server)
+            await subscribed(first, 1)
+            await first.request("PRODUCER", topic="topic", producer_id=1, producer_name="me")
+            first.abort()
+            await server.context.all_ended()
+            second = await connected(server)
+            await subscribed(second, 1)
+            await second.request("PRODUCER", topic="topic", producer_id=1, producer_name="me")
+            await second.close()
+
+    run(scene())
+
+
+def _id(message_id: pb.MessageIdData) -> dict[str, int]:
+    return {"ledgerId": message_id.ledgerId, "entryId": message_id.entryId}
