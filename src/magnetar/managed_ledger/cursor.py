@@ -134,7 +134,7 @@ class Cursor:
                 continue  # rewound or reset meanwhile: these are not the next entries any more
             if found:
                 self.read_position = _behind(found[-1].position)
-            wanted = [entry for entry in found if not self._state.is_acked(entry.position)]
+            wanted = self._state.unacked(found)
             if wanted or not found:
                 return wanted
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from magnetar.errors import InvariantBroken
+from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.acked import AckedSet
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.model.ids import Position
@@ -100,6 +101,12 @@ class CursorState:
 
     def is_acked(self, position: Position) -> bool:
         return position <= self.mark_delete or position in self.acked
+
+    def unacked(self, entries: list[Entry]) -> list[Entry]:
+        """Those of consecutive entries that are not acknowledged as a whole."""
+        if not self.acked and entries and entries[0].position > self.mark_delete:
+            return entries  # no holes: most subscriptions, most of the time
+        return [entry for entry in entries if not self.is_acked(entry.position)]
 
     def unacked_indexes(self, position: Position) -> int | None:
         """Which messages of a partly acknowledged batch are still to be delivered."""
