@@ -1,16 +1,18 @@
 """Lists of topics: GET_TOPICS_OF_NAMESPACE and the watch of a pattern.
 
 Invariants:
-1. A pattern is short, is matched against whole names without their domain, and for a partition
-   against the name of its partitioned topic.
+1. A pattern is short, takes time linear in what it is matched against (RE2: a client's pattern
+   must not hold the event loop), and is matched whole names without their domain, and for a
+   partition against the name of its partitioned topic.
 2. The updates of a watch, put upon the list that its success gave, are always the present list.
 3. A watch whose number is sent again is the same watch: it gets the whole list anew.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from typing import Final, Protocol
+
+import re2
 
 from magnetar.broker.topics import ListMode, topics_hash
 from magnetar.errors import InvalidTopicName, NotAllowed
@@ -22,11 +24,19 @@ from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _PATTERN_CHARACTERS_MAX: Final = 50
+_QUIET: Final = re2.Options()
+_QUIET.log_errors = False
 _MODES: Final = {
     pb.CommandGetTopicsOfNamespace.PERSISTENT: ListMode.PERSISTENT,
     pb.CommandGetTopicsOfNamespace.NON_PERSISTENT: ListMode.NON_PERSISTENT,
     pb.CommandGetTopicsOfNamespace.ALL: ListMode.ALL,
 }
+
+
+class Pattern(Protocol):
+    """A compiled pattern."""
+
+    def fullmatch(self, text: str) -> object | None: ...
 
 
 async def get_topics(session: Session, body: pb.CommandGetTopicsOfNamespace) -> None:
@@ -92,7 +102,7 @@ async def _tell_changes(
     session: Session,
     watcher_id: int,
     namespace: NamespaceName,
-    pattern: re.Pattern[str],
+    pattern: Pattern,
     known: list[str],
     seen: int,
 ) -> None:
@@ -115,18 +125,19 @@ async def _tell_changes(
             )
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compiled(pattern: str) -> Pattern:
     if len(pattern) > _PATTERN_CHARACTERS_MAX:
         raise NotAllowed(
             f"a pattern of {len(pattern)} characters; the limit is {_PATTERN_CHARACTERS_MAX}"
         )
     try:
-        return re.compile(_without_domain(pattern))
-    except re.error as error:
+        compiled: Pattern = re2.compile(_without_domain(pattern), _QUIET)
+    except re2.error as error:
         raise InvalidTopicName(f"{pattern!r} is not a regular expression: {error}") from error
+    return compiled
 
 
-def _matching(names: list[str], pattern: re.Pattern[str]) -> list[str]:
+def _matching(names: list[str], pattern: Pattern) -> list[str]:
     return [name for name in names if pattern.fullmatch(_matched_form(name))]
 
 
