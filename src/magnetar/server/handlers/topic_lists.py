@@ -2,7 +2,7 @@
 
 Invariants:
 1. A pattern is short, takes time linear in what it is matched against (RE2: a client's pattern
-   must not hold the event loop), and is matched whole names without their domain, and for a
+   must not hold the event loop), and is matched against whole names without domain, for a
    partition against the name of its partitioned topic.
 2. The updates of a watch, put upon the list that its success gave, are always the present list.
 3. A watch whose number is sent again is the same watch: it gets the whole list anew.
