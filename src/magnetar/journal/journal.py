@@ -141,6 +141,11 @@ class Journal:
         return self._next
 
     @property
+    def queue_bytes(self) -> int:
+        """Submitted, and not yet taken into a batch."""
+        return self._queue_bytes
+
+    @property
     def unsettled(self) -> bool:
         """Whether a record is durable that may not be in its home."""
         return self._last_change > self.settled
@@ -166,6 +171,7 @@ class Journal:
                 raise self.failure
             if self.refusals != refusals:
                 raise DiskFull("the journal had no space for this record")
+            # A refused number is given again, but not synced before every waiter has had its turn.
             await self.progress.past(seen)
 
     def _submit(self, record: bytes, size: int) -> int:

@@ -42,7 +42,13 @@ def recover(files: Iterable[JournalFile]) -> Recovered:
     )
     if not used:
         return Recovered(next_sequence=1, settled=0, records=[])
-    settled = used[-1].header.settled
+    # The last file first: what it says was settled since need not be read in the others.
+    last = used[-1]
+    latest, following = _read_file(last, is_last=True)
+    settled = max(
+        [last.header.settled]
+        + [decode_settled(record) for record in latest if record.kind == KIND_SETTLED]
+    )
     records: list[JournalRecord] = []
     chain = _chain(used, settled)
     expected = chain[0].header.first_sequence
@@ -52,11 +58,11 @@ def recover(files: Iterable[JournalFile]) -> Recovered:
                 f"journal records {expected} to {file.header.first_sequence - 1} are missing "
                 f"before {file.path}"
             )
-        found, expected = _read_file(file, is_last=file is chain[-1])
+        if file is last:
+            found, expected = latest, following
+        else:
+            found, expected = _read_file(file, is_last=False)
         records.extend(found)
-    for record in records:
-        if record.kind == KIND_SETTLED:
-            settled = max(settled, decode_settled(record))
     behind = [each for each in records if each.sequence > settled and each.kind != KIND_SETTLED]
     return Recovered(next_sequence=expected, settled=settled, records=behind)
 

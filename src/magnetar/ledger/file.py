@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from magnetar.errors import (
     CorruptData,
@@ -75,8 +75,8 @@ _FROM_CACHE = metrics.LEDGER_READS.labels(source="cache")
 _FROM_FILE = metrics.LEDGER_READS.labels(source="file")
 
 
-_Pending = tuple[int, FileLedger, asyncio.Future[Position], Position]
-"""Journal record, ledger, whom to tell, and what."""
+_Pending = tuple[int, FileLedger, asyncio.Future[Any], Position | int]
+"""Journal record, ledger, whom to tell, and an entry's position or the kind of another record."""
 
 
 class FileWriter(LedgerWriter):
@@ -152,6 +152,7 @@ class FileLedgers(LedgerStore):
             if ledger.state is not LedgerState.CLOSED:  # a fence may stand behind the close
                 closed = record.kind == KIND_CLOSE
                 ledger.state = LedgerState.CLOSED if closed else LedgerState.FENCED
+                ledger.recorded = ledger.state
             self._dirty[ledger_id] = ledger
 
     def _replay_entry(self, raw: bytes) -> None:
@@ -206,12 +207,20 @@ class FileLedgers(LedgerStore):
     async def create(self) -> LedgerWriter:
         self._check_open()
         self._forget_refused()
-        ledger_id = self._journal.next_sequence
-        sequence = self._journal.append(encode_ledger_record(KIND_CREATE, ledger_id))
-        await self._journal.durable(sequence)
-        ledger = FileLedger(ledger_id)
-        self._known[ledger_id] = self._dirty[ledger_id] = ledger
+        ledger = FileLedger(self._journal.next_sequence)
+        await self._submit(KIND_CREATE, ledger)
         return FileWriter(self, ledger)
+
+    def _submit(self, kind: int, ledger: FileLedger) -> asyncio.Future[None]:
+        """Journal a record of a whole ledger; what it says is done once it is durable.
+
+        Done by whoever follows the journal, not by the caller: settling must find it done, or the
+        journal would forget a record that no file shows.
+        """
+        sequence = self._journal.append(encode_ledger_record(kind, ledger.ledger_id))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((sequence, ledger, future, kind))
+        return future
 
     def append(self, ledger: FileLedger, payload: bytes) -> asyncio.Future[Position]:
         if self._refusals != self._journal.refusals:
@@ -242,15 +251,12 @@ class FileLedgers(LedgerStore):
         ledger = await self._find(ledger_id)
         if isinstance(ledger.failure, LedgerMissing):
             raise ledger.failure  # behind a delete, nothing of the ledger may stand in the journal
-        if ledger.state in (state, LedgerState.CLOSED) and ledger_id not in self._dirty:
+        if ledger.recorded in (state, LedgerState.CLOSED):
             return ledger.info()
         self._forget_refused()
         if ledger.state is not LedgerState.CLOSED:
             ledger.state = state  # from here on no append is taken
-        self._dirty[ledger_id] = ledger
-        sequence = self._journal.append(encode_ledger_record(kind, ledger_id))
-        await self._journal.durable(sequence)
-        await self._follow_to(sequence)
+        await self._submit(kind, ledger)
         return ledger.info()
 
     async def delete(self, ledger_id: int) -> None:
@@ -259,27 +265,19 @@ class FileLedgers(LedgerStore):
         except LedgerMissing:
             return
         self._forget_refused()
-        sequence = self._journal.append(encode_ledger_record(KIND_DELETE, ledger_id))
+        deleted = self._submit(KIND_DELETE, ledger)
         before, ledger.failure = ledger.failure, LedgerMissing(f"ledger {ledger_id} was deleted")
         try:
-            await self._journal.durable(sequence)
+            await deleted
         except StorageError as error:
             # It is still there; what its writer had in flight may have been refused as well.
             ledger.failure = error if isinstance(before, LedgerMissing | None) else before
             raise
-        self._known.pop(ledger_id, None)
-        self._dirty.pop(ledger_id, None)
-        self._deleted[ledger_id] = None
-        self._cache.drop(ledger_id)
 
     # --- reading
 
     async def info(self, ledger_id: int) -> LedgerInfo:
-        ledger = await self._find(ledger_id)
-        if ledger.state is not LedgerState.OPEN and ledger.next_entry > ledger.last_durable + 1:
-            # It is being ended: what is in flight belongs to it, and its end must be final.
-            await self._follow_to(self._journal.next_sequence - 1)
-        return ledger.info()
+        return (await self._find(ledger_id)).info()
 
     async def read(
         self, ledger_id: int, first: int, last: int, *, bytes_max: int = ENTRY_BYTES_MAX
@@ -379,18 +377,37 @@ class FileLedgers(LedgerStore):
         moved_on: dict[int, FileLedger] = {}
         count = 0
         while pending and pending[0][0] <= synced:
-            _, ledger, future, position = pending.popleft()
-            ledger.last_durable = position.entry_id
-            moved_on[position.ledger_id] = ledger
+            _, ledger, future, what = pending.popleft()
+            if isinstance(what, int):
+                self._do(what, ledger)
+                if not future.done():
+                    future.set_result(None)
+                continue
+            ledger.last_durable = what.entry_id
+            self._dirty[what.ledger_id] = moved_on[what.ledger_id] = ledger
             count += 1
             if not future.done():
-                future.set_result(position)
-        self._dirty.update(moved_on)
+                future.set_result(what)
         for ledger in moved_on.values():
             ledger.durable.advance()
         self._taken = synced
         self._followed.advance()
         self._appends += count
+
+    def _do(self, kind: int, ledger: FileLedger) -> None:
+        """What a durable record of a whole ledger says."""
+        ledger_id = ledger.ledger_id
+        if kind == KIND_DELETE:
+            self._known.pop(ledger_id, None)
+            self._dirty.pop(ledger_id, None)
+            self._deleted[ledger_id] = None
+            self._cache.drop(ledger_id)
+            return
+        if kind == KIND_CREATE:
+            self._known[ledger_id] = ledger
+        elif ledger.recorded is not LedgerState.CLOSED:
+            ledger.recorded = LedgerState.CLOSED if kind == KIND_CLOSE else LedgerState.FENCED
+        self._dirty[ledger_id] = ledger
 
     async def _follow_to(self, sequence: int) -> None:
         while self._taken < sequence:
@@ -419,12 +436,12 @@ class FileLedgers(LedgerStore):
         refused: Iterable[_Pending],
         error: StorageError,
     ) -> None:
-        for _, ledger, future, position in refused:
-            if ledger.failure is None:
+        for _, ledger, future, what in refused:
+            if ledger.failure is None and not isinstance(what, int):
                 ledger.failure = error
                 # Earlier entries that are durable may still wait in the queue to be told so.
-                del ledger.tail[position.entry_id - ledger.moved :]
-                ledger.next_entry = position.entry_id
+                del ledger.tail[what.entry_id - ledger.moved :]
+                ledger.next_entry = what.entry_id
                 ledger.durable.advance()
             if not future.done():
                 future.set_exception(error)

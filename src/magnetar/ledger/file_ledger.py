@@ -26,6 +26,10 @@ class FileLedger:
 
     ledger_id: int
     state: LedgerState = LedgerState.OPEN
+    """What writers find: it is ended as soon as somebody has asked for that."""
+    recorded: LedgerState = LedgerState.OPEN
+    """The state that is durable in the journal, or in the file. Only this one goes to the file:
+    replaying the journal would otherwise undo what the file says."""
     last_durable: int = NO_ENTRY
     next_entry: int = 0
     moved: int = 0
@@ -43,21 +47,23 @@ class FileLedger:
         durable_tail = self.tail[: self.last_durable + 1 - self.moved]
         moved_bytes = self.moved_end - ENTRIES_START - self.moved * ENTRY_OVERHEAD
         size = moved_bytes + sum(map(len, durable_tail)) - ENTRY_OVERHEAD * len(durable_tail)
-        return LedgerInfo(self.ledger_id, self.state, self.last_durable, size)
+        return LedgerInfo(self.ledger_id, self.recorded, self.last_durable, size)
 
     def wanted_header(self) -> LedgerHeader | None:
         """The header that the file should get, or None if it has it."""
         header = self.header
-        if header is not None and header.state is self.state is LedgerState.OPEN:
+        if header is not None and header.state is self.recorded is LedgerState.OPEN:
             return None
         if header is not None and (header.state, header.last_entry) == (
-            self.state,
+            self.recorded,
             self.last_durable,
         ):
             return None
         info = self.info()
         counter = 0 if self.header is None else self.header.counter + 1
-        return LedgerHeader(self.ledger_id, self.state, counter, info.last_entry, info.size_bytes)
+        return LedgerHeader(
+            self.ledger_id, self.recorded, counter, info.last_entry, info.size_bytes
+        )
 
     def read_tail(self, first: int, last: int, bytes_max: int) -> list[Entry]:
         entries: list[Entry] = []
@@ -80,6 +86,7 @@ def loaded_ledger(ledger_id: int, loaded: Loaded) -> FileLedger:
     return FileLedger(
         ledger_id,
         state=loaded.header.state,
+        recorded=loaded.header.state,
         last_durable=loaded.count - 1,
         next_entry=loaded.count,
         moved=loaded.count,
