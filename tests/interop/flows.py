@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pulsar  # type: ignore[import-untyped]
@@ -11,6 +12,8 @@ import pytest
 RECEIVE_MS = 10_000
 NOTHING_MS = 200
 """How long nothing must come for a test to say that nothing comes."""
+
+_AT_HAND_MS = 20
 
 EARLIEST = pulsar.InitialPosition.Earliest
 
@@ -25,11 +28,17 @@ def send_all(producer: Any, payloads: list[bytes], **options: Any) -> list[Any]:
     for payload in payloads:
         producer.send_async(payload, lambda *result: results.append(result), **options)
     producer.flush()
-    deadline = time.monotonic() + RECEIVE_MS / 1000
-    while len(results) < len(payloads) and time.monotonic() < deadline:
-        time.sleep(0.001)  # a flush may return before the last callbacks ran
+    until(lambda: len(results) == len(payloads))  # a flush may return before the last callbacks
     assert [result for result, _ in results] == [pulsar.Result.Ok] * len(payloads)
     return [message_id for _, message_id in results]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """For what only the threads of the client bring about."""
+    deadline = time.monotonic() + RECEIVE_MS / 1000
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert condition()
 
 
 def publish(client: Any, topic: str, payloads: list[bytes], **options: Any) -> list[Any]:
@@ -65,11 +74,22 @@ def assert_nothing_more(consumer: Any) -> None:
         consumer.receive(NOTHING_MS)
 
 
-def drain(consumer: Any) -> list[Any]:
-    """What comes until nothing comes any more; not acknowledged."""
+def gather(consumers: list[Any], count: int) -> list[list[Any]]:
+    """What each of several consumers gets of `count` messages; acknowledged."""
+    shares: list[list[Any]] = [[] for _ in consumers]
+    deadline = time.monotonic() + RECEIVE_MS / 1000
+    while sum(map(len, shares)) < count and time.monotonic() < deadline:
+        for consumer, share in zip(consumers, shares, strict=True):
+            share += _at_hand(consumer)
+    assert sum(map(len, shares)) == count
+    return shares
+
+
+def _at_hand(consumer: Any) -> list[Any]:
     messages = []
     while True:
         try:
-            messages.append(consumer.receive(NOTHING_MS))
+            messages.append(consumer.receive(_AT_HAND_MS))
         except pulsar.Timeout:
             return messages
+        consumer.acknowledge(messages[-1])

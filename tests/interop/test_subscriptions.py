@@ -8,19 +8,20 @@ from typing import Any
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
-from tests.interop.conftest import ServerProcess
 from tests.interop.flows import (
     EARLIEST,
     RECEIVE_MS,
     assert_nothing_more,
-    drain,
+    gather,
     numbered,
     payloads_of,
     publish,
     receive,
     receive_data,
     send_all,
+    until,
 )
+from tests.interop.serving import ServerProcess
 
 FAILOVER = pulsar.ConsumerType.Failover
 SHARED = pulsar.ConsumerType.Shared
@@ -73,10 +74,7 @@ def test_each_subscription_has_all_messages(client: Any, topic: str) -> None:
 def test_shared_consumers_share(client: Any, topic: str) -> None:
     consumers = [client.subscribe(topic, "sub", SHARED, receiver_queue_size=10) for _ in range(3)]
     publish(client, topic, numbered(90))
-    shares: list[list[bytes]] = [[] for _ in consumers]
-    while sum(map(len, shares)) < 90:
-        for consumer, share in zip(consumers, shares, strict=True):
-            share += [message.data() for message in _at_hand(consumer)]
+    shares = [payloads_of(share) for share in gather(consumers, 90)]
     assert sorted(payload for share in shares for payload in share) == sorted(numbered(90))
     assert all(share == sorted(share, key=_number) for share in shares)
     assert min(map(len, shares)) >= 10
@@ -117,11 +115,10 @@ def test_key_shared_keeps_the_order_of_each_key(client: Any, topic: str) -> None
     _publish_keyed(client, topic, keys=30, rounds=10)
     owner_of: dict[str, int] = {}
     seen: dict[str, list[int]] = defaultdict(list)
-    for index, consumer in enumerate(consumers):
-        for message in drain(consumer):
+    for index, share in enumerate(gather(consumers, 300)):
+        for message in share:
             assert owner_of.setdefault(message.partition_key(), index) == index
             seen[message.partition_key()].append(_number(message.data()))
-            consumer.acknowledge(message)
     assert seen == {f"key {key}": list(range(10)) for key in range(30)}
     assert set(owner_of.values()) == {0, 1, 2}
 
@@ -132,10 +129,10 @@ def test_key_shared_keeps_the_order_when_a_consumer_leaves(client: Any, topic: s
     consumers[1].receive(RECEIVE_MS)
     consumers.pop(1).close()
     seen: dict[str, list[int]] = defaultdict(list)
-    while sum(map(len, seen.values())) < 300:
-        for consumer in consumers:
-            for message in _at_hand(consumer):
-                seen[message.partition_key()].append(_number(message.data()))
+    # A key has one consumer from here on, so that its messages are in one share.
+    for share in gather(consumers, 300):
+        for message in share:
+            seen[message.partition_key()].append(_number(message.data()))
     assert seen == {f"key {key}": list(range(10)) for key in range(30)}
 
 
@@ -152,9 +149,9 @@ def test_a_newcomer_on_key_shared_waits_for_what_is_not_acknowledged(
     assert_nothing_more(second)
     for message in held:
         first.acknowledge(message)
-    moved = receive(second, 1) + drain(second)
-    stayed = drain(first)
-    keys = [message.partition_key() for message in moved + stayed]
+    stayed, moved = gather([first, second], 30)
+    assert moved
+    keys = [message.partition_key() for message in stayed + moved]
     assert sorted(keys) == sorted(f"key {key}" for key in range(30))
 
 
@@ -178,7 +175,7 @@ def test_sticky_ranges_choose_the_consumer(client: Any, topic: str) -> None:
             key_shared_policy=pulsar.ConsumerKeySharedPolicy(sticky, sticky_ranges=halves[0]),
         )
     _publish_keyed(client, topic, keys=30, rounds=2)
-    keys = [{message.partition_key() for message in drain(each)} for each in consumers]
+    keys = [{message.partition_key() for message in share} for share in gather(consumers, 60)]
     assert keys[0]
     assert keys[1]
     assert not keys[0] & keys[1]
@@ -194,7 +191,7 @@ def test_a_listener_is_called_for_each_message(client: Any, topic: str) -> None:
 
     consumer = client.subscribe(topic, "sub", message_listener=listen)
     publish(client, topic, numbered(50))
-    _until(lambda: len(heard) == 50)
+    until(lambda: len(heard) == 50)
     consumer.pause_message_listener()
     assert heard == numbered(50)
 
@@ -216,32 +213,10 @@ def _publish_keyed(client: Any, topic: str, *, keys: int, rounds: int) -> None:
     producer = client.create_producer(topic)
     for number in range(rounds):
         for key in range(keys):
-            producer.send_async(
-                b"message %d" % number, lambda *_: None, partition_key=f"key {key}"
-            )
+            producer.send_async(b"message %d" % number, lambda *_: None, partition_key=f"key {key}")
     producer.flush()
     producer.close()
 
 
 def _number(payload: bytes) -> int:
     return int(payload.split()[1])
-
-
-def _at_hand(consumer: Any) -> list[Any]:
-    """What has come, acknowledged."""
-    messages = []
-    while True:
-        try:
-            messages.append(consumer.receive(20))
-        except pulsar.Timeout:
-            return messages
-        consumer.acknowledge(messages[-1])
-
-
-def _until(condition: Any) -> None:
-    import time
-
-    deadline = time.monotonic() + RECEIVE_MS / 1000
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()

@@ -6,8 +6,6 @@ rule in place.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from magnetar.managed_ledger.appender import Appender
@@ -29,6 +27,7 @@ def _first_violation() -> str:
     return ""
 
 
+@pytest.mark.slow  # a crash must come between the two writes
 def test_chunks_written_after_the_record_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     put_all, collect_garbage = CursorStore._put_all, CursorStore._collect_garbage
     late: dict[CursorStore, dict[str, bytes]] = {}
@@ -49,7 +48,7 @@ def test_a_ledger_used_before_it_is_recorded_is_caught(monkeypatch: pytest.Monke
     async def begin(appender: Appender) -> None:
         writer = await appender._store.create()
         appender._switch(writer, LedgerSpan(writer.ledger_id, appender._clock.now_ms()))
-        await appender.record_ledgers()
+        # The record hears of it when it is closed.
 
     monkeypatch.setattr(Appender, "begin", begin)
     assert "is lost" in _first_violation()
@@ -101,21 +100,6 @@ def test_a_flush_that_joins_an_earlier_one_is_caught(monkeypatch: pytest.MonkeyP
 def test_a_trim_that_asks_no_cursor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cursors, "lowest_mark_delete", lambda _: None)
     assert "was trimmed" in _first_violation()
-
-
-def test_entries_shown_before_their_predecessors_are_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A new ledger is read while the old one still has entries in flight."""
-
-    def refresh(appender: Appender) -> LedgerList:
-        writers: list[Any] = [each.writer for each in appender._finishing]
-        for writer in [*writers, *([appender._writer] if appender._writer else [])]:
-            appender.ledgers.grow(writer.ledger_id, writer.last_durable + 1, 0)
-        return appender.ledgers
-
-    monkeypatch.setattr(Appender, "refresh", refresh)
-    assert _first_violation()
 
 
 def test_a_seal_that_is_not_recorded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

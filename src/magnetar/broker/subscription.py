@@ -69,8 +69,9 @@ def first_mark_delete(options: ConsumerOptions, last: Position) -> Position:
     if options.durable or start is None:
         earliest = options.initial_position is InitialPosition.EARLIEST
         return EARLIEST if earliest else last
-    if start.batch_index >= 0:
-        # The client skips what it has of the batch; it needs the rest.
+    if start.ledger_id >= 0 and start.entry_id >= 0:
+        # The entry itself is sent: the client skips what it has of a batch, and a message that it
+        # has, unless it wants that one too. Only the client knows which.
         return _before(start.position)
     return start.position
 

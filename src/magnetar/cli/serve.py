@@ -49,6 +49,7 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told_to_stop.set)
+    gc.disable()  # a start makes much that stays, and hardly anything to collect
     await server.start()
     _calm_collector()
     try:
@@ -68,6 +69,7 @@ def _calm_collector() -> None:
     With the default thresholds the collector looks at every object alive several times a second.
     """
     gc.freeze()
+    gc.enable()
     gc.set_threshold(_GC_ALLOCATIONS, 20, 100)
 
 

@@ -48,7 +48,7 @@ _log = logger(__name__)
 
 _STORAGE_CHECK_SECONDS: Final = 1.0
 _GOODBYE_SECONDS: Final = 2.0
-"""What a peer has to take the last bytes when the server stops."""
+"""What a peer has to take the last bytes, and to close, when the server stops."""
 
 
 class Server(Service):
@@ -100,11 +100,18 @@ class Server(Service):
         self.topics = Topics(self._topic_parts(), self.namespaces)
         self._topics = self.topics
         self.context = Context(
-            config, self.topics, self.schemas, self.clock, Authority(), self.service_url
+            config,
+            self.topics,
+            self.schemas,
+            self.clock,
+            Authority(),
+            self.service_url,
+            self.storage,
         )
         await self.namespaces.open(Cluster(broker_service_url=self.service_url))
         await self.topics.start()
         self.spawn(self._watch_storage(self.storage), "watch of the storage")
+        self.spawn(self.context.inflow.reopen_when_drained(), "inflow")
         await self._listener.start()
         _log.info("server-ready", url=self.service_url, data=self.folder)
         if self._create_admin is not None:
@@ -187,15 +194,15 @@ class Server(Service):
             drain.cancel()
 
     async def _end_sessions(self) -> None:
-        """Close the connections; one whose peer takes nothing is cut."""
+        """End the connections; one whose peer takes nothing, or does not close, is cut."""
         for session in list(self.context.sessions):
-            session.close()
+            session.say_goodbye()
         try:
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 await self.context.all_ended()
         except TimeoutError:
             for session in list(self.context.sessions):
-                session.abandon("its peer does not read, and the server stops")
+                session.abandon("its peer does not close, and the server stops")
             await self.context.all_ended()
 
 

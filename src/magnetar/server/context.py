@@ -21,6 +21,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
+from magnetar.server.inflow import Inflow, WriteQueue
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session
@@ -39,6 +40,7 @@ class Context:
         clock: Clock,
         authority: Authority,
         service_url: str,
+        queue: WriteQueue,
     ) -> None:
         self.config = config
         self.limits = config.limits
@@ -49,6 +51,7 @@ class Context:
         self.sessions: set[Session] = set()
         self.service_url = service_url
         """What lookups answer."""
+        self.inflow = Inflow(queue, config.limits, self._judge_publishers)
         self._endings: set[asyncio.Task[None]] = set()
 
     def admit(self, session: Session) -> bool:
@@ -58,6 +61,11 @@ class Context:
         CONNECTIONS_OPENED.inc()
         CONNECTIONS.set(len(self.sessions))
         return not full
+
+    def _judge_publishers(self) -> None:
+        for session in self.sessions:
+            if session.producers:
+                session.judge_reading()
 
     def end(self, session: Session, work: Coroutine[Any, Any, None]) -> None:
         """Run the end of a session, whatever becomes of its connection."""

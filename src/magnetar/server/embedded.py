@@ -70,6 +70,8 @@ class Storage:
     ) -> None:
         self.ledgers = ledgers
         self.recovered_records = 0
+        self.progress = journal.progress
+        """Advances when what was submitted has become durable, or never will."""
         self._lock = lock
         self._journal = journal
         self._metadata = metadata
@@ -88,6 +90,11 @@ class Storage:
     def failure(self) -> StorageError | None:
         """Why nothing can be written any more; None while all is well."""
         return self._journal.failure
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for the next syncs."""
+        return self._journal.queue_bytes
 
     def count(self) -> None:
         """Bring the metrics up to date; done each second by itself."""

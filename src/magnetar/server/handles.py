@@ -194,13 +194,14 @@ class ConsumerHandle:
         try:
             await session.context.clock.sleep(session.limits.connection_keepalive_seconds)
         finally:
-            await _release(topic, subscription)
+            await release(topic, subscription)
 
     # --- acknowledgements whose clients wait for an answer
 
     def answer_when_durable(self, subscription: OpenSubscription, request_id: int) -> None:
         """Answer an acknowledgement once everything acknowledged so far is durable."""
         self._acks.append((subscription, request_id))
+        self._session.owe_ack()
         if not self._answering:
             self._answering = True
             self._session.spawn(self._answer_acks(), "ack answers")
@@ -216,6 +217,7 @@ class ConsumerHandle:
                     error = failed
                 for _, request_id in due:
                     self._session.write(self._ack_answer(request_id, error))
+                self._session.acks_answered(len(due))
         finally:
             self._answering = False
 
@@ -231,7 +233,7 @@ class ConsumerHandle:
         self.topic = self.subscription = self.consumer = None
         if topic is not None and subscription is not None and consumer is not None:
             subscription.remove_consumer(consumer)
-            await _release(topic, subscription)
+            await release(topic, subscription)
 
 
 class Watch:
@@ -244,7 +246,7 @@ class Watch:
         self._loop.cancel()
 
 
-async def _release(topic: LoadedTopic, subscription: OpenSubscription) -> None:
+async def release(topic: LoadedTopic, subscription: OpenSubscription) -> None:
     """A subscription that is not durable goes with its last consumer."""
     if isinstance(topic, NonPersistentTopic):
         assert isinstance(subscription, TransientSubscription), "a topic has its kind of them"

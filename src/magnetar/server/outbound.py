@@ -77,6 +77,16 @@ class Outbound:
         while self.paused:
             await self._resumed.past(self._resumed.version)
 
+    def say_goodbye(self) -> None:
+        """Write what was gathered, then the end; the peer closes when it has read them."""
+        self.flush()
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
     def close(self) -> None:
         """Write what was gathered, then close."""
         self.flush()

@@ -9,10 +9,13 @@ a request: a coroutine of its own, so that a slow one (a topic to be loaded) del
 Invariants:
 1. A request is answered exactly once: by its handler, or here with the error that it raised.
 2. The connection is read only while sends not yet durable, requests not yet answered, and bytes not
-   yet taken by the peer are below their limits; it is read again once they are at half.
+   yet taken by the peer are below their limits; it is read again once they are at half. With a
+   producer it is read only while the server's `inflow` is open, too.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
    session runs, before `ended` is set.
-4. Nothing that a peer sends closes its connection if there is a reply that says what is wrong.
+4. Of the requests with large answers one runs at a time, and only while the peer takes what is
+   written: a client that asks and does not read costs one answer.
+5. Nothing that a peer sends closes its connection if there is a reply that says what is wrong.
 
 Relies on: one event loop; handlers (`handlers/`) that re-check after each await that the session
 and the handle they work for are still there.
@@ -62,6 +65,8 @@ class Handlers:
 
     at_once: Mapping[int, AtOnce]
     requests: Mapping[int, Request]
+    large: frozenset[int] = frozenset()
+    """Requests whose answers may be much larger than they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,12 @@ class Session(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loops: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Task[None]] = set()
+        self._large_turn = asyncio.Lock()
         self._owed = 0
+        self._acks_owed = 0
         self._is_read = True
         self._draining = False
+        self._leaving = False
 
     # --- the transport
 
@@ -119,6 +127,8 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard.advance()
+        if self._leaving:
+            return
         try:
             commands = self.wire.receive(data)
         except ProtocolError as error:
@@ -133,14 +143,16 @@ class Session(asyncio.Protocol):
                 return
         if self.wire.error is not None:
             self._broken(self.wire.error)
+        elif not self.context.inflow.has_room():
+            self.judge_reading()
 
     def pause_writing(self) -> None:
         self.outbound.pause()
-        self._judge_reading()
+        self.judge_reading()
 
     def resume_writing(self) -> None:
         self.outbound.resume()
-        self._judge_reading()
+        self.judge_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.wire.close()
@@ -171,6 +183,10 @@ class Session(asyncio.Protocol):
         """Sends that have no receipt yet."""
         return self._owed
 
+    @property
+    def _unanswered(self) -> int:
+        return len(self._requests) + self._acks_owed
+
     def ping(self) -> None:
         self.write(_PING)
 
@@ -181,16 +197,28 @@ class Session(asyncio.Protocol):
         """Send what was written, then close."""
         self.outbound.close()
 
+    def say_goodbye(self) -> None:
+        """Send what was written and the end of it, and ignore what still comes.
+
+        Closing now, with bytes of the peer unread, would make the kernel throw away what the peer
+        has not taken yet: receipts.
+        """
+        self._leaving = True
+        self.outbound.say_goodbye()
+        if self._transport is not None and not self.is_closing and not self._is_read:
+            self._is_read = True
+            self._transport.resume_reading()
+
     def abandon(self, reason: str) -> None:
         _log.info("connection-abandoned", address=self.address, reason=reason)
         if self._transport is not None:
             self._transport.abort()
 
     async def drain(self) -> None:
-        """Read no more, and return once every send has its receipt."""
+        """Read no more, and return once every send and acknowledgement has its receipt."""
         self._draining = True
-        self._judge_reading()
-        while self._owed and not self.is_closing:
+        self.judge_reading()
+        while (self._owed or self._acks_owed) and not self.is_closing:
             await self.changed.past(self.changed.version)
         self.outbound.flush()
 
@@ -230,7 +258,19 @@ class Session(asyncio.Protocol):
         self._owed -= count
         self.changed.advance()
         if not self._is_read:
-            self._judge_reading()
+            self.judge_reading()
+
+    def owe_ack(self) -> None:
+        """An acknowledgement will be answered when it is durable."""
+        self._acks_owed += 1
+        if self._unanswered >= self.limits.connection_requests_max:
+            self.judge_reading()
+
+    def acks_answered(self, count: int) -> None:
+        self._acks_owed -= count
+        self.changed.advance()
+        if not self._is_read:
+            self.judge_reading()
 
     # --- commands
 
@@ -245,7 +285,7 @@ class Session(asyncio.Protocol):
         handle.owed += 1
         producer.send(send)
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
-            self._judge_reading()
+            self.judge_reading()
 
     def _handle(self, received: Command) -> None:
         if isinstance(received, Unknown):
@@ -256,8 +296,8 @@ class Session(asyncio.Protocol):
         at_once = self._handlers.at_once.get(number)
         if at_once is None:
             self._run(self._answer(number, body), NAMES[number], self._requests)
-            if len(self._requests) >= self.limits.connection_requests_max:
-                self._judge_reading()
+            if self._unanswered >= self.limits.connection_requests_max:
+                self.judge_reading()
             return
         try:
             at_once(self, body)
@@ -269,9 +309,18 @@ class Session(asyncio.Protocol):
             handler = self._handlers.requests.get(number)
             if handler is None:
                 raise NotAllowed(f"{NAMES[number]} is not supported by this server")
-            await handler(self, body)
+            if number in self._handlers.large:
+                await self._answer_large(handler, body)
+            else:
+                await handler(self, body)
         except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
             self.refuse(number, body, error)
+
+    async def _answer_large(self, handler: Request, body: Any) -> None:
+        async with self._large_turn:
+            await self.outbound.writable()
+            if not self.is_closing:
+                await handler(self, body)
 
     def _run(
         self, work: Coroutine[Any, Any, None], name: str, among: set[asyncio.Task[None]]
@@ -283,12 +332,14 @@ class Session(asyncio.Protocol):
 
     # --- back-pressure
 
-    def _judge_reading(self) -> None:
-        if self._transport is None or self._transport.is_closing():
+    def judge_reading(self) -> None:
+        """Read on, or stop reading, as the limits demand now."""
+        if self._transport is None or self._transport.is_closing() or self._leaving:
             return
         room = (
             self._has_room(self._owed, self.limits.connection_pending_publishes)
-            and self._has_room(len(self._requests), self.limits.connection_requests_max)
+            and self._has_room(self._unanswered, self.limits.connection_requests_max)
+            and (self.context.inflow.is_open or not self.producers)
             and not self.outbound.paused
             and not self._draining
         )
@@ -317,7 +368,7 @@ class Session(asyncio.Protocol):
             _log.error("session-task-crashed", error, task=task.get_name())
             self.abandon("a task of the session crashed")
         elif not self._is_read:
-            self._judge_reading()
+            self.judge_reading()
 
     async def _tear_down(self) -> None:
         """Requests are not cut short, for they change the broker's state, nor are receipts."""
@@ -334,7 +385,7 @@ class Session(asyncio.Protocol):
                 _log.error("leaving-failed", error, address=self.address)
         await _cancelled(self._loops)
         self.producers, self.consumers, self.watches = {}, {}, {}
-        self._owed = 0
+        self._owed = self._acks_owed = 0
         self.changed.advance()
         self.context.forget(self)
         self.ended.set()

@@ -25,7 +25,6 @@ from magnetar.errors import DeadlineExceeded, StorageError
 
 READY_SECONDS: Final = 20.0
 END_SECONDS: Final = 20.0
-_POLL_SECONDS: Final = 0.005
 
 SERVE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "serve")
 """`magnetar serve`, whatever the PATH."""
@@ -98,6 +97,13 @@ class ServerProcess:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
+    async def died_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.to_thread(self.process.wait, seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def kill(self) -> int:
         """SIGKILL, unless it is dead already; its exit code."""
         self.process.kill()
@@ -106,12 +112,9 @@ class ServerProcess:
     async def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.terminate()
-        deadline = time.monotonic() + END_SECONDS
-        while self.process.poll() is None:
-            if time.monotonic() > deadline:
-                self.kill()
-                raise DeadlineExceeded("the server did not stop")
-            await asyncio.sleep(_POLL_SECONDS)
+        if not await self.died_within(END_SECONDS):
+            self.kill()
+            raise DeadlineExceeded("the server did not stop")
         return self._ended()
 
     def _ended(self) -> int:
@@ -150,7 +153,8 @@ async def _serve(options: argparse.Namespace) -> None:
     server = Server(config, create_admin=create_admin, machine=Machine(disk=disk))
     await server.start()
     ready = {"service_url": server.service_url, "admin_url": server.admin_url}
-    print(json.dumps(ready), flush=True)
+    sys.stdout.write(json.dumps(ready) + "\n")
+    sys.stdout.flush()
     await server.failed.past(0)
     raise StorageError("the server failed")
 

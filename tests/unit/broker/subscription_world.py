@@ -18,7 +18,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.testing import virtual_time
 from magnetar.wire.messages import encode_entry, metadata_of, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
-from tests.unit.managed_ledger.world import World
+from tests.unit.managed_ledger.world import MemoryWorld
 
 EXCLUSIVE = SubscriptionType.EXCLUSIVE
 SHARED = SubscriptionType.SHARED
@@ -31,7 +31,7 @@ PERMITS = 1000
 class Topic:
     """What a subscription needs of its topic, with a ceiling and a filter that tests move."""
 
-    def __init__(self, world: World, ledger: ManagedLedger, limits: Limits) -> None:
+    def __init__(self, world: MemoryWorld, ledger: ManagedLedger, limits: Limits) -> None:
         self.world = world
         self.name = TopicName.parse("t")
         self.ledger = ledger
@@ -91,7 +91,7 @@ class Topic:
         return await open_topic(self.world, self.limits)
 
 
-async def open_topic(world: World, limits: Limits | None = None) -> Topic:
+async def open_topic(world: MemoryWorld, limits: Limits | None = None) -> Topic:
     limits = limits or Limits()
     return Topic(world, await world.open(limits=limits), limits)
 
@@ -103,7 +103,7 @@ def run(scenario: Scenario, limits: Limits | None = None) -> None:
     """Play a scenario on a fresh topic, in virtual time."""
 
     async def main() -> None:
-        topic = await open_topic(World(), limits)
+        topic = await open_topic(MemoryWorld(), limits)
         await scenario(topic)
         await topic.close()
 

@@ -29,7 +29,7 @@ from tests.unit.broker.subscription_world import (
     run,
     settle,
 )
-from tests.unit.managed_ledger.world import World
+from tests.unit.managed_ledger.world import MemoryWorld
 
 
 @pytest.mark.parametrize("type_", list(SubscriptionType))
@@ -412,7 +412,7 @@ def test_the_end_of_a_terminated_topic_is_told_once_it_is_drained() -> None:
 # --- non-persistent topics
 
 
-def _transient(world: World) -> TransientSubscription:
+def _transient(world: MemoryWorld) -> TransientSubscription:
     return TransientSubscription(
         TopicName.parse("non-persistent://public/default/t"),
         "s",
@@ -424,7 +424,7 @@ def _transient(world: World) -> TransientSubscription:
 @pytest.mark.parametrize("type_", list(SubscriptionType))
 def test_a_transient_subscription_delivers_or_drops(type_: SubscriptionType) -> None:
     async def main() -> None:
-        subscription = _transient(World())
+        subscription = _transient(MemoryWorld())
         assert not subscription.publish(b"nobody")
         consumer = subscription.add_consumer(options_of(type_, durable=False))
         assert not subscription.publish(b"no permits")
@@ -446,7 +446,7 @@ def test_a_transient_subscription_delivers_or_drops(type_: SubscriptionType) -> 
 
 def test_transient_failover_goes_on_with_the_next_consumer() -> None:
     async def main() -> None:
-        subscription = _transient(World())
+        subscription = _transient(MemoryWorld())
         one = subscription.add_consumer(options_of(FAILOVER, "one", durable=False))
         two = subscription.add_consumer(options_of(FAILOVER, "two", durable=False))
         for consumer in (one, two):

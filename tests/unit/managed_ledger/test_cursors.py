@@ -20,14 +20,19 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.acked import CHUNK_ENTRIES, AckedSet, ChunkKey, StoredChunk
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.cursor_state import CursorState
-from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan
+from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan, Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.managed_ledger.names import chunks_directory, cursor_key
 from magnetar.metadata.memory import MemoryStore
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
-from tests.unit.managed_ledger.world import Broker, World, WorldFactory
+from tests.unit.managed_ledger.world import (
+    Broker,
+    MemoryWorld,
+    MemoryWorldFactory,
+    World,
+    WorldFactory,
+)
 
 FLUSH_S = Limits().cursor_flush_seconds
 
@@ -50,10 +55,10 @@ async def main_version(world: World, cursor: str) -> int:
 
 
 def test_acks_count_at_once_and_are_durable_after_the_flush_interval(
-    world_factory: WorldFactory,
+    memory_world_factory: MemoryWorldFactory,
 ) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         ledger = await filled(world, 10, broker)
         entries = await ledger.read(EARLIEST, 10)
@@ -76,12 +81,14 @@ def test_acks_count_at_once_and_are_durable_after_the_flush_interval(
         assert again.properties == {"kind": "queue"}
         again.check_invariants()
 
-    run(main())
+    memory_world_factory.run(main())
 
 
-def test_flush_returns_when_a_later_snapshot_is_durable(world_factory: WorldFactory) -> None:
+def test_flush_returns_when_a_later_snapshot_is_durable(
+    memory_world_factory: MemoryWorldFactory,
+) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         ledger = await filled(world, 10, broker)
         positions = [entry.position for entry in await ledger.read(EARLIEST, 10)]
@@ -98,12 +105,12 @@ def test_flush_returns_when_a_later_snapshot_is_durable(world_factory: WorldFact
         assert again.is_acked(positions[2])
         assert again.is_acked(positions[4])
 
-    run(main())
+    memory_world_factory.run(main())
 
 
-def test_many_acks_are_one_write(world_factory: WorldFactory) -> None:
+def test_many_acks_are_one_write(memory_world_factory: MemoryWorldFactory) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         ledger = await filled(world, 100)
         cursor = await ledger.create_cursor("s", EARLIEST)
         store = world.broker().metadata
@@ -117,7 +124,7 @@ def test_many_acks_are_one_write(world_factory: WorldFactory) -> None:
         await cursor.flush()
         assert await main_version(world, "s") == found.version
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 def test_reading_skips_what_is_acknowledged_and_rewinds(world_factory: WorldFactory) -> None:
@@ -136,7 +143,7 @@ def test_reading_skips_what_is_acknowledged_and_rewinds(world_factory: WorldFact
         new = await ledger.append(b"new")
         assert [entry.position for entry in await cursor.read(5)] == [new]
 
-    run(main())
+    world_factory.run(main())
 
 
 async def read_to_end(cursor: Cursor, step: int) -> list[Entry]:
@@ -146,9 +153,11 @@ async def read_to_end(cursor: Cursor, step: int) -> list[Entry]:
     return found
 
 
-def test_a_read_that_is_overtaken_by_a_reset_begins_again(world_factory: WorldFactory) -> None:
+def test_a_read_that_is_overtaken_by_a_reset_begins_again(
+    memory_world_factory: MemoryWorldFactory,
+) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         ledger = await filled(world, 6)
         whole = await ledger.read(EARLIEST, 10)
         cursor = await ledger.create_cursor("s", EARLIEST)
@@ -157,7 +166,7 @@ def test_a_read_that_is_overtaken_by_a_reset_begins_again(world_factory: WorldFa
         await cursor.reset(whole[3].position)
         assert await reading == whole[4:6]
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 def test_reset_begins_a_durable_new_incarnation(world_factory: WorldFactory) -> None:
@@ -179,7 +188,7 @@ def test_reset_begins_a_durable_new_incarnation(world_factory: WorldFactory) -> 
         await again.reset(Position(10**6, 0))
         assert again.backlog() == 0
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_creating_deleting_and_missing_ones(world_factory: WorldFactory) -> None:
@@ -203,7 +212,7 @@ def test_creating_deleting_and_missing_ones(world_factory: WorldFactory) -> None
         assert (await crash_and_reopen(world, broker)).cursor_names() == []
         assert await world.broker().metadata.scan_keys("/cursors/t") == []
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_a_reader_is_never_stored(world_factory: WorldFactory) -> None:
@@ -220,7 +229,7 @@ def test_a_reader_is_never_stored(world_factory: WorldFactory) -> None:
         assert ledger.cursor_names() == []
         assert await world.broker().metadata.scan_keys("/cursors/t") == []
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_a_former_owners_cursor_is_refused_and_changes_nothing(
@@ -243,12 +252,14 @@ def test_a_former_owners_cursor_is_refused_and_changes_nothing(
         second.cursor("s").ack(positions[1])
         await second.cursor("s").flush()
 
-    run(main())
+    world_factory.run(main())
 
 
-def test_the_background_write_notices_a_later_owner(world_factory: WorldFactory) -> None:
+def test_the_background_write_notices_a_later_owner(
+    memory_world_factory: MemoryWorldFactory,
+) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         first = await filled(world, 5)
         cursor = await first.create_cursor("s", EARLIEST)
         await world.open()
@@ -260,12 +271,12 @@ def test_the_background_write_notices_a_later_owner(world_factory: WorldFactory)
             first.append(b"x")
         await first.close()
 
-    run(main())
+    memory_world_factory.run(main())
 
 
-def test_a_failed_write_is_tried_again(world_factory: WorldFactory) -> None:
+def test_a_failed_write_is_tried_again(memory_world_factory: MemoryWorldFactory) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         ledger = await filled(world, 5, broker)
         cursor = await ledger.create_cursor("s", EARLIEST)
@@ -281,13 +292,15 @@ def test_a_failed_write_is_tried_again(world_factory: WorldFactory) -> None:
         assert not cursor.dirty
         assert (await crash_and_reopen(world, broker)).cursor("s").backlog() == 4
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_write_of_unknown_outcome_is_settled(world_factory: WorldFactory, arrives: bool) -> None:
+def test_a_write_of_unknown_outcome_is_settled(
+    memory_world_factory: MemoryWorldFactory, arrives: bool
+) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         ledger = await filled(world, 5, broker)
         cursor = await ledger.create_cursor("s", EARLIEST)
@@ -316,7 +329,7 @@ def test_a_write_of_unknown_outcome_is_settled(world_factory: WorldFactory, arri
         world.metadata_delay = None
         assert (await crash_and_reopen(world, broker)).cursor("s").backlog() == 0
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 # --- large states
@@ -341,10 +354,10 @@ def inject(cursor: Cursor, acked: AckedSet) -> None:
 
 
 def test_a_million_holes_open_fast_and_one_more_ack_writes_one_chunk(
-    world_factory: WorldFactory,
+    memory_world_factory: MemoryWorldFactory,
 ) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         ledger = await filled(world, 1, broker)
         cursor = await ledger.create_cursor("s", EARLIEST)
@@ -369,7 +382,7 @@ def test_a_million_holes_open_fast_and_one_more_ack_writes_one_chunk(
         assert state.acked.count == CHUNK_ENTRIES + 1
         assert state.backlog(longer) == CHUNK_ENTRIES - 1
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 def test_records_stay_below_the_limit_and_leftovers_are_swept(world_factory: WorldFactory) -> None:
@@ -398,12 +411,12 @@ def test_records_stay_below_the_limit_and_leftovers_are_swept(world_factory: Wor
         await again.delete_cursor("s")
         assert await world.broker().metadata.scan_keys(directory) == []
 
-    run(main())
+    world_factory.run(main())
 
 
-def test_a_table_of_very_many_chunks_is_split_too(world_factory: WorldFactory) -> None:
+def test_a_table_of_very_many_chunks_is_split_too(memory_world_factory: MemoryWorldFactory) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         limits = Limits(cursor_record_bytes=2000, managed_ledger_ledger_entries=2)
         ledger = await world.open(broker, limits=limits)
@@ -428,22 +441,24 @@ def test_a_table_of_very_many_chunks_is_split_too(world_factory: WorldFactory) -
         assert again.cursor("s").backlog() == backlog - 1
         again.cursor("s").check_invariants()
 
-    run(main())
+    memory_world_factory.run(main())
 
 
-def test_a_crash_at_any_point_of_a_write_leaves_a_whole_state(world_factory: WorldFactory) -> None:
+def test_a_crash_at_any_point_of_a_write_leaves_a_whole_state(
+    memory_world_factory: MemoryWorldFactory,
+) -> None:
     """Kill the broker after each number of travelled messages of one write."""
 
     async def main() -> None:
         outcomes = set()
         for steps in range(0, 14):
-            outcomes.add(await crash_after(world_factory(), steps))
+            outcomes.add(await crash_after(memory_world_factory(), steps))
         assert outcomes == {2_000, 1_999}
 
-    run(main())
+    memory_world_factory.run(main())
 
 
-async def crash_after(world: World, steps: int) -> int:
+async def crash_after(world: MemoryWorld, steps: int) -> int:
     broker = world.broker()
     limits = Limits(cursor_record_bytes=2048, managed_ledger_ledger_entries=10**6)
     ledger = await world.open(broker, limits=limits)
@@ -503,7 +518,7 @@ def test_a_damaged_cursor_is_refused_and_left_alone(world_factory: WorldFactory)
         assert left is not None
         assert left.value == damaged
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_closing_writes_what_is_not_durable_yet(world_factory: WorldFactory) -> None:
@@ -517,4 +532,44 @@ def test_closing_writes_what_is_not_durable_yet(world_factory: WorldFactory) -> 
             await cursor.read(1)
         assert (await world.open()).cursor("s").backlog() == 0
 
-    run(main())
+    world_factory.run(main())
+
+
+def test_a_trim_by_acks_that_a_crash_took_leaves_no_trace(world_factory: WorldFactory) -> None:
+    """The stored state is older than what the trim went by."""
+
+    async def main() -> None:
+        world = world_factory()
+        await (await filled(world, 5)).close()
+        broker = world.broker()
+        ledger = await filled(world, 3, broker)
+        whole = await ledger.read(EARLIEST, 10)
+        cursor = await ledger.create_cursor("s", EARLIEST)
+        cursor.ack(whole[2].position)
+        cursor.ack(whole[3].position, unacked=0b1)
+        await cursor.flush()
+        cursor.ack_cumulative(whole[4].position)
+        assert len(await ledger.trim(Retention(0, 0))) == 1
+        again = (await crash_and_reopen(world, broker)).cursor("s")
+        again.check_invariants()
+        assert again.backlog() == 3
+        assert await again.read(10) == whole[5:]
+
+    world_factory.run(main())
+
+
+def test_a_readers_backlog_forgets_what_was_trimmed(world_factory: WorldFactory) -> None:
+    async def main() -> None:
+        world = world_factory()
+        await (await filled(world, 5)).close()
+        ledger = await filled(world, 3)
+        whole = await ledger.read(EARLIEST, 10)
+        reader = ledger.open_reader("r", EARLIEST)
+        reader.ack(whole[2].position)
+        reader.ack(whole[6].position)
+        assert reader.backlog() == 6
+        assert len(await ledger.trim(Retention(0, 0))) == 1
+        assert reader.backlog() == 2
+        reader.check_invariants()
+
+    world_factory.run(main())

@@ -17,8 +17,8 @@ from magnetar.errors import (
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
-from magnetar.testing.virtual_time import run
 from tests.unit.managed_ledger.world import (
+    MemoryWorldFactory,
     WorldFactory,
     read_all,
     with_ledgers_of,
@@ -45,7 +45,7 @@ def test_reads_respect_both_limits_over_ledgers(world_factory: WorldFactory) -> 
         assert ledger.next_valid(Position(whole[2].position.ledger_id, 3)) == whole[3].position
         assert ledger.count_between(whole[1].position, whole[6].position) == 5
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_find_by_time_is_the_first_entry_at_or_after(world_factory: WorldFactory) -> None:
@@ -60,7 +60,7 @@ def test_find_by_time_is_the_first_entry_at_or_after(world_factory: WorldFactory
         empty = await world.open(name="empty")
         assert await empty.find_by_time(0, lambda payload: 0) is None
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_seal_is_durable_and_final(world_factory: WorldFactory) -> None:
@@ -81,17 +81,20 @@ def test_seal_is_durable_and_final(world_factory: WorldFactory) -> None:
         assert again.sealed
         assert (await again.seal(), again.last_position()) == (end, end)
         assert again.cursor("s").backlog() == 3
+        again.cursor("s").ack_cumulative(end)
+        assert len(await again.trim(NOTHING_KEPT)) == 1
+        assert await again.seal() == end
         with pytest.raises(ManagedLedgerSealed):
             again.append(b"y")
         assert again.stopped.version == 0
         await again.close()
 
-    run(main())
+    world_factory.run(main())
 
 
-def test_a_seal_that_fails_lets_appends_go_on(world_factory: WorldFactory) -> None:
+def test_a_seal_that_fails_lets_appends_go_on(memory_world_factory: MemoryWorldFactory) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         broker = world.broker()
         ledger = await world.open(broker)
         await ledger.append(b"x")
@@ -106,7 +109,7 @@ def test_a_seal_that_fails_lets_appends_go_on(world_factory: WorldFactory) -> No
         assert [entry.payload for entry in await read_all(ledger)] == [b"x", b"z"]
         assert (await ledger.seal()) == ledger.last_position()
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 def test_trim_drops_what_all_cursors_acknowledged_and_nothing_at_a_pin(
@@ -133,12 +136,14 @@ def test_trim_drops_what_all_cursors_acknowledged_and_nothing_at_a_pin(
         await ledger.close()
         assert await read_all(await world.open()) == whole[6:]
 
-    run(main())
+    world_factory.run(main())
 
 
-def test_trimmed_ledgers_that_could_not_be_deleted_go_later(world_factory: WorldFactory) -> None:
+def test_trimmed_ledgers_that_could_not_be_deleted_go_later(
+    memory_world_factory: MemoryWorldFactory,
+) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         ledger = await with_ledgers_of(world, [2, 2])
         world.ledgers.fail_next(DiskFailed("sector"), operation="delete")
         with pytest.raises(DiskFailed):
@@ -150,7 +155,7 @@ def test_trimmed_ledgers_that_could_not_be_deleted_go_later(world_factory: World
         spans = 2  # one with entries, one new
         assert len([each async for each in world.broker().ledgers.list()]) == spans
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 def test_delete_leaves_nothing_and_the_name_can_be_used_again(world_factory: WorldFactory) -> None:
@@ -172,14 +177,14 @@ def test_delete_leaves_nothing_and_the_name_can_be_used_again(world_factory: Wor
         with pytest.raises(CursorMissing):
             again.cursor("s")
 
-    run(main())
+    world_factory.run(main())
 
 
 def test_a_deletion_that_was_interrupted_is_finished_by_the_next_owner(
-    world_factory: WorldFactory,
+    memory_world_factory: MemoryWorldFactory,
 ) -> None:
     async def main() -> None:
-        world = world_factory()
+        world = memory_world_factory()
         ledger = await with_ledgers_of(world, [2, 2])
         await ledger.create_cursor("s", EARLIEST)
         world.ledgers.fail_next(DiskFailed("sector"), operation="delete")
@@ -190,7 +195,7 @@ def test_a_deletion_that_was_interrupted_is_finished_by_the_next_owner(
         assert again.cursor_names() == []
         assert len([each async for each in world.broker().ledgers.list()]) == 1
 
-    run(main())
+    memory_world_factory.run(main())
 
 
 def test_close_finishes_appends_and_ends_waits(world_factory: WorldFactory) -> None:
@@ -209,4 +214,4 @@ def test_close_finishes_appends_and_ends_waits(world_factory: WorldFactory) -> N
             await ledger.read(EARLIEST, 1)
         await ledger.close()
 
-    run(main())
+    world_factory.run(main())

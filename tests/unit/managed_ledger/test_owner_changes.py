@@ -25,8 +25,7 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.metadata.memory import MemoryStore
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
-from tests.unit.managed_ledger.world import Broker, World, WorldFactory
+from tests.unit.managed_ledger.world import Broker, MemoryWorld, MemoryWorldFactory
 
 SEEDS = (*range(40), 765)
 """765 once lost a ledger whose recording was in doubt when a later owner came."""
@@ -57,7 +56,7 @@ class History:
 class Simulation:
     """One random history in one world."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: MemoryWorld, seed: int) -> None:
         self.world = world
         self.rng = random.Random(seed)
         self.history = History()
@@ -213,8 +212,8 @@ class Simulation:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_acknowledged_is_lost(world_factory: WorldFactory, seed: int) -> None:
+def test_nothing_acknowledged_is_lost(memory_world_factory: MemoryWorldFactory, seed: int) -> None:
     async def main() -> None:
-        await Simulation(world_factory(), seed).run()
+        await Simulation(memory_world_factory(), seed).run()
 
-    run(main())
+    memory_world_factory.run(main())

@@ -9,6 +9,7 @@ from magnetar.broker.schemas import Schemas
 from magnetar.broker.topics import Topics
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.context import Context
@@ -61,6 +62,15 @@ class Wire(asyncio.Transport):
         pass
 
 
+class NoQueue:
+    """Storage that is never behind."""
+
+    queued_bytes = 0
+
+    def __init__(self) -> None:
+        self.progress = Signal()
+
+
 class Link:
     """A client's end of a session."""
 
@@ -73,7 +83,13 @@ class Link:
     ) -> None:
         config = ServerConfig(limits=limits or Limits())
         self.context = context or Context(
-            config, cast("Topics", None), cast("Schemas", None), LoopClock(0), Authority(), ""
+            config,
+            cast("Topics", None),
+            cast("Schemas", None),
+            LoopClock(0),
+            Authority(),
+            "",
+            queue=NoQueue(),
         )
         self.session = Session(self.context, handlers)
         self.wire = Wire()

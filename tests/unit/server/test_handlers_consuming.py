@@ -151,9 +151,9 @@ def test_last_message_and_statistics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("type_name", "fields", "code"),
     [
-        ("GET_LAST_MESSAGE_ID", {}, WireCode.CONSUMER_NOT_FOUND),
+        ("GET_LAST_MESSAGE_ID", {}, WireCode.METADATA),
         ("CONSUMER_STATS", {}, WireCode.CONSUMER_NOT_FOUND),
-        ("SEEK", {"message_publish_time": 1}, WireCode.CONSUMER_NOT_FOUND),
+        ("SEEK", {"message_publish_time": 1}, WireCode.METADATA),
         ("UNSUBSCRIBE", {}, WireCode.METADATA),
         ("ACK", {"ack_type": 0}, WireCode.CONSUMER_NOT_FOUND),
     ],

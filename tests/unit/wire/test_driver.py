@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import DeadlineExceeded, RemoteProtocolError, RequestError, WireCode
+from magnetar.model.ids import Position
 from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.virtual_time import run
 from magnetar.wire.commands import NAMES
@@ -143,7 +144,7 @@ def test_a_publish_gets_its_receipt_or_error() -> None:
 
 def test_pings_are_answered_and_pushes_queued_within_bounds() -> None:
     async def test(server: ScriptedServer, driver: Driver) -> None:
-        message = b"".join(encode_message(1, (1, 1), -1, 0, None, entry()))  # type: ignore[arg-type]
+        message = b"".join(encode_message(1, Position(1, 1), -1, 0, None, entry()))
         server.push(
             command("PING") + message + command("CLOSE_CONSUMER", consumer_id=1, request_id=2)
         )
@@ -186,7 +187,7 @@ def test_everyone_is_told_of_the_end() -> None:
 
 def test_a_server_that_breaks_the_protocol_is_cut_off() -> None:
     async def test(server: ScriptedServer, driver: Driver) -> None:
-        message = b"".join(encode_message(1, (1, 1), -1, 0, None, entry()))  # type: ignore[arg-type]
+        message = b"".join(encode_message(1, Position(1, 1), -1, 0, None, entry()))
         server.push(message + b"\xff" * 8)
         await driver.lost()
         assert isinstance(driver.failure, RemoteProtocolError)

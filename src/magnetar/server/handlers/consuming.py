@@ -36,7 +36,7 @@ from magnetar.server.handlers.values import (
     properties_of,
     schema_of,
 )
-from magnetar.server.handles import ConsumerHandle, OpenSubscription
+from magnetar.server.handles import ConsumerHandle, OpenSubscription, release
 from magnetar.server.keepalive import is_alive
 from magnetar.server.session import Session
 from magnetar.wire.frames import command
@@ -64,7 +64,11 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
     try:
         topic = await session.context.topics.get(name, create=body.force_topic_creation)
         subscription = await topic.subscription(options)
-        consumer = await _admitted(session, subscription, options)
+        try:
+            consumer = await _admitted(session, subscription, options)
+        except BaseException:
+            await release(topic, subscription)  # it may have been made for this consumer alone
+            raise
     except BaseException:
         session.consumers.pop(body.consumer_id, None)
         raise
@@ -91,9 +95,12 @@ async def unsubscribe(session: Session, body: pb.CommandUnsubscribe) -> None:
     handle.leaving = True
     try:
         await topic.delete_subscription(subscription.name, by=handle.consumer, force=body.force)
-    except ConsumerBusy as error:
+    except BaseException as error:
         handle.leaving = False
-        raise MetadataError(str(error)) from error
+        handle.tell_if_stopped()
+        if isinstance(error, ConsumerBusy):
+            raise MetadataError(str(error)) from error
+        raise
     await handle.close()
     session.consumers.pop(body.consumer_id, None)
     session.succeed(body.request_id)
@@ -206,7 +213,7 @@ def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages)
 async def seek(session: Session, body: pb.CommandSeek) -> None:
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.subscription is None:
-        raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+        raise MetadataError(f"there is no consumer {body.consumer_id}")
     subscription = handle.subscription
     if body.HasField("message_id"):
         target = body.message_id
@@ -224,7 +231,7 @@ async def seek(session: Session, body: pb.CommandSeek) -> None:
 async def get_last_message_id(session: Session, body: pb.CommandGetLastMessageId) -> None:
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.topic is None or handle.subscription is None:
-        raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+        raise MetadataError(f"there is no consumer {body.consumer_id}")
     topic, subscription = handle.topic, handle.subscription
     position, batch_index = await topic.last_message()
     partition = -1 if topic.name.partition is None else topic.name.partition

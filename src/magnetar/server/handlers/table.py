@@ -63,4 +63,5 @@ HANDLERS: Final = Handlers(
         _T.SCALABLE_TOPIC_UNSUBSCRIBE: unsupported.scalable,
         _T.WATCH_SCALABLE_TOPICS: unsupported.scalable,
     },
+    large=frozenset({_T.GET_TOPICS_OF_NAMESPACE, _T.WATCH_TOPIC_LIST, _T.GET_SCHEMA}),
 )
