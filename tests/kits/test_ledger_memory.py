@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from magnetar.ledger.api import LedgerStore
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.testing.kits.ledger import LedgerKit, LedgerWorld
@@ -66,6 +68,7 @@ class TestSlowMemoryLedgers(TestMemoryLedgers):
         return SlowWorld(seed=1)
 
 
+@pytest.mark.slow
 def test_the_documented_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
     (tmp_path / "test_example.py").write_text(example)

@@ -94,6 +94,7 @@ class TestSlowMemoryMetadata(TestMemoryMetadata):
 # --- the kit itself ---
 
 
+@pytest.mark.slow
 def test_the_documented_example_runs(tmp_path: Path) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -24,6 +24,8 @@ SIZES = (*PYTEST, "tests/meta/test_tidy.py", "-k", "short")
 
 LEAKING_TESTS = '''"""Planted."""
 import os, threading
+
+pytestmark = pytest.mark.slow  # each copies the tree and runs a checker on it
 release = threading.Event()
 def test_thread() -> None:
     threading.Thread(target=release.wait, name="planted", daemon=True).start()

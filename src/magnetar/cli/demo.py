@@ -1,8 +1,10 @@
-"""`magnetar demo`: write, crash, recover, verify, report.
+"""`magnetar demo`: serve, write, crash, recover, verify, report.
 
-Owns: the demonstration. A process writes entries and metadata records; it is killed in the middle;
-the store is opened again and compared with what was acknowledged. Then once more, with an orderly
-end. The exit code is 0 only if nothing was lost and nothing found that nobody wrote.
+Owns: the demonstration. A server does a round trip with a client, is killed while a publisher
+waits for receipts, and is started again (`demo_server`). Below it, storage alone: a process writes
+entries and metadata records; it is killed in the middle; the store is opened again and compared
+with what was acknowledged. Then once more, with an orderly end. The exit code is 0 only if nothing
+was lost and nothing found that nobody wrote.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from magnetar.cli.demo_server import ROUND_TRIP_MESSAGES, ServerResult, serve_and_kill
 from magnetar.cli.demo_writer import INDEX, entry_payload, record_folder, record_value
 from magnetar.cli.stored_metadata import look_at_metadata
 from magnetar.errors import DeadlineExceeded, NotAllowed, StorageError
@@ -93,30 +96,38 @@ class Result:
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1, _SECONDS_MAX),
-    default=2.0,
+    default=1.0,
     show_default=True,
-    help="How long each of the two runs writes.",
+    help="How long each of the three runs writes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def demo(context: click.Context, data: Path | None, seconds: float, as_json: bool) -> None:
-    """Write to a store, kill the writer, recover, and verify that nothing is lost."""
+    """Serve a client, kill the server, recover, and verify that nothing is lost."""
     console = Console(stderr=True)
+    with _data_folder(data) as folder, _told(console) as tell:
+        served = serve_and_kill(folder / "server", seconds, tell)
+        stored = _write_and_compare(folder / "storage", seconds, tell)
+    if as_json:
+        report = {"server": asdict(served), "storage": [asdict(result) for result in stored]}
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(served, stored)
+    if not (served.is_sound and all(result.is_sound for result in stored)):
+        context.exit(1)
+
+
+def _write_and_compare(folder: Path, seconds: float, tell: Callable[[str], None]) -> list[Result]:
+    """Storage alone: a run that is killed, and one that ends by itself."""
     reported = Reported()
     results = []
-    with _data_folder(data) as folder:
-        for run, end in enumerate(("kill -9", "orderly")):
-            with _telling(console, f"writing for {seconds:g} s, then: {end}"):
-                result = _write(folder, run, end, seconds, reported)
-            with _telling(console, "reopening and comparing with what was acknowledged"):
-                asyncio.run(compare(folder, reported, result))
-            results.append(result)
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
-    else:
-        _print(results)
-    if not all(result.is_sound for result in results):
-        context.exit(1)
+    for run, end in enumerate(("kill -9", "orderly")):
+        tell(f"storage alone: writing for {seconds:g} s, then: {end}")
+        result = _write(folder, run, end, seconds, reported)
+        tell("reopening and comparing with what was acknowledged")
+        asyncio.run(compare(folder, reported, result))
+        results.append(result)
+    return results
 
 
 @contextmanager
@@ -133,14 +144,13 @@ def _data_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _telling(console: Console, what: str) -> Iterator[None]:
-    """A spinner on a terminal, a plain line elsewhere."""
+def _told(console: Console) -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal, a plain line for each step elsewhere."""
     if not console.is_terminal:
-        console.print(what, highlight=False)
-        yield
+        yield lambda what: console.print(what, highlight=False, soft_wrap=True)
         return
-    with console.status(what):
-        yield
+    with console.status("starting") as status:
+        yield status.update
 
 
 # --- writing
@@ -251,19 +261,31 @@ def _count(stream: str, last: int, reported: Reported, result: Result) -> None:
     reported.acknowledged[stream] = reported.submitted[stream] = last
 
 
-def _print(results: list[Result]) -> None:
-    table = Table(title="Written, ended, reopened, compared")
+def _print(served: ServerResult, stored: list[Result]) -> None:
+    click.echo(
+        f"server: {served.round_trip} of {ROUND_TRIP_MESSAGES} messages there and back with "
+        f"{served.client}; killed with {served.sent - served.receipted} messages in flight, "
+        f"{served.not_acknowledged} of them stored; ready again after {served.restart_ms:.0f} ms"
+    )
+    table = Table(title="Storage alone: written, ended, reopened, compared")
     table.add_column("end", no_wrap=True)
     for heading in _HEADINGS[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
+    for result in stored:
         numbers = (result.entries, result.records, round(result.entries / result.seconds))
         later = (result.replayed, round(result.reopened_ms), result.not_acknowledged, result.lost)
         table.add_row(result.end, *[f"{number:,}" for number in (*numbers, *later)])
-    console = Console()
-    console.print(table)
-    wrong = [result for result in results if not result.is_sound]
-    checked = sum(result.entries + result.records for result in results)
+    Console().print(table)
+    checked = sum(result.entries + result.records for result in stored)
+    if served.is_sound:
+        click.echo(f"verified: {served.receipted:,} receipted messages, 0 lost, 0 unexplained")
+    else:
+        click.echo(
+            f"FAILED: of {served.receipted} receipted messages {served.lost} are lost; "
+            f"{served.doubled} doubled, {served.unexplained} unexplained; round trip of "
+            f"{served.round_trip} messages"
+        )
+    wrong = [result for result in stored if not result.is_sound]
     if not wrong:
         click.echo(f"verified: {checked:,} acknowledged entries and records, 0 lost, 0 unexplained")
     for result in wrong:

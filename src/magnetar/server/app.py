@@ -156,7 +156,8 @@ class Server(Service):
     async def _watch_storage(self, storage: Storage) -> None:
         while storage.failure is None:
             await self.clock.sleep(_STORAGE_CHECK_SECONDS)
-        raise storage.failure
+        if not self.stopping:  # which closes it
+            raise storage.failure
 
     # --- stop
 

@@ -7,7 +7,9 @@ Invariants:
 1. A connection whose handshake is not done within `connection_handshake_seconds` is closed.
 2. A peer that has sent nothing since the PING of one interval ago is closed. Anything it sends
    counts, not only PONG.
-3. A connection that is not read (back-pressure) is not judged: what its peer sent is unread.
+3. A connection that is not read (back-pressure) is not judged by what it sent: that is unread. It
+   is closed if it is not read because its peer takes nothing, and has taken nothing for one
+   interval: nobody knows of it whether it lives.
 4. A check of a peer ends within `connection_liveness_seconds`, however many ask for it.
 """
 
@@ -19,6 +21,7 @@ from typing import Protocol
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
+from magnetar.server.outbound import Stall
 
 
 class Peer(Protocol):
@@ -34,6 +37,11 @@ class Peer(Protocol):
 
     @property
     def is_read(self) -> bool: ...
+
+    @property
+    def stall(self) -> Stall | None:
+        """What waits for the peer to take it, while that keeps the session from writing."""
+        ...
 
     @property
     def is_closing(self) -> bool: ...
@@ -54,9 +62,16 @@ async def keep_alive(peer: Peer, clock: Clock, limits: Limits) -> None:
     while not peer.is_closing:
         asked_at = peer.heard.version
         peer.ping()
+        before = peer.stall
         await clock.sleep(limits.connection_keepalive_seconds)
         if peer.heard.version == asked_at and peer.is_read:
             peer.abandon("no answer to a ping")
+        elif before is not None and _is_no_better(before, peer.stall):
+            peer.abandon("it takes nothing of what is written to it")
+
+
+def _is_no_better(before: Stall, now: Stall | None) -> bool:
+    return now is not None and now.pause == before.pause and now.unsent >= before.unsent
 
 
 async def is_alive(peer: Peer, limits: Limits) -> bool:

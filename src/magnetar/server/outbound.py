@@ -13,12 +13,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnetar.runtime.signal import Signal
 
 _JOIN_BYTES_MAX: Final = 256 * 1024
 """Copying this much costs about as much as a system call with many pieces."""
+
+
+class Stall(NamedTuple):
+    """A peer that does not take what is written."""
+
+    pause: int
+    """Tells one pause from another."""
+    unsent: int
+    """Bytes."""
 
 
 class Outbound:
@@ -71,6 +80,13 @@ class Outbound:
     def resume(self) -> None:
         self.paused = False
         self._resumed.advance()
+
+    @property
+    def stall(self) -> Stall | None:
+        """What waits for the peer while writing is paused; None: it is not."""
+        if not self.paused:
+            return None
+        return Stall(self._resumed.version, self._size + self._transport.get_write_buffer_size())
 
     async def writable(self) -> None:
         """Wait until the peer has taken enough of what was written."""

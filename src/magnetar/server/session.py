@@ -44,7 +44,7 @@ from magnetar.server.authority import ANYBODY, Action, Principal
 from magnetar.server.context import Context
 from magnetar.server.handles import ConsumerHandle, ProducerHandle, Watch
 from magnetar.server.keepalive import keep_alive
-from magnetar.server.outbound import Outbound
+from magnetar.server.outbound import Outbound, Stall
 from magnetar.server.replies import refusal, unasked_error, unknown_command
 from magnetar.wire.commands import NAMES
 from magnetar.wire.connection import Connection
@@ -169,6 +169,10 @@ class Session(asyncio.Protocol):
     @property
     def is_read(self) -> bool:
         return self._is_read
+
+    @property
+    def stall(self) -> Stall | None:
+        return self.outbound.stall
 
     @property
     def is_closing(self) -> bool:

@@ -233,8 +233,10 @@ class Consuming:
         self._random = random
         self._client = client
         name = f"c{world.consumers}"
-        kind = kind or story.kind
-        self.story = ConsumerStory(story, name, kind, client.end.peer)
+        # Exclusive is 0.
+        self.story = ConsumerStory(
+            story, name, story.kind if kind is None else kind, client.end.peer
+        )
         self._unsettled: dict[Position, int] = {}
         self._asked: dict[int, list[Ack]] = {}
         self._ack_id = ACK_ID

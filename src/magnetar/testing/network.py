@@ -62,6 +62,8 @@ class End(asyncio.Transport):
         self._closing = False
         self._lost = False
         self._moving = False
+        self._has_ended = False
+        """It writes no more."""
 
     @property
     def peer(self) -> End:
@@ -102,10 +104,15 @@ class End(asyncio.Transport):
         return self._low, self._high
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        """The peer hears of the end behind what was written, and closes."""
+        self._has_ended = True
+        self.move()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._closing or not data:
+        if self._closing or self._has_ended or not data:
             return
         self._unsent.append((self._link.now(), bytes(data)))
         self._unsent_bytes += len(data)
@@ -137,14 +144,19 @@ class End(asyncio.Transport):
 
     def move(self) -> None:
         """Bring the next piece over, after a while, if it can go now."""
-        if self._unsent and not self._moving and not self.is_silent and not self._lost:
+        waiting = self._unsent or self._has_ended
+        if waiting and not self._moving and not self.is_silent and not self._lost:
             self._moving = True
             self._loop.call_later(self._link.delay(), self._arrive)
 
     def _arrive(self) -> None:
         self._moving = False
         peer = self.peer
-        if self._lost or not self._unsent or self.is_silent:
+        if self._lost or self.is_silent:
+            return
+        if not self._unsent:
+            if self._has_ended:
+                peer.close()
             return
         if peer._closing:
             self._unsent.clear()

@@ -323,6 +323,7 @@ def _small_limits(random: Random) -> Limits:
             "storage_settle_seconds": random.choice((0.1, 1.0)),
             "cursor_flush_seconds": random.choice((0.1, 1.0)),
             "managed_ledger_ledger_entries": random.choice((10, 50, 5000)),
+            "connection_handshake_seconds": random.choice((3.0, 30.0)),
             "connection_keepalive_seconds": random.choice((2.0, 30.0)),
             "connection_liveness_seconds": random.choice((0.5, 5.0)),
             "connection_pending_publishes": random.choice((4, 30, 1000)),

@@ -119,13 +119,17 @@ def test_demo_verifies_what_it_did(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = CliRunner().invoke(main, ["demo", "--data", str(folder), "--seconds", "0.4", "--json"])
     assert done.exit_code == 0, done.output
-    killed, orderly = json.loads(done.stdout)
+    report = json.loads(done.stdout)
+    served, (killed, orderly) = report["server"], report["storage"]
+    assert served["receipted"] > 0
+    assert served["lost"] == served["doubled"] == served["unexplained"] == 0
     assert (killed["end"], orderly["end"]) == ("kill -9", "orderly")
     assert min(killed["entries"], orderly["entries"], killed["records"]) > 0
     assert orderly["replayed"] == orderly["not_acknowledged"] == 0
     for result in (killed, orderly):
         assert result["lost"] == result["unexplained"] == result["index_mismatches"] == 0
-    verified = CliRunner().invoke(main, ["verify", str(folder), "--json"])
+    storage = str(folder / "storage")
+    verified = CliRunner().invoke(main, ["verify", storage, "--json"])
     assert verified.exit_code == 0
     report = json.loads(verified.stdout)
     found = killed["entries"] + orderly["entries"] + killed["records"] + orderly["records"]
