@@ -16,6 +16,8 @@ import pytest
 
 from tests.meta.tree import GENERATED_FOLDERS, ROOT
 
+pytestmark = pytest.mark.slow  # each copies the tree and runs a checker on it
+
 BIN = Path(sys.executable).parent
 IMPORT_CONTRACTS = (str(BIN / "lint-imports"), "--no-logo", "--no-cache")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
@@ -24,8 +26,6 @@ SIZES = (*PYTEST, "tests/meta/test_tidy.py", "-k", "short")
 
 LEAKING_TESTS = '''"""Planted."""
 import os, threading
-
-pytestmark = pytest.mark.slow  # each copies the tree and runs a checker on it
 release = threading.Event()
 def test_thread() -> None:
     threading.Thread(target=release.wait, name="planted", daemon=True).start()

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from magnetar.errors import DeadlineExceeded, MagnetarError
+from magnetar.server.app import Server
 from magnetar.testing.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Delivered, Received
@@ -27,6 +28,7 @@ _SPECIAL_IDS: Final = (
     {"ledgerId": 3, "entryId": 2**63},
 )
 _REPLY_SECONDS: Final = 20.0
+_PAUSE_SECONDS: Final = 0.02
 
 
 class ChaosClient:
@@ -288,10 +290,10 @@ _COMMANDS: Final = (
 )
 
 
-async def disturb(server: Any, random: Random, pause: float) -> None:
-    """What an operator may do meanwhile, until cancelled: unload, delete and end topics."""
-    while True:
-        await asyncio.sleep(pause)
+async def disturb(server: Server, random: Random, stop: asyncio.Event) -> None:
+    """What an operator may do meanwhile: unload, delete and end topics."""
+    while not stop.is_set():
+        await asyncio.sleep(_PAUSE_SECONDS)
         loaded = list(server.topics.loaded)
         if not loaded:
             continue
