@@ -65,6 +65,7 @@ sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to repla
 .PHONY: crash
 crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150
 	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
+	$(BIN)/python -m magnetar.testing.server_crash --kills $(CRASH_KILLS)
 
 .PHONY: soak-fuzz
 soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parser
@@ -77,6 +78,10 @@ bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*
 .PHONY: bench-broker
 bench-broker: $(STAMP) ## measure the broker over sockets against a stub that stores nothing
 	$(BIN)/python -m bench.broker
+
+.PHONY: bench-restart
+bench-restart: $(STAMP) ## from process start to the first producer, with a million messages stored
+	$(BIN)/python -m bench.restart
 
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
