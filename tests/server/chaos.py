@@ -168,6 +168,7 @@ class ChaosClient:
             fields["initial_subscription_name"] = "s1"
         if self._random.random() < 0.2:
             fields["schema"] = self._schema()
+        self._producers.pop(number, None)
         self._opening[number] = self._ask(
             "PRODUCER",
             topic=self._topic(),

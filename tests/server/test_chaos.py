@@ -79,6 +79,8 @@ async def _scene(folder: Path, seed: int, *, disturbed: bool) -> None:
 
 def _check_nothing_is_left(server: Server) -> None:
     for topic in server.topics.loaded.values():
+        assert not topic.producers.connected, topic.name
+        assert not topic.producers.waiting, topic.name
         assert not topic.in_use, topic.name
         topic.producers.check_invariants()
         for subscription in topic.subscriptions.values():

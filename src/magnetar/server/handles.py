@@ -102,10 +102,10 @@ class ProducerHandle:
         """At the client's wish, or when it is gone: what is in flight is settled first."""
         await self.opening.wait()
         self._closing = True
-        producer, loop = self.producer, self._loop
-        if producer is not None and loop is not None:
-            producer.stop()
-            await asyncio.wait({loop}, timeout=self._session.limits.close_seconds)
+        if self.producer is not None:
+            self.producer.stop()
+        if self._loop is not None:  # it may be about to leave the topic by itself
+            await asyncio.wait({self._loop}, timeout=self._session.limits.close_seconds)
             await self._remove()
 
     async def _remove(self) -> None:

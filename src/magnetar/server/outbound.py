@@ -36,6 +36,7 @@ class Outbound:
     def __init__(self, transport: asyncio.Transport, high_water_bytes: int) -> None:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
+        self._high_water_bytes = high_water_bytes
         self._pieces: list[bytes] = []
         self._size = 0
         self._scheduled = False
@@ -90,6 +91,8 @@ class Outbound:
 
     async def writable(self) -> None:
         """Wait until the peer has taken enough of what was written."""
+        if self._size >= self._high_water_bytes:
+            self.flush()  # much was gathered in this turn: the transport must judge it first
         while self.paused:
             await self._resumed.past(self._resumed.version)
 

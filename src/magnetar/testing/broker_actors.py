@@ -80,6 +80,8 @@ class _Producing:
         self._story = story
         self._client = client
         self._over = False
+        self._budget = random.choice((20, 60, 120))
+        """Entries in bulk; single ones come as long as the connection lives."""
         client.take = self._take
 
     async def go(self) -> None:
@@ -100,13 +102,13 @@ class _Producing:
             await self._room(_IN_FLIGHT_MAX)
             self._send(sent)
         while not self._ended:
-            await asyncio.sleep(random.expovariate(12))
+            await asyncio.sleep(random.expovariate(10))
             kind = random.random()
             if kind < 0.25:
                 await self._send_new(1)
                 await self._room(1)
-            elif kind < 0.9:
-                await self._send_new(random.choice((1, 3, 10, 40)))
+            elif kind < 0.9 and self._budget > 0:
+                await self._send_new(random.choice((1, 2, 5, 25)))
             elif kind < 0.93:
                 break
         await self._leave()
@@ -139,6 +141,7 @@ class _Producing:
             await self._room(_IN_FLIGHT_MAX)
             if self._ended:
                 return
+            self._budget -= 1
             self._send(self._prepare())
 
     def _prepare(self) -> Sent:

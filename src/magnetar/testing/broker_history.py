@@ -115,12 +115,10 @@ class TopicStory:
 
     def _check_kept(self, positions: Sequence[Position]) -> None:
         found = set(positions)
-        first = positions[0] if positions else None
         for position, sent in self.at.items():
             if position in found:
                 continue
-            dropped = self.trims and (first is None or position < first)
-            if not dropped:
+            if not self.trims:
                 self._broken(f"{position} ({sent.producer.name} {sent.sequence_id}) is lost")
                 continue
             for subscription in self.subscriptions:
@@ -223,6 +221,11 @@ class Writing(Protocol):
 
     @property
     def ended_at(self) -> float | None: ...
+
+    @property
+    def lost_words(self) -> bool:
+        """Whether something that was written may never have arrived."""
+        ...
 
     def was_paused(self, moment: float) -> bool: ...
 
@@ -380,9 +383,11 @@ class SubscriptionStory:
         """How often it was asked for again, at most."""
         return self._all_asked_again + self._asked_again.get(position, 0)
 
-    def life_over(self) -> None:
-        """Nobody is connected any more, and every client has heard of its end."""
+    def life_over(self, *, crashed: bool) -> None:
+        """Nobody is connected any more; unless it crashed, every client has heard of its end."""
         for other, at, text in self._overtakings:
+            if crashed or other.writing.lost_words:
+                continue  # the broker may have ended that one before, and could not say so
             ended = other.ended_at
             if ended is None or ended > at:
                 self.broken(text)
@@ -397,7 +402,8 @@ class SubscriptionStory:
             missing = self.open_messages(position) & ~found.get(position, 0)
             if missing:
                 self.broken(f"{position} was not delivered, though {missing:b} of it is open")
-        strangers = [position for position in found if position not in set(log)]
+        known = set(log)
+        strangers = [position for position in found if position not in known]
         if strangers:
             self.broken(f"{strangers[:3]} were delivered and are not in the log")
 

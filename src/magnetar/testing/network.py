@@ -49,6 +49,8 @@ class End(asyncio.Transport):
         """From when to when its protocol was told to write no more."""
         self.is_silent = False
         """What this side writes does not arrive for now."""
+        self.lost_words = False
+        """It was silent once: what it wrote may never have arrived."""
         self._link = link
         self._is_client = is_client
         self._address = address
@@ -255,8 +257,9 @@ class Link:
 
     def fall_silent(self, *, client: bool = True, server: bool = True) -> None:
         """What these sides write does not arrive any more."""
-        self.client.is_silent = self.client.is_silent or client
-        self.server.is_silent = self.server.is_silent or server
+        for end, silent in ((self.client, client), (self.server, server)):
+            if silent:
+                end.is_silent = end.lost_words = True
 
     def recover(self) -> None:
         """What was held back goes on its way."""

@@ -164,6 +164,8 @@ class ServerKills:
         finally:
             code = process.kill()
         self.outcome.kills += 1
+        if plan.kind == "stop" and code == 0:
+            return  # it was done before the kill came
         if not died_by_kill(code):
             self.outcome.fault(self._where, ServerFault.FAILED, f"exit code {code}")
         elif reached:

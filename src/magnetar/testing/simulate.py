@@ -1,11 +1,13 @@
 """Runs the embedded storage on virtual time, with faults and crashes, and checks what it promised.
 
-    python -m magnetar.testing.simulate --seeds 200 [--first 0]
-    python -m magnetar.testing.simulate --seed 17 --verbose
+    python -m magnetar.testing.simulate --seeds 200 [--first 0] [--only storage|broker]
+    python -m magnetar.testing.simulate --only storage --seed 17 --verbose
 
-Owns: a run, that is, several lives of one storage (`actors.World`) on one disk. Each life begins
-with a start on whatever the one before left, compares all of it with the history, lets the actors
-work, and ends with a kill, a power loss or a close. The last lives have no faults.
+The command runs this simulation and that of the broker (`simulate_broker`) alike.
+
+Owns: the command, and a run, that is, several lives of one storage (`actors.World`) on one disk.
+Each life begins with a start on whatever the one before left, compares all of it with the history,
+lets the actors work, and ends with a kill, a power loss or a close. The last lives have no faults.
 
 Invariants:
 1. One seed is one run: nothing depends on real time, on addresses or on the order of sets.
@@ -16,13 +18,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import sys
-import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Final
 
@@ -47,42 +46,18 @@ from magnetar.testing.actors import (
     space_taker,
 )
 from magnetar.testing.disk import ROOT, SimulatedDisk
-from magnetar.testing.faults import FaultPlan, Operation
+from magnetar.testing.faults import FaultPlan
 from magnetar.testing.history import Findings, LedgerHistory, MetadataHistory, check_prefix
 from magnetar.testing.managed_actors import managed_ledger_user
 from magnetar.testing.managed_history import ManagedHistory
+from magnetar.testing.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
+from magnetar.testing.simulate_broker import simulate_broker
 from magnetar.testing.virtual_worker import VirtualWorker
 
-_EPOCH_MS: Final = 1_700_000_000_000
-_LIFE_SECONDS_MAX: Final = 3600.0
+Simulate = Callable[..., Report]
+
 _ANSWER_SECONDS: Final = 200.0
 _RECOVERY_TRIES: Final = 60
-_CRASHES: Final = (
-    (Operation.SYNC, "*", 15),
-    (Operation.WRITE, "*", 30),
-    (None, "*", 100),
-    (None, "*", 3000),
-    (Operation.WRITE, "journal/*", 400),
-    (Operation.SYNC, "journal/*", 400),
-    (Operation.NAME, "*", 30),
-    (None, "ledgers/*", 400),
-    (Operation.SYNC, "metadata/*", 60),
-    (Operation.WRITE, "metadata/*", 600),
-)
-"""Where machines stop: kind of operation, path, and the most of them that a life may see."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What a seed came to."""
-
-    seed: int
-    operations: int = 0
-    lives: int = 0
-    crashes: int = 0
-    faults: int = 0
-    digest: str = ""
-    violations: tuple[str, ...] = ()
 
 
 class Run:
@@ -107,7 +82,7 @@ class Run:
         report = self.report
         try:
             for _ in range(self._random.randrange(4, 9)):
-                self._live(self._plan(), calm=False)
+                self._live(draw_plan(self._random), calm=False)
                 if self.findings.violations:
                     break
             else:
@@ -122,19 +97,6 @@ class Run:
 
     # --- one life
 
-    def _plan(self) -> FaultPlan:
-        random = self._random
-        plan = FaultPlan(Random(random.randrange(1 << 32)))
-        if random.random() < 0.6:
-            plan.write_error_rate = random.choice((0.0, 0.002))
-            plan.sync_error_rate = random.choice((0.0, 0.0, 0.005))
-            plan.read_error_rate = random.choice((0.0, 0.02))
-            plan.no_space_rate = random.choice((0.0, 0.02))
-        if random.random() < 0.85:
-            plan.crash_on, plan.crash_pattern, most = random.choice(_CRASHES)
-            plan.crash_at = 1 + int(random.random() ** 2 * most)
-        return plan
-
     def _live(self, plan: FaultPlan, *, calm: bool) -> None:
         report = self.report
         report.lives += 1
@@ -142,11 +104,11 @@ class Run:
         self._disk.plan = plan
         self.findings.note(f"life {report.lives}")
         try:
-            virtual_time.run(self._until_stopped(random, calm), until=_LIFE_SECONDS_MAX)
+            virtual_time.run(self._until_stopped(random, calm), until=LIFE_SECONDS_MAX)
         except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
             # What still waits when the machine stops can wait for ever.
             if not self._disk.is_stopped:
-                self.findings.broken(f"{_where(error)}: {type(error).__name__}: {error}")
+                self.findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
         report.faults += plan.faults
         crashed = self._disk.is_stopped
         report.crashes += crashed
@@ -167,7 +129,7 @@ class Run:
     async def _life(self, random: Random, calm: bool) -> None:
         plan = self._disk.plan
         plan.is_paused = random.random() < 0.7
-        clock = LoopClock(_EPOCH_MS + self.report.lives * 3_600_000)
+        clock = LoopClock(EPOCH_MS + self.report.lives * 3_600_000)
         try:
             storage = await self._open(random, clock)
         except MagnetarError as error:
@@ -241,7 +203,7 @@ class Run:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
-                self.findings.broken(f"{_where(result)}: {type(result).__name__}: {result}")
+                self.findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
 
     async def _answered(self, world: World, ending: list[asyncio.Task[None]]) -> None:
         """Every call gets an answer, and every actor that can end does."""
@@ -381,22 +343,10 @@ def _small_limits(random: Random) -> Limits:
     )
 
 
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].name}:{frames[-1].lineno}" if frames else "?"
-
-
 def simulate(seed: int, *, lines: list[str] | None = None) -> Report:
     """Run one seed. `lines` gets every step."""
-    # The collector runs at moments of its own, and ends forgotten scans then.
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with alone():
         return Run(seed, lines=lines).go()
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 # --- the command
@@ -408,43 +358,50 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
+    for part, simulated in (("storage", simulate), ("broker", simulate_broker)):
+        if options.only in (None, part) and not _run(part, simulated, seeds, options.verbose):
+            return 1
+    return 0
+
+
+def _run(part: str, simulated: Simulate, seeds: range, verbose: bool) -> bool:
+    """Whether all seeds found nothing; the first that finds something is the last."""
     console = Console()
     total = Report(0)
     shown: Iterable[int] = seeds
     if console.is_terminal and len(seeds) > 1:
-        shown = track(seeds, "simulating", console=console)
+        shown = track(seeds, f"simulating {part}", console=console)
     for seed in shown:
-        lines: list[str] | None = [] if options.verbose else None
-        report = simulate(seed, lines=lines)
+        lines: list[str] | None = [] if verbose else None
+        report = simulated(seed, lines=lines)
         for line in lines or ():
             print(line)
         if len(seeds) == 1 or report.violations:
-            print(f"seed {seed}: {report.operations} operations, digest {report.digest}")
+            print(f"{part} seed {seed}: {report.operations} operations, digest {report.digest}")
         if report.violations:
-            return _complain(report)
-        total.operations += report.operations
-        total.lives += report.lives
-        total.crashes += report.crashes
-        total.faults += report.faults
+            _complain(part, report)
+            return False
+        total.add(report)
     print(
-        f"{len(seeds)} seeds, {total.operations} operations, {total.lives} starts, "
+        f"{part}: {len(seeds)} seeds, {total.operations} operations, {total.lives} starts, "
         f"{total.crashes} crashes in mid-operation, {total.faults} faults: 0 violations"
     )
-    return 0
+    return True
 
 
-def _complain(report: Report) -> int:
+def _complain(part: str, report: Report) -> None:
     for violation in report.violations:
         print(f"violation: {violation}")
-    print(f"replay: python -m magnetar.testing.simulate --seed {report.seed} --verbose")
-    return 1
+    command = f"python -m magnetar.testing.simulate --only {part} --seed {report.seed} --verbose"
+    print(f"replay: {command}")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="simulate", description="simulate storage with faults")
+    parser = argparse.ArgumentParser(prog="simulate", description="simulate faults and crashes")
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--only", choices=("storage", "broker"), help="one of the two simulations")
     parser.add_argument("--verbose", action="store_true", help="print every step")
     return parser.parse_args(arguments)
 

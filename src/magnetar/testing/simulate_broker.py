@@ -130,7 +130,7 @@ class BrokerRun:
         report.crashes += crashed
         for topic in self._topics:
             for subscription in topic.subscriptions:
-                subscription.life_over()
+                subscription.life_over(crashed=crashed)
         power_loss = random.random() < 0.6
         self.findings.note(f"end: crashed {crashed}, power loss {power_loss}")
         self._disk = self._disk.crash(random, power_loss=power_loss)
@@ -161,7 +161,9 @@ class BrokerRun:
         await self._compare(world, random)
         if not self.findings.violations:
             plan.is_paused = False
-            await self._act(world, random)
+            await self._act(world, random, stop=random.random() < 0.2)
+        if world.server.stopping:
+            return
         if world.has_failed:
             world.note("the storage failed")
             if not plan.io_errors:
@@ -170,12 +172,22 @@ class BrokerRun:
         plan.end_faults()
         if self.findings.violations:
             return
-        await self._compare(world, random)
+        if calm or random.random() < 0.4:  # the next life begins with the same
+            await self._compare(world, random)
         if calm or random.random() < 0.5:
+            await self._stop(world)
+
+    async def _stop(self, world: BrokerWorld) -> None:
+        failed = world.has_failed
+        try:
             await world.server.stop()
-            world.note("stopped")
-            if self._disk.open_files:
-                self.findings.broken(f"{self._disk.open_files} files are open after the stop")
+        except MagnetarError as error:
+            world.failed("stop", error)
+            if not failed and not self._disk.plan.faults and not self._disk.is_stopped:
+                self.findings.broken(f"stop: {type(error).__name__}: {error}")
+        world.note("stopped")
+        if self._disk.open_files and not self._disk.is_stopped:
+            self.findings.broken(f"{self._disk.open_files} files are open after the stop")
 
     def _new_world(self, random: Random) -> BrokerWorld:
         seed = random.randrange(1 << 32)
@@ -213,8 +225,11 @@ class BrokerRun:
                 await consumer.leave()
         self._is_set_up = True
 
-    async def _act(self, world: BrokerWorld, random: Random) -> None:
-        """Let the clients work for a while, then wait until all of them have gone."""
+    async def _act(self, world: BrokerWorld, random: Random, *, stop: bool) -> None:
+        """Let the clients work for a while, then wait until all of them have gone.
+
+        With `stop` the server is stopped under them.
+        """
         actors: list[tuple[Any, str, tuple[Any, ...]]] = [(trouble, "trouble", ())]
         for topic in self._topics:
             actors += [(produce, each.name, (each,)) for each in topic.producers]
@@ -228,7 +243,9 @@ class BrokerRun:
             )
             for number, (actor, name, stories) in enumerate(actors)
         ]
-        await asyncio.sleep(random.uniform(0.5, 6.0))
+        await asyncio.sleep(random.uniform(0.5, 4.0))
+        if stop:
+            await self._stop(world)
         world.ending = True
         self._disk.plan.is_full = False
         _, late = await asyncio.wait(tasks, timeout=_ACTORS_SECONDS)

@@ -12,7 +12,8 @@ from magnetar.metadata.api import ABSENT, Record, Stat
 from magnetar.model.ids import Position
 from magnetar.testing import simulate, virtual_time
 from magnetar.testing.history import Findings, LedgerHistory, MetadataHistory, check_prefix
-from magnetar.testing.simulate import Report, main
+from magnetar.testing.seeds import Report
+from magnetar.testing.simulate import main
 from magnetar.testing.virtual_worker import VirtualWorker
 
 
@@ -174,9 +175,14 @@ def test_the_command_reports(
         return Report(seed, 10, 4, 2, 1, "digest", ("it broke",) if seed == 3 else ())
 
     monkeypatch.setattr(simulate, "simulate", fake)
+    monkeypatch.setattr(simulate, "simulate_broker", fake)
     assert main(["--seeds", "3"]) == 0
-    assert "3 seeds, 30 operations, 12 starts, 6 crashes" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    for part in ("storage", "broker"):
+        assert f"{part}: 3 seeds, 30 operations, 12 starts, 6 crashes" in text
+    assert main(["--seeds", "1", "--only", "broker"]) == 0
+    assert "storage" not in capsys.readouterr().out
     assert main(["--seeds", "3", "--first", "2"]) == 1
     text = capsys.readouterr().out
     assert "violation: it broke" in text
-    assert "replay: python -m magnetar.testing.simulate --seed 3 --verbose" in text
+    assert "replay: python -m magnetar.testing.simulate --only storage --seed 3 --verbose" in text

@@ -102,7 +102,8 @@ async def unsubscribe(session: Session, body: pb.CommandUnsubscribe) -> None:
             raise MetadataError(str(error)) from error
         raise
     await handle.close()
-    session.consumers.pop(body.consumer_id, None)
+    if session.consumers.get(body.consumer_id) is handle:
+        del session.consumers[body.consumer_id]
     session.succeed(body.request_id)
 
 

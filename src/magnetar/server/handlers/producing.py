@@ -29,6 +29,8 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
     handle = ProducerHandle(session, body.producer_id)
     session.producers[body.producer_id] = handle
     try:
+        if held is not None:
+            await held.close()  # it may not have left its topic yet
         topic = await session.context.topics.get(name, create=True)
         opened = await _admitted(session, topic, _options(session, body))
     except BaseException:
