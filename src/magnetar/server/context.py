@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, KeysView
 from typing import TYPE_CHECKING, Any
 
 from magnetar.broker.schemas import Schemas
@@ -48,16 +48,21 @@ class Context:
         self.schemas = schemas
         self.clock = clock
         self.authority = authority
-        self.sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}
         self.service_url = service_url
         """What lookups answer."""
         self.inflow = Inflow(queue, config.limits, self._judge_publishers)
         self._endings: set[asyncio.Task[None]] = set()
 
+    @property
+    def sessions(self) -> KeysView[Session]:
+        """Oldest first."""
+        return self._sessions.keys()
+
     def admit(self, session: Session) -> bool:
         """Take a new connection in, unless there are too many."""
         full = len(self.sessions) >= self.limits.connections_max
-        self.sessions.add(session)  # an unwelcome one too, until it has ended
+        self._sessions[session] = None  # an unwelcome one too, until it has ended
         CONNECTIONS_OPENED.inc()
         CONNECTIONS.set(len(self.sessions))
         return not full
@@ -80,7 +85,7 @@ class Context:
 
     def forget(self, session: Session) -> None:
         """A session has left all its topics."""
-        self.sessions.discard(session)
+        self._sessions.pop(session, None)
         CONNECTIONS.set(len(self.sessions))
 
     async def all_ended(self) -> None:

@@ -57,6 +57,8 @@ _PING: Final = command("PING")
 
 AtOnce = Callable[["Session", Any], None]
 Request = Callable[["Session", Any], Awaitable[None]]
+_Tasks = dict[asyncio.Task[None], None]
+"""In the order in which they were started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,8 @@ class Session(asyncio.Protocol):
         self.wire = Connection(frame_bytes_max(context.config.max_message_bytes))
         self._handlers = handlers
         self._transport: asyncio.Transport | None = None
-        self._loops: set[asyncio.Task[None]] = set()
-        self._requests: set[asyncio.Task[None]] = set()
+        self._loops: _Tasks = {}
+        self._requests: _Tasks = {}
         self._large_turn = asyncio.Lock()
         self._owed = 0
         self._acks_owed = 0
@@ -326,11 +328,9 @@ class Session(asyncio.Protocol):
             if not self.is_closing:
                 await handler(self, body)
 
-    def _run(
-        self, work: Coroutine[Any, Any, None], name: str, among: set[asyncio.Task[None]]
-    ) -> asyncio.Task[None]:
+    def _run(self, work: Coroutine[Any, Any, None], name: str, among: _Tasks) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"{self.address} {name}")
-        among.add(task)
+        among[task] = None
         task.add_done_callback(self._task_ended)
         return task
 
@@ -366,8 +366,8 @@ class Session(asyncio.Protocol):
         self.close()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._loops.discard(task)
-        self._requests.discard(task)
+        self._loops.pop(task, None)
+        self._requests.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("session-task-crashed", error, task=task.get_name())
             self.abandon("a task of the session crashed")
@@ -395,7 +395,7 @@ class Session(asyncio.Protocol):
         self.ended.set()
 
 
-async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+async def _cancelled(tasks: _Tasks) -> None:
     for task in tasks:
         task.cancel()
     if tasks:

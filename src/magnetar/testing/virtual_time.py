@@ -32,6 +32,7 @@ UNTIL_S: Final = 30 * 24 * 3600.0
 """How far `run` lets virtual time go unless told otherwise: background timers never end."""
 
 _TASKS_SHOWN = 10
+_CANCEL_ROUNDS = 5
 
 
 class _JumpingSelector(selectors.BaseSelector):
@@ -129,10 +130,12 @@ def run(main: Coroutine[Any, Any, Result], *, until: float | None = None) -> Res
 
 
 def _cancel_all(loop: VirtualTimeLoop) -> None:
-    tasks = loop.tasks()
-    for task in tasks:
-        task.cancel()
-    if tasks:
+    for _ in range(_CANCEL_ROUNDS):  # who is cancelled may start others to clean up
+        tasks = loop.tasks()
+        if not tasks:
+            break
+        for task in tasks:
+            task.cancel()
         loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
 

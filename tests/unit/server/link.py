@@ -58,6 +58,9 @@ class Wire(asyncio.Transport):
         assert not self.is_read
         self.is_read = True
 
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.writes))
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 

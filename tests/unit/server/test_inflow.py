@@ -49,7 +49,7 @@ def test_only_connections_with_producers_are_held() -> None:
     async def scene() -> None:
         publisher, other = Link(), Link()
         other.session.context = publisher.context
-        publisher.context.sessions.add(other.session)
+        publisher.context.admit(other.session)
         await publisher.connect()
         await other.connect()
         publisher.session.producers[1] = object()  # type: ignore[assignment]

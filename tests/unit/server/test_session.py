@@ -234,6 +234,21 @@ def test_a_client_that_takes_nothing_is_not_read_nor_judged() -> None:
     run(scene())
 
 
+def test_a_client_that_takes_nothing_for_an_interval_is_closed() -> None:
+    async def scene() -> None:
+        link = Link()
+        await link.connect()
+        link.session.pause_writing()
+        await asyncio.sleep(59)
+        link.wire.writes.clear()  # it took something
+        await asyncio.sleep(30)
+        assert not link.wire.is_closing()
+        await link.session.ended.wait()
+        assert asyncio.get_running_loop().time() == pytest.approx(120)
+
+    run(scene())
+
+
 def test_what_one_turn_brings_is_one_write() -> None:
     async def scene() -> None:
         link = Link()
