@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -10,6 +11,9 @@ import pytest
 
 from magnetar.errors import LedgerMissing, MagnetarError
 from magnetar.journal.files import JournalFile
+from magnetar.ledger.api import LedgerState
+from magnetar.ledger.file_format import LedgerHeader
+from magnetar.ledger.file_ledger import FileLedger
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
 from magnetar.server import embedded
@@ -17,7 +21,7 @@ from magnetar.server.embedded import Storage, open_storage
 from magnetar.testing import virtual_time
 from magnetar.testing.disk import ROOT, SimulatedDisk
 from magnetar.testing.disk_model import DiskModel
-from magnetar.testing.faults import FaultPlan, Operation
+from magnetar.testing.faults import FaultPlan, FaultRule, Operation
 from magnetar.testing.virtual_worker import VirtualWorker
 
 LIMITS = Limits().override({"journal_file_bytes": 32 * 1024, "journal_files_max": 3})
@@ -166,3 +170,50 @@ def test_without_that_rule_whole_folders_vanish(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(embedded, "_secure_names", lambda *_: None)
     with pytest.raises(LedgerMissing):
         test_names_that_a_kill_left_are_durable_before_they_are_used()
+
+
+def _end_a_ledger_through_a_failed_sync(seed: int) -> None:
+    """A start whose sync fails leaves a header that only reads as if it were on disk."""
+
+    async def close_one(storage: Storage) -> None:
+        writer = await storage.ledgers.create()
+        await writer.append(b"entry")
+        await storage.settle()
+        await writer.close()
+
+    async def look(storage: Storage) -> None:
+        (ledger_id,) = [each async for each in storage.ledgers.list()]
+        info = await storage.ledgers.info(ledger_id)
+        assert info.state is LedgerState.CLOSED
+
+    disk = SimulatedDisk(seed=seed)
+    try:
+        _live(disk, close_one)
+        disk = disk.crash(Random(seed), power_loss=False)
+        rule = FaultRule(Operation.SYNC, "ledgers/*.ledger", 1, errno.EIO)
+        disk.plan = FaultPlan(rules=[rule])
+        with pytest.raises(MagnetarError):
+            _live(disk, _nothing)
+        disk = disk.crash(Random(seed), power_loss=False)
+        _live(disk, look)
+        disk = disk.crash(Random(seed), power_loss=True)
+        _live(disk, look)
+    finally:
+        disk.close()
+
+
+def test_what_a_failed_sync_left_is_written_again() -> None:
+    for seed in range(20):
+        _end_a_ledger_through_a_failed_sync(seed)
+
+
+def test_without_that_rule_an_ended_ledger_is_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = FileLedger.wanted_header
+
+    def trusting(ledger: FileLedger) -> LedgerHeader | None:
+        ledger.header_unsure = False
+        return wanted(ledger)
+
+    monkeypatch.setattr(FileLedger, "wanted_header", trusting)
+    with pytest.raises(AssertionError):
+        test_what_a_failed_sync_left_is_written_again()

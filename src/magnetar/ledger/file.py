@@ -153,6 +153,7 @@ class FileLedgers(LedgerStore):
                 closed = record.kind == KIND_CLOSE
                 ledger.state = LedgerState.CLOSED if closed else LedgerState.FENCED
                 ledger.recorded = ledger.state
+            ledger.header_unsure = True
             self._dirty[ledger_id] = ledger
 
     def _replay_entry(self, raw: bytes) -> None:
@@ -471,6 +472,7 @@ class FileLedgers(LedgerStore):
         del ledger.tail[: len(move.records)]
         if move.header is not None:
             ledger.header = move.header
+            ledger.header_unsure = False
         settled = ledger.moved == ledger.last_durable + 1 and ledger.wanted_header() is None
         if settled and not ledger.tail:
             self._dirty.pop(ledger.ledger_id, None)

@@ -37,6 +37,9 @@ class FileLedger:
     tail: list[bytes] = field(default_factory=list)
     header: LedgerHeader | None = None
     """As it is on disk; None: the ledger has no file yet."""
+    header_unsure: bool = False
+    """It was read, and may not be on disk: after a failed sync a file reads as if it had been
+    written, and no later sync writes it. As long as the journal has the state, write it again."""
     failure: StorageError | None = None
     """Why its writer may not go on."""
     homeless: bool = False
@@ -54,11 +57,10 @@ class FileLedger:
         header = self.header
         if header is not None and header.state is self.recorded is LedgerState.OPEN:
             return None
-        if header is not None and (header.state, header.last_entry) == (
-            self.recorded,
-            self.last_durable,
-        ):
-            return None
+        if header is not None and not self.header_unsure:
+            held = (header.state, header.last_entry)
+            if held == (self.recorded, self.last_durable):
+                return None
         info = self.info()
         counter = 0 if self.header is None else self.header.counter + 1
         return LedgerHeader(

@@ -244,7 +244,7 @@ def test_a_client_that_takes_nothing_for_an_interval_is_closed() -> None:
         await asyncio.sleep(30)
         assert not link.wire.is_closing()
         await link.session.ended.wait()
-        assert asyncio.get_running_loop().time() == pytest.approx(120)
+        assert asyncio.get_running_loop().time() == pytest.approx(90)
 
     run(scene())
 
