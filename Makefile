@@ -67,6 +67,11 @@ crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150
 	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
 	$(BIN)/python -m magnetar.testing.server_crash --kills $(CRASH_KILLS)
 
+.PHONY: interop-java
+interop-java: $(STAMP) ## the official Java client against our server; needs Java 17 and Maven
+	$(BIN)/python -m tests.interop_java.program
+	$(BIN)/pytest -v tests/interop_java
+
 .PHONY: soak-fuzz
 soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parser
 	$(BIN)/python -m magnetar.testing.fuzz_wire --inputs 1000000

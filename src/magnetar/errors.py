@@ -147,6 +147,12 @@ class InvalidLayout(NotAllowed):
     name = "invalid-layout"
 
 
+class Conflict(NotAllowed):
+    """It exists already, or somebody who may not be disturbed uses it."""
+
+    name = "conflict"
+
+
 class TopicNotFound(RequestError):
     """The topic does not exist and may not be created here."""
 

@@ -1,7 +1,7 @@
 """Purity, module by module, and the gaps that the import contracts in pyproject.toml leave.
 
 A module is pure if it stands in `model` or `wire`, or if the first line of its docstring has the
-word "Pure". Pure code decides; it does no I/O and knows no clock, no chance and no thread. It may
+word "pure". Pure code decides; it does no I/O and knows no clock, no chance and no thread. It may
 rely on pure modules and on the contracts (`api.py`) of others, never on what implements them.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator
 from tests.meta.tree import ROOT, Module, modules
 
 FORBIDDEN = frozenset({"asyncio", "os", "random", "socket", "sqlite3", "threading", "time"})
-PURE = re.compile(r"\bPure\b")
+PURE = re.compile(r"\bpure\b", re.IGNORECASE)
 PURE_PACKAGES = ("magnetar.model", "magnetar.wire")
 
 

@@ -1,10 +1,15 @@
 """Pure: which sends of a topic are stored already, by producer name and sequence id.
 
 Owns: `Dedup`: per producer name the highest pushed and the highest persisted sequence, what is in
-flight between the two, and the holes that failed appends left; its stored form.
+flight between the two, and the holes that failed appends left; what a segment inherited of its
+parents; its stored form.
 
 A send covers the sequences from its own id to its highest (of a batch; else the same). Of a chunked
 message only the last chunk counts: the others share its sequence, and are stored unjudged.
+
+What the parents of a segment stored goes before its own state: a producer may have sent a sequence
+again that only one of two parents lacks, and then one that the other has. Above everything that is
+inherited, own state alone decides.
 
 Invariants (`check_invariants`):
 1. persisted <= pushed. With nothing in flight the two are equal.
@@ -15,6 +20,9 @@ Invariants (`check_invariants`):
 4. What is decided STORE is settled (`persisted` or `failed`) once, in the order of the decisions
    about its name.
 5. Only names without a producer are ever forgotten.
+6. Once an inherited sequence got UNKNOWN, no later one of that name is stored before the producer
+   comes again (and with it, in order, whatever it still wants to send). So "at or below persisted"
+   keeps its meaning (2) for the next generation.
 
 Relies on: the caller, which settles every append even after its producer has gone, and stores a
 snapshot before it serves a topic on which `has_holes` (a log alone does not show holes).
@@ -24,15 +32,17 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
+from magnetar.broker.lineage import NO_SEQUENCE, Lineage, Piece, Span, stored, within
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
+from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 
-NO_SEQUENCE: Final = -1
-
-_VERSION: Final = 1
+_PLAIN: Final = 1
+_WITH_LINEAGE: Final = 2
 _HEADER: Final = struct.Struct(">BqqI")
 _NAME_SIZE: Final = struct.Struct(">I")
 _PRODUCER: Final = struct.Struct(">qI")
@@ -46,14 +56,15 @@ class Verdict(Enum):
     DUPLICATE = "duplicate"
     """It is stored: answer a receipt with position (-1, -1)."""
     UNKNOWN = "unknown"
-    """It was pushed, and whether it will be stored is not known yet: answer an error."""
+    """Whether it is or will be stored is not known: answer an error."""
 
 
-class Span(NamedTuple):
-    """Sequences of one producer, both ends included."""
+class _Inherited(NamedTuple):
+    """What a segment's parents stored of one name."""
 
-    first: int
-    last: int
+    pieces: tuple[Piece, ...]
+    highest: int
+    """No piece has a sequence above it."""
 
 
 class _Producer:
@@ -76,6 +87,9 @@ class Dedup:
         self._producers: dict[str, _Producer] = {}
         self._absent: dict[str, float] = {}
         """Names without a producer, by when it left: the longest absent first."""
+        self._inherited: dict[str, _Inherited] = {}
+        self._doubts: dict[str, int] = {}
+        """The first inherited sequence that got UNKNOWN since its producer came."""
 
     # --- sends
 
@@ -86,20 +100,28 @@ class Dedup:
         highest_sequence_id: int = NO_SEQUENCE,
         *,
         is_last_chunk: bool = True,
+        key_hash: int | None = None,
     ) -> Verdict:
-        """Judge a send. After STORE it counts as pushed, and the caller owes its settlement."""
+        """Judge a send. After STORE it counts as pushed, and the caller owes its settlement.
+
+        `key_hash` is where its key stands on the ring of segments; None: it has none, or several.
+        """
         if not is_last_chunk:
             return Verdict.STORE
+        if self._inherited:
+            verdict = self._inherited_verdict(name, sequence_id, key_hash)
+            if verdict is not None:
+                return verdict
         producer = self._producers.get(name)
         if producer is None:
             producer = self._producers[name] = _Producer(NO_SEQUENCE)
         sent = Span(sequence_id, max(sequence_id, highest_sequence_id))
         if sequence_id > producer.pushed:
             producer.pushed = sent.last
-        elif _within(sequence_id, producer.holes):
+        elif within(sequence_id, producer.holes):
             producer.holes = _without(producer.holes, sent)
             producer.filling.append(sent)
-        elif sequence_id > producer.persisted or _within(sequence_id, producer.filling):
+        elif sequence_id > producer.persisted or within(sequence_id, producer.filling):
             return Verdict.UNKNOWN
         else:
             return Verdict.DUPLICATE
@@ -128,71 +150,142 @@ class Dedup:
     def last_sequence_id(self, name: str) -> int:
         """Up to where a producer need not send again; -1 if it never sent."""
         producer = self._producers.get(name)
-        if producer is None:
-            return NO_SEQUENCE
-        return producer.holes[0].first - 1 if producer.holes else producer.pushed
+        pushed = NO_SEQUENCE if producer is None else producer.pushed
+        holes = [] if producer is None else producer.holes[:1]
+        inherited = self._inherited.get(name)
+        if inherited is not None:
+            # What is below its own sequences, the producer has sent again or given up.
+            holes += [hole for piece in inherited.pieces for hole in _above(piece.holes, pushed)]
+            pushed = max(pushed, inherited.highest)
+        return min(holes).first - 1 if holes else pushed
 
     @property
     def has_holes(self) -> bool:
         return any(producer.holes for producer in self._producers.values())
 
+    # --- what a segment inherits and bequeaths
+
+    def inherit(self, lineage: Lineage, own_range: HashRange, now: float) -> None:
+        """Take over what the parents stored; again: the same names once more."""
+        for name, pieces in lineage.covering(own_range).items():
+            self._inherited[name] = _Inherited(pieces, max(each.persisted for each in pieces))
+            if name not in self._producers:
+                self._absent.setdefault(name, now)
+
+    def lineage(self, own_range: HashRange, child_range: HashRange) -> Lineage:
+        """What a child on that range inherits, once nothing is in flight any more."""
+        names = {**self._producers, **self._inherited}
+        return Lineage({name: self._pieces(name, own_range) for name in names}).clipped(child_range)
+
+    def needs_key(self, name: str, sequence_id: int) -> bool:
+        """Whether the verdict depends on the key of the message."""
+        inherited = self._inherited.get(name)
+        return inherited is not None and sequence_id <= inherited.highest
+
+    def _inherited_verdict(
+        self, name: str, sequence_id: int, key_hash: int | None
+    ) -> Verdict | None:
+        """None: it is not stored by the parents, and its own state decides."""
+        inherited = self._inherited.get(name)
+        if inherited is None:
+            return None
+        doubt = self._doubts.get(name, sequence_id)
+        found = sequence_id <= inherited.highest and stored(inherited.pieces, sequence_id, key_hash)
+        if found:
+            return Verdict.DUPLICATE
+        if found is None:
+            self._doubts[name] = min(doubt, sequence_id)
+            return Verdict.UNKNOWN
+        producer = self._producers.get(name)
+        is_new = producer is None or sequence_id > producer.pushed
+        return Verdict.UNKNOWN if is_new and sequence_id > doubt else None
+
+    def _pieces(self, name: str, own_range: HashRange) -> list[Piece]:
+        inherited = self._inherited.get(name)
+        pieces = (Piece(own_range, NO_SEQUENCE),) if inherited is None else inherited.pieces
+        producer = self._producers.get(name)
+        if producer is None:
+            return list(pieces)
+        persisted, missing = producer.persisted, _missing(producer)
+        return [
+            Piece(
+                hash_range,
+                max(persisted, highest),
+                (*missing, *_above(holes, persisted)),
+            )
+            for hash_range, highest, holes in pieces
+        ]
+
     # --- names
 
     def producer_joined(self, name: str) -> None:
         self._absent.pop(name, None)
+        self._doubts.pop(name, None)
 
     def producer_left(self, name: str, now: float) -> None:
-        if name in self._producers:
+        if name in self._producers or name in self._inherited:
             self._absent.pop(name, None)
             self._absent[name] = now
 
     def forget_idle(self, now: float, idle: float) -> list[str]:
         """Drop the names absent for at least `idle`, and the longest absent above the limit."""
         forgotten: list[str] = []
+        known = len(self)
         for name, since in self._absent.items():
-            surplus = len(self._producers) - len(forgotten) > self._names_max
+            surplus = known - len(forgotten) > self._names_max
             if since > now - idle and not surplus:
                 break
-            if not self._producers[name].in_flight:
+            producer = self._producers.get(name)
+            if producer is None or not producer.in_flight:
                 forgotten.append(name)
         for name in forgotten:
-            del self._absent[name], self._producers[name]
+            del self._absent[name]
+            for known_names in (self._producers, self._inherited, self._doubts):
+                known_names.pop(name, None)
         return forgotten
 
     def __len__(self) -> int:
-        return len(self._producers)
+        """How many names it knows."""
+        if not self._inherited:
+            return len(self._producers)
+        return len(self._producers.keys() | self._inherited.keys())
 
     # --- the stored form
 
     def snapshot(self, position: Position) -> bytes:
         """What is persisted, for a log that is covered up to `position` at least."""
-        out = bytearray(_HEADER.pack(_VERSION, *position, len(self._producers)))
+        version = _WITH_LINEAGE if self._inherited else _PLAIN
+        out = bytearray(_HEADER.pack(version, *position, len(self._producers)))
         for name, producer in self._producers.items():
             encoded = name.encode()
             out += _NAME_SIZE.pack(len(encoded)) + encoded
-            persisted = producer.persisted
-            missing = sorted([*producer.holes, *producer.filling])
-            holes = [Span(low, min(high, persisted)) for low, high in missing if low <= persisted]
-            out += _PRODUCER.pack(persisted, len(holes))
+            holes = _missing(producer)
+            out += _PRODUCER.pack(producer.persisted, len(holes))
             for hole in holes:
                 out += _HOLE.pack(*hole)
+        if self._inherited:
+            inherited = {name: each.pieces for name, each in self._inherited.items()}
+            out += Lineage(inherited).to_bytes()
         return bytes(out)
 
     @classmethod
     def restore(cls, data: bytes, names_max: int, now: float) -> tuple[Dedup, Position]:
         """State of a snapshot, and behind which position to replay. All names are absent."""
-        if data and data[0] > _VERSION:
-            raise FormatTooNew(f"a dedup snapshot has version {data[0]}, not up to {_VERSION}")
+        if data and data[0] > _WITH_LINEAGE:
+            raise FormatTooNew(f"a dedup snapshot has version {data[0]}, not up to {_WITH_LINEAGE}")
         dedup = cls(names_max)
         try:
             version, ledger_id, entry_id, count = _HEADER.unpack_from(data)
             offset = _HEADER.size
             for _ in range(count):
                 offset = dedup._restore_producer(data, offset, now)
+            if version == _WITH_LINEAGE:
+                dedup._restore_inherited(Lineage.from_bytes(data[offset:]), now)
+                offset = len(data)
             dedup.check_invariants()
         except (struct.error, UnicodeDecodeError, InvariantBroken) as error:
             raise CorruptMetadata(f"a dedup snapshot of {len(data)} bytes: {error}") from error
-        if version != _VERSION or offset != len(data) or len(dedup) != count:
+        if version < _PLAIN or offset != len(data) or len(dedup._producers) != count:
             raise CorruptMetadata(f"a dedup snapshot of {len(data)} bytes does not add up")
         return dedup, Position(ledger_id, entry_id)
 
@@ -209,6 +302,11 @@ class Dedup:
             offset += _HOLE.size
         self._absent[name] = now
         return offset
+
+    def _restore_inherited(self, lineage: Lineage, now: float) -> None:
+        for name, pieces in lineage.items():
+            self._inherited[name] = _Inherited(pieces, max(each.persisted for each in pieces))
+            self._absent[name] = now
 
     def replay(
         self,
@@ -243,7 +341,10 @@ class Dedup:
                 if not before < hole.first <= hole.last or hole.first > pushed:
                     raise InvariantBroken(f"{name}: hole {hole} after {before}, pushed {pushed}")
                 before = hole.last
-        if not self._absent.keys() <= self._producers.keys():
+        for inherited in self._inherited.values():
+            for piece in inherited.pieces:
+                piece.check_invariants()
+        if not self._absent.keys() <= self._producers.keys() | self._inherited.keys():
             raise InvariantBroken("an absent producer has no sequences")
 
     def _settled(self, name: str, sequence_id: int) -> tuple[_Producer, Span]:
@@ -258,8 +359,15 @@ class Dedup:
         return producer, sent
 
 
-def _within(sequence_id: int, spans: list[Span]) -> bool:
-    return any(span.first <= sequence_id <= span.last for span in spans)
+def _missing(producer: _Producer) -> list[Span]:
+    """What is not stored of the sequences up to the last persisted one."""
+    persisted = producer.persisted
+    missing = sorted([*producer.holes, *producer.filling])
+    return [Span(low, min(high, persisted)) for low, high in missing if low <= persisted]
+
+
+def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:
+    return [Span(max(low, sequence_id + 1), high) for low, high in spans if high > sequence_id]
 
 
 def _without(spans: list[Span], gone: Span) -> list[Span]:

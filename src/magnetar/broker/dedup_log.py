@@ -8,7 +8,8 @@ Invariants:
 2. Nothing behind the snapshot's position is trimmed (`pin`).
 3. A snapshot covers everything that was persisted at or below its position: producers are settled
    in the same step in which that position is read.
-4. Once dedup is on, there is a snapshot: without one, dedup begins behind the last entry.
+4. Once dedup is on, there is a snapshot: without one, dedup begins behind the last entry. What a
+   segment inherited is in every snapshot, from before `inherit` returns.
 5. A snapshot is written by compare-and-set: a former owner never overwrites its successor's.
 
 Relies on: a managed ledger whose last position moves in the step in which its futures resolve, and
@@ -23,10 +24,12 @@ from typing import Final
 
 from magnetar.broker.dedup import Dedup
 from magnetar.broker.entries import EntryView
+from magnetar.broker.lineage import Lineage, dedup_name
 from magnetar.broker.records import dedup_key
 from magnetar.errors import BadVersion, MagnetarError, ManagedLedgerFenced, OutcomeUnknown
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.metadata.api import ABSENT, VALUE_BYTES_MAX, MetadataStore
+from magnetar.model.hashing import FULL_RING, HashRange
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
@@ -93,6 +96,20 @@ class DedupLog:
         """Entries at or above it are needed for the next replay."""
         return Position(self._covered.ledger_id, self._covered.entry_id + 1)
 
+    @property
+    def _own_range(self) -> HashRange:
+        descriptor = self._topic.descriptor
+        return FULL_RING if descriptor is None else descriptor.hash_range
+
+    async def inherit(self, lineage: Lineage) -> None:
+        """Take over, durably, what the parents of this segment stored."""
+        self.state.inherit(lineage, self._own_range, self._clock.monotonic())
+        await self.write()
+
+    def lineage(self, child_range: HashRange) -> Lineage:
+        """What a child on that range inherits; everything is settled."""
+        return self.state.lineage(self._own_range, child_range)
+
     async def _replay(self, now: float) -> None:
         position = self.pin
         while entries := await self._ledger.read(position, REPLAY_ENTRIES, REPLAY_BYTES):
@@ -100,7 +117,7 @@ class DedupLog:
                 view = EntryView.of(entry)
                 if view.readable and not view.is_marker:
                     self.state.replay(
-                        view.producer_name,
+                        dedup_name(self._topic, view.producer_name),
                         view.sequence_id,
                         view.highest_sequence_id,
                         now=now,

@@ -15,8 +15,9 @@ Invariants (`check_invariants`):
 3. Shared, Key_Shared: an entry that was read is at exactly one consumer, or waits, or is
    acknowledged. It leaves a consumer only by an ack, a redelivery request or the consumer's end,
    and only the request counts as a redelivery.
-4. Key_Shared: an entry overtakes no entry of its hash that waits, and (AUTO_SPLIT, in order) goes
-   to no consumer while another one has unacknowledged entries of its hash.
+4. Key_Shared: an entry overtakes no entry of its hash that waits, and (AUTO_SPLIT in order, entry
+   buckets) goes to no consumer while another one has unacknowledged entries of its hash. All
+   entries of a bucket have one hash.
 5. A consumer is blocked when its unacknowledged messages reach their limit, until they fall to
    half of it; likewise all consumers together for the subscription's limit.
 6. From a change that needs a rewind until `on_rewound`, nothing is planned: entries that were read
@@ -28,10 +29,11 @@ Relies on: new entries that come once each, in order, without acknowledged ones 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from magnetar.broker.entries import EntryView
 from magnetar.broker.failover import Candidate, choose_active
 from magnetar.broker.key_shared import AssignRefused, HashHolds, Moved, selector_for
 from magnetar.broker.members import HASH_BITS, HASH_MASK, Member, Members
@@ -76,8 +78,11 @@ class DispatchState:
         self._partition = partition
         self._single = type_.takes_cumulative_acks
         self._keyed = type_ is SubscriptionType.KEY_SHARED
-        self._selector = selector_for(key_shared.mode, consistent_hashing)
-        drains = key_shared.mode is KeySharedMode.AUTO_SPLIT and not key_shared.out_of_order
+        self._selector = selector_for(key_shared, consistent_hashing)
+        bucketed = key_shared.entry_buckets
+        self._hash_of: Callable[[EntryFacts], int] = _bucket_hash if bucketed else _key_hash
+        in_order = key_shared.mode is KeySharedMode.AUTO_SPLIT and not key_shared.out_of_order
+        drains = bucketed or in_order
         self._holds = HashHolds() if self._keyed and drains else None
         self._members = Members(limits.unacked_per_consumer, limits.unacked_per_subscription)
         self._active: Member | None = None
@@ -266,10 +271,10 @@ class DispatchState:
     def _plan_keyed(self, entries: Sequence[E]) -> Plan[E]:
         chosen: dict[int, list[E]] = {}
         held_back = 0
-        ring_position = self._selector.ring_position
+        hash_of, ring_position = self._hash_of, self._selector.ring_position
         waiting = self._replay.hashes
         for entry in entries:
-            key_hash = ring_position(entry.key_hash)
+            key_hash = ring_position(hash_of(entry))
             member = None if key_hash in waiting else self._taker(key_hash)
             if member is None:
                 self._replay.add(entry.position, key_hash)
@@ -284,7 +289,7 @@ class DispatchState:
         served: set[int] = set()
         taken = 0
         for entry in entries:
-            key_hash = self._selector.ring_position(entry.key_hash)
+            key_hash = self._selector.ring_position(self._hash_of(entry))
             # Not the first any more: an earlier one of its hash came back while this was read.
             is_first = self._replay.head(key_hash) == entry.position
             member = self._taker(key_hash) if is_first else None
@@ -508,3 +513,11 @@ class DispatchState:
                 held[key_hash] = (key, held.get(key_hash, (key, 0))[1] + 1)
             if held != self._holds.holders():
                 raise InvariantBroken("held hashes are not those of the entries at consumers")
+
+
+def _key_hash(entry: EntryFacts) -> int:
+    return entry.key_hash
+
+
+def _bucket_hash(entry: EntryFacts) -> int:
+    return EntryView(entry.position, entry.payload).bucket_hash

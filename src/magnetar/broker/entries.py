@@ -16,7 +16,7 @@ from typing import Final
 
 from magnetar.errors import RemoteProtocolError
 from magnetar.ledger.api import Entry
-from magnetar.model.hashing import key_hash
+from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.ids import Position
 from magnetar.wire.messages import TxnId, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -118,6 +118,17 @@ class EntryView:
                 key = f"{self.metadata.producer_name}-{self.metadata.sequence_id}".encode()
             self._hash = key_hash(key)
         return self._hash
+
+    @property
+    def bucket_hash(self) -> int:
+        """Where it stands on the ring of entry buckets: all its messages are of one bucket.
+
+        A producer that batches by bucket says so; else its key tells. Without one it is 0.
+        """
+        metadata = self.metadata
+        if metadata.HasField("entry_hash_min"):
+            return min(metadata.entry_hash_min, HASH_MAX)  # a client may claim anything
+        return 0 if self.key is None else bucket_hash(self.key_hash)
 
     # --- chunks, markers, transactions
 

@@ -1,31 +1,36 @@
 """Pure: which consumer of a Key_Shared subscription gets which key.
 
-Owns: the ring of key hashes, the three ways to hand it out (`RangeSplitting`, `ConsistentHashing`,
-`StickyRanges`), and `HashHolds`, which keeps a key in order while it moves between consumers.
+Owns: the ring of key hashes, the four ways to hand it out (`RangeSplitting`, `ConsistentHashing`,
+`StickyRanges`, `EntryBuckets`), and `HashHolds`, which keeps a key in order while it moves between
+consumers.
 
 Invariants:
-1. The ring is 0..65535. Only sticky consumers, who name their ranges themselves, use position 0.
-2. Every position belongs to exactly one consumer (sticky: at most one), if there is one at all.
-3. A change of membership moves positions only from the one that leaves or to the one that joins.
-   `join` and `leave` return exactly what moved.
+1. The ring is 0..65535. Only sticky consumers, who name their ranges themselves, have position 0.
+2. Every position belongs to exactly one consumer (sticky ranges: at most one), if there is one at
+   all.
+3. A change of membership moves positions only from the one that leaves or to the one that joins
+   (entry buckets: whole buckets between any two). `join` and `leave` return exactly what moved.
 4. A hash is held by the consumer at which all its unacknowledged entries are. Nobody else may get
    an entry of it before the last of them is acknowledged, given back, or its consumer leaves.
 
 Holding every hash that has entries at a consumer, not only those that moved, makes the draining of
 a moved hash (PIP-379) follow from one rule: draining is "held by another than the selected one".
+With entry buckets all entries of a bucket stand at one position, so buckets are held and drained.
+
+Relies on: `KeySharedPolicy` for entry buckets that tile the ring.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from magnetar.errors import InvariantBroken
 from magnetar.model.hashing import HASH_MAX, RING_SIZE, HashRange, key_hash
-from magnetar.model.subscriptions import KeySharedMode
+from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy
 
 POINTS_PER_CONSUMER: Final = 100
 
@@ -224,9 +229,54 @@ class StickyRanges(KeySelector):
         return parts
 
 
-def selector_for(mode: KeySharedMode, consistent_hashing: bool) -> KeySelector:
+class EntryBuckets(KeySelector):
+    """Runs of whole buckets, as equal as possible, to the consumers in the order of their names.
+
+    Who has what depends on nothing but who is there. Consumers beyond the number of buckets have
+    none.
+    """
+
+    first_position = 0
+
+    def __init__(self, buckets: Sequence[HashRange]) -> None:
+        super().__init__()
+        self._buckets = tuple(buckets)
+        self._starts = [each.start for each in buckets]
+        self._sharers: list[tuple[str, int]] = []
+
+    def ring_position(self, hash32: int) -> int:
+        """Where the entries of a bucket stand; the hash is that of the ring of buckets, 16 bits."""
+        return max(self._starts[bisect_right(self._starts, hash32) - 1], 1)
+
+    def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        if tuple(ranges) != self._buckets:
+            return AssignRefused(
+                f"consumer {name!r} names {len(ranges)} entry buckets that are not the"
+                f" {len(self._buckets)} of the others"
+            )
+        insort(self._sharers, (name, key))
+        return None
+
+    def _remove(self, key: int) -> None:
+        self._sharers = [each for each in self._sharers if each[1] != key]
+
+    def _parts(self) -> list[_Part]:
+        buckets, sharers = len(self._buckets), len(self._sharers)
+        parts: list[_Part] = []
+        start = 0
+        for index, (_, key) in enumerate(self._sharers):
+            end = (index + 1) * buckets // sharers
+            if end > start:
+                parts.append(_Part(self._buckets[end - 1].end, key))
+            start = end
+        return parts
+
+
+def selector_for(policy: KeySharedPolicy, consistent_hashing: bool) -> KeySelector:
     """A ring without consumers, handed out as a subscription's policy and the settings say."""
-    if mode is KeySharedMode.STICKY:
+    if policy.entry_buckets:
+        return EntryBuckets(policy.ranges)
+    if policy.mode is KeySharedMode.STICKY:
         return StickyRanges()
     return ConsistentHashing() if consistent_hashing else RangeSplitting()
 

@@ -6,6 +6,7 @@ Invariants:
 1. There is a `state` exactly while there is a consumer; it is a new one whenever the first joins,
    so the type may change while nobody is connected, and nothing of former consumers is left in it.
 2. All consumers of a subscription have the same type, and the same Key_Shared mode and order.
+   They share entry buckets all or not at all, and those that do name the same buckets.
 3. Failover: each change of the active consumer is told to every consumer; one that joins and is
    not chosen is told so.
 
@@ -176,6 +177,9 @@ class Membership:
             )
         policy = options.key_shared or _DEFAULT_POLICY
         mine, theirs = self._policy, policy
+        if mine.entry_buckets != theirs.entry_buckets:
+            shared = "share" if mine.entry_buckets else "do not share"
+            raise ConsumerAssign(f"{self._subscription} has consumers that {shared} entry buckets")
         if (mine.mode, mine.out_of_order) != (theirs.mode, theirs.out_of_order):
             raise ConsumerBusy(f"{self._subscription} has consumers of another key-shared policy")
 

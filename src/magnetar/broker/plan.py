@@ -29,6 +29,10 @@ class EntryFacts(Protocol):
         """The 32-bit hash of its key; asked for on Key_Shared only."""
 
     @property
+    def payload(self) -> bytes:
+        """As it is stored; asked for where consumers share entry buckets, which it names."""
+
+    @property
     def open_indexes(self) -> int | None:
         """Of a partly acknowledged batch: set bits are messages still to be delivered."""
 

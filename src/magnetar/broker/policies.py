@@ -118,6 +118,10 @@ class Policies(msgspec.Struct, frozen=True):
     max_unacked_messages_per_consumer: int | None = None
     max_unacked_messages_per_subscription: int | None = None
     message_ttl_in_seconds: int | None = None
+    scalable_topic_auto_scale_policy: dict[str, object] | None = msgspec.field(
+        default=None, name="scalableTopicAutoScalePolicy"
+    )
+    """What it overrides of the broker's auto-scale policy, as `scalable` reads it."""
 
 
 class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +144,10 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
     max_unacked_per_subscription: int | None = None
 
 
-def effective(namespace: Policies, topic: Policies | None = None) -> TopicPolicies:
-    """The policies of a topic from those of its namespace and its own."""
+def effective(
+    namespace: Policies, topic: Policies | None = None, *, is_segment: bool = False
+) -> TopicPolicies:
+    """The policies of a topic (or segment) from those of its namespace and its own."""
     own = topic or Policies()
 
     def first(name: str) -> object:
@@ -158,10 +164,12 @@ def effective(namespace: Policies, topic: Policies | None = None) -> TopicPolici
         None if created is None else created.allow_auto_subscription_creation
     )
     kept = {name: value for name, value in given.items() if value is not None}
-    return msgspec.structs.replace(_DEFAULTS, **kept)
+    return msgspec.structs.replace(_SEGMENT_DEFAULTS if is_segment else _DEFAULTS, **kept)
 
 
 _DEFAULTS: Final = TopicPolicies()
+_SEGMENT_DEFAULTS: Final = TopicPolicies(deduplication=True)
+"""A send that crossed the end of a segment comes again to its children."""
 _SAME: Final = {
     "deduplication": "deduplication_enabled",
     "inactive": "inactive_topic_policies",

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from typing import Final
 
 from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
-from magnetar.broker.dedup import NO_SEQUENCE, Dedup, Verdict
+from magnetar.broker.dedup import Dedup, Verdict
 from magnetar.broker.entries import EntryView
+from magnetar.broker.lineage import NO_SEQUENCE
 from magnetar.broker.stats import PublisherStats, Rate, time_text
 from magnetar.errors import (
     ChecksumMismatch,
@@ -37,6 +38,7 @@ from magnetar.errors import (
     TooManyRequests,
     TopicTerminated,
 )
+from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
@@ -89,8 +91,11 @@ class Producer:
         trouble: Signal,
         schema_version: bytes = b"",
         dedup: Dedup | None = None,
+        dedup_name: str | None = None,
     ) -> None:
         self.name = name
+        self.dedup_name = dedup_name or name
+        """Under which its sequences count: one for all segments of a scalable topic."""
         self.options = options
         self.schema_version = schema_version
         self.topic_epoch: int | None = None
@@ -220,17 +225,19 @@ class Producer:
         if self.dedup is None or send.marker:
             return _Sent(highest)
         last = not send.is_chunk or EntryView(_NOWHERE, send.headers_and_payload).is_last_chunk
+        by_key = self.dedup.needs_key(self.dedup_name, send.sequence_id)
         verdict = self.dedup.decide(
-            self.name,
+            self.dedup_name,
             send.sequence_id,
             NO_SEQUENCE if highest is None else highest,
             is_last_chunk=last,
+            key_hash=_hash_of(send.headers_and_payload) if by_key else None,
         )
         if verdict is Verdict.STORE:
             return _Sent(highest, dedup=self.dedup, is_last_chunk=last)
         if verdict is Verdict.DUPLICATE:
             return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
-        text = f"{self.name}: whether message {send.sequence_id} is stored is not known yet"
+        text = f"{self.name}: whether message {send.sequence_id} is stored is not known"
         return _refused(send, StorageError(text, hint="send it again later"))
 
     def _refusal(self, send: Send) -> MagnetarError | None:
@@ -311,7 +318,7 @@ class Producer:
         error = sent.error or _failure_of(future)
         if sent.dedup is not None:
             settled = sent.dedup.persisted if error is None else sent.dedup.failed
-            settled(self.name, sequence_id, is_last_chunk=sent.is_last_chunk)
+            settled(self.dedup_name, sequence_id, is_last_chunk=sent.is_last_chunk)
         if sent.answer is not None:
             receipt = sent.answer
         elif error is None:
@@ -357,6 +364,16 @@ class Producer:
 def _refused(send: Send, error: MagnetarError) -> _Sent:
     highest = send.highest_sequence_id
     return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED, error))
+
+
+def _hash_of(payload: bytes) -> int | None:
+    """Where the one key of a message stands on the ring; None: it has none, or is a batch."""
+    view = EntryView(_NOWHERE, payload)
+    metadata = view.metadata
+    # Of an encoded key nobody says whether clients route by its text or by its bytes.
+    if view.is_batch or not metadata.partition_key or metadata.partition_key_b64_encoded:
+        return None
+    return segment_hash(key_hash(metadata.partition_key))
 
 
 def _failure_of(future: asyncio.Future[Position]) -> MagnetarError | None:

@@ -21,14 +21,16 @@ from magnetar.errors import BadVersion, CorruptMetadata
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import ABSENT, MetadataStore, Record
 from magnetar.metadata.recipes import Content, cas_update
-from magnetar.model.names import NamespaceName, TopicName
+from magnetar.model.names import Domain, NamespaceName, TopicName
 
 TENANTS: Final = "/broker/tenants"
 CLUSTERS: Final = "/broker/clusters"
 PRODUCER_NAMES: Final = "/broker/producer-names"
+SCALABLE_TOPICS: Final = "/scalable/topics"
 
 _NAMESPACES: Final = "/broker/namespaces"
 _TOPICS: Final = "/broker/topics"
+_SEGMENTS: Final = "/broker/segments"
 _PARTITIONED: Final = "/broker/partitioned"
 _SCHEMAS: Final = "/broker/schemas"
 _DEDUP: Final = "/broker/dedup"
@@ -40,8 +42,15 @@ def namespaces_directory(tenant: str) -> str:
     return f"{_NAMESPACES}/{encode_name(tenant)}"
 
 
-def topics_directory(namespace: NamespaceName) -> str:
-    return f"{_TOPICS}/{encode_name(str(namespace))}"
+def topics_directory(namespace: NamespaceName, domain: Domain = Domain.PERSISTENT) -> str:
+    """Segments of scalable topics stand apart: they are in no list of topics."""
+    parent = _SEGMENTS if domain is Domain.SEGMENT else _TOPICS
+    return f"{parent}/{encode_name(str(namespace))}"
+
+
+def scalable_key(topic: TopicName) -> str:
+    """The record of a scalable topic, by its name, a segment's, or that of a regular topic."""
+    return f"{SCALABLE_TOPICS}/{encode_name(str(topic.scalable_topic()))}"
 
 
 def partitioned_directory(namespace: NamespaceName) -> str:

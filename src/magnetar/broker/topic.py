@@ -10,6 +10,7 @@ Invariants:
    told to look it up again, and its owner loads it anew.
 4. Terminating and deleting are decisions of the managed ledger, and as durable.
 5. Subscriptions are woken whenever entries have become durable, and at the end of the topic.
+6. On a segment, producers `<n>` and `<n>-seg-<its id>` are one for dedup, and never connected both.
 
 Room for transactions: consumers see what `readable_end` and `is_visible` let through.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -30,12 +31,15 @@ from magnetar.broker.api import DROPPED, ConsumerOptions, LastMessage, ProducerO
 from magnetar.broker.consumer import Consumer
 from magnetar.broker.dedup_log import DedupLog
 from magnetar.broker.entries import EntryView, publish_time_of
+from magnetar.broker.lineage import NOTHING, Lineage, dedup_name, producer_names
+from magnetar.broker.ownership import Ownership, SoleOwner
 from magnetar.broker.policies import TopicPolicies
 from magnetar.broker.producer import Producer
 from magnetar.broker.records import Directory, TopicRecord, record_name, topics_directory
 from magnetar.broker.schemas import Schemas, version_bytes
 from magnetar.broker.stats import Rate, TopicStats, with_sums
 from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic_ends import TopicEnds
 from magnetar.broker.topic_producers import ProducerNames, TopicProducers
 from magnetar.broker.topic_subscriptions import TopicSubscriptions
 from magnetar.errors import (
@@ -52,6 +56,7 @@ from magnetar.errors import (
 from magnetar.ledger.api import Entry, LedgerStore
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.metadata.api import MetadataStore
+from magnetar.model.hashing import FULL_RING, HashRange
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
@@ -78,6 +83,7 @@ class TopicParts:
     producer_names: ProducerNames
     owner: str = ""
     """The broker, as statistics name it."""
+    ownership: Ownership = field(default_factory=SoleOwner)
 
 
 class Topic:
@@ -100,7 +106,8 @@ class Topic:
         """When it was last seen with a producer or consumer."""
         self._parts = parts
         self._clock = parts.clock
-        self._records = Directory(parts.metadata, topics_directory(name.namespace), TopicRecord)
+        directory = topics_directory(name.namespace, name.domain)
+        self._records = Directory(parts.metadata, directory, TopicRecord)
         limits = parts.limits
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
@@ -113,6 +120,7 @@ class Topic:
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         self._policy_turn = asyncio.Lock()
+        self._ends = TopicEnds(self._tasks)
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)
         self._byte_rate = Rate(parts.clock)
@@ -145,6 +153,7 @@ class Topic:
             await DedupLog.delete(self.name, self._parts.metadata)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
+        self._watch_ends()
 
     # --- what it knows
 
@@ -215,10 +224,16 @@ class Topic:
             trouble=self._trouble,
             schema_version=version_bytes(version),
             dedup=None if self._dedup is None else self._dedup.state,
+            dedup_name=dedup_name(self.name, name),
         )
         await self.producers.add(producer)
         try:
             self._check_writable()  # it may have been fenced while the epoch was written
+            other = self._namesake(producer)
+            if other is not None and other.ready and producer.ready:
+                raise ProducerBusy(
+                    f"{self.name} has a producer {other.name!r}, the same as {name!r}"
+                )
         except MagnetarError as error:
             producer.stop(error)
             await self.producers.remove(producer)
@@ -230,8 +245,14 @@ class Topic:
         dedup = self._dedup
         producer.dedup = None if dedup is None else dedup.state
         if dedup is not None:
-            dedup.state.producer_joined(producer.name)
-            producer.last_sequence_id = dedup.state.last_sequence_id(producer.name)
+            dedup.state.producer_joined(producer.dedup_name)
+            producer.last_sequence_id = dedup.state.last_sequence_id(producer.dedup_name)
+
+    def _namesake(self, producer: Producer) -> Producer | None:
+        """Another one that counts as the same for dedup."""
+        names = producer_names(self.name, producer.dedup_name)
+        others = (self.producers.named(name) for name in names)
+        return next((other for other in others if other not in (None, producer)), None)
 
     async def remove_producer(self, producer: Producer) -> None:
         """Let a producer go, once everything that it sent is settled."""
@@ -240,8 +261,8 @@ class Topic:
         self._gone_bytes += producer.bytes_in
         producer.messages_in = producer.bytes_in = 0
         self.used_at = self._clock.monotonic()
-        if self._dedup is not None and self.producers.named(producer.name) is None:
-            self._dedup.state.producer_left(producer.name, self._clock.monotonic())
+        if self._dedup is not None and self._namesake(producer) is None:
+            self._dedup.state.producer_left(producer.dedup_name, self._clock.monotonic())
 
     async def _create_initial(self, name: str) -> None:
         if name in self.subscriptions:
@@ -268,6 +289,7 @@ class Topic:
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
         found = await self._subscriptions.subscribe(options, self.policies)
         self._check_open()
+        self._watch_ends()
         return found
 
     async def create_subscription(
@@ -275,19 +297,36 @@ class Topic:
     ) -> bool:
         """A durable subscription without a consumer; False: it exists already."""
         self._check_open()
-        return await self._subscriptions.create(name, mark_delete, self.policies, properties)
+        created = await self._subscriptions.create(name, mark_delete, self.policies, properties)
+        self._watch_ends()
+        return created
 
     async def delete_subscription(
         self, name: str, *, by: Consumer | None = None, force: bool = False
     ) -> None:
         """Remove a subscription; refused while consumers other than `by` are connected."""
         self._check_open()
+        subscription = self.subscriptions.get(name)
         await self._subscriptions.delete(name, by=by, force=force)
+        if subscription is not None:
+            self._ends.unwatch(subscription)
 
     async def release(self, subscription: Subscription) -> None:
         """Call it when a consumer has left: a non-durable subscription may go with it."""
         self.used_at = self._clock.monotonic()
         await self._subscriptions.release(subscription)
+        if self.subscriptions.get(subscription.name) is not subscription:
+            self._ends.unwatch(subscription)
+
+    @property
+    def ends(self) -> Signal:
+        """Advances when, on a terminated topic, a subscription may have come to the end or left it,
+        or came or went; never on others."""
+        return self._ends.moved
+
+    def _watch_ends(self) -> None:
+        if self.terminated and not self.closing:
+            self._ends.watch(self.subscriptions.values())
 
     # --- policies
 
@@ -391,7 +430,34 @@ class Topic:
         last = await self.ledger.seal()
         self.producers.stop(TopicTerminated(f"{self.name} was terminated"))
         self._subscriptions.wake()
+        self._watch_ends()
+        await self._settle_all()
         return last
+
+    async def _settle_all(self) -> None:
+        """Of a topic that takes no more messages: dedup knows the outcome of all, durably."""
+        await self.producers.drained()
+        if self._dedup is not None and self._dedup.state.has_holes:
+            await self._dedup.write()  # the log alone does not show them
+
+    # --- segments: what children know of the sequences of their parents
+
+    async def lineage(self, child_range: HashRange = FULL_RING) -> Lineage:
+        """What a child on that range inherits of this topic, which is terminated."""
+        self._check_open()
+        if not self.terminated:
+            raise NotAllowed(f"{self.name} still takes messages", hint="terminate it first")
+        await self._settle_all()
+        return NOTHING if self._dedup is None else self._dedup.lineage(child_range)
+
+    async def inherit(self, lineage: Lineage) -> None:
+        """Take over, durably, what the parents stored; it takes no messages before that."""
+        self._check_open()
+        dedup = self._dedup
+        if dedup is not None:
+            await dedup.inherit(lineage)
+            for producer in self.producers.connected.values():
+                dedup.state.producer_joined(producer.dedup_name)
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove it with all its data; refused while anybody is connected unless `force`."""

@@ -11,8 +11,10 @@ Invariants:
 3. `x-partition-n` is a partition if `x` is a partitioned topic, and then n is below its count. The
    name of a partitioned topic is no topic itself.
 4. `list_changed` of a namespace advances after every change of its list of topics by this broker.
-
-Relies on: this broker being the one that serves these topics (as every broker is, so far).
+5. Segments of scalable topics are topics that are created explicitly, stand in no list, and are
+   deleted only by whoever keeps their scalable topic. No regular topic is created beside a scalable
+   one of the same name.
+6. A topic is loaded only while this broker owns it: claimed before, released after (`ownership`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from magnetar.broker.records import (
     Directory,
     TopicRecord,
     record_name,
+    scalable_key,
     topics_directory,
 )
 from magnetar.broker.topic import Topic, TopicParts
@@ -82,6 +85,8 @@ class Topics(Service):
         self._loads: dict[tuple[TopicName, bool], asyncio.Task[LoadedTopic]] = {}
         self._turns: dict[TopicName, _Turn] = {}
         self._list_changes: dict[NamespaceName, Signal] = {}
+        self.loaded_changed = Signal()
+        """Advances after a topic was loaded or unloaded."""
 
     async def _start(self) -> None:
         self.spawn(self._care(), "care")
@@ -94,11 +99,18 @@ class Topics(Service):
         problems: list[BaseException] = []
         while self._loaded:
             some = [self._loaded.pop(name) for name in list(self._loaded)[:CLOSES_AT_ONCE]]
-            closing = [topic.close(leaving) for topic in some]
+            closing = [self._leave(topic, leaving) for topic in some]
             results = await asyncio.gather(*closing, return_exceptions=True)
             problems += [result for result in results if isinstance(result, BaseException)]
+            self.loaded_changed.advance()
         if problems:
             raise problems[0]
+
+    async def _leave(self, topic: LoadedTopic, error: MagnetarError) -> None:
+        try:
+            await topic.close(error)
+        finally:
+            await self._release(topic.name)
 
     # --- loading
 
@@ -137,20 +149,37 @@ class Topics(Service):
             if name.domain is Domain.NON_PERSISTENT:
                 if not create or not (is_partition or _creation(namespace)):
                     raise _missing(name)
+                await self._parts.ownership.claim(name)
                 topic = NonPersistentTopic(name, self._parts, effective(namespace))
             else:
                 record = await self._record(name, namespace, create, is_partition)
-                policies = effective(namespace, policies_of(record))
-                topic = await Topic.open(name, self._parts, record, policies)
+                topic = await self._open(name, record, namespace)
             self._loaded[name] = topic
+            self.loaded_changed.advance()
             if name.domain is Domain.NON_PERSISTENT:
                 self._list_changed(name.namespace)
             return topic
 
+    async def _open(self, name: TopicName, record: TopicRecord, namespace: Policies) -> Topic:
+        await self._parts.ownership.claim(name)
+        try:
+            policies = _effective(name, namespace, record)
+            return await Topic.open(name, self._parts, record, policies)
+        except BaseException:
+            await self._release(name)
+            raise
+
+    async def _release(self, name: TopicName) -> None:
+        try:
+            await self._parts.ownership.release(name)
+        except MagnetarError as error:
+            # It stays claimed: this broker still may load it, and its end releases it.
+            _LOG.warning("topic-release-failed", topic=str(name), error=str(error))
+
     async def _check_partition(self, name: TopicName) -> bool:
         """Whether it is a partition; NotAllowed if the name cannot be a topic's."""
-        if name.domain.is_scalable:
-            raise NotAllowed(f"{name} is not a regular topic")
+        if name.domain is Domain.TOPIC:
+            raise NotAllowed(f"{name} is scalable: its segments are topics, it is none itself")
         base = await self.partitioned.get(name.without_partition())
         if base is None:
             return False
@@ -165,23 +194,37 @@ class Topics(Service):
     async def _record(
         self, name: TopicName, namespace: Policies, create: bool, is_partition: bool
     ) -> TopicRecord:
-        found = await self._records(name.namespace).get(record_name(name))
+        found = await self._records_of(name).get(record_name(name))
         if found is not None:
             return found
         # The record of a partition is made with the partitioned topic; a crash may have lost it.
-        if not is_partition and not (create and _creation(namespace)):
-            raise _missing(name)
+        if not is_partition:
+            if name.domain is Domain.SEGMENT or not (create and _creation(namespace)):
+                raise _missing(name)
+            await self._check_not_scalable(name)
         return await self._create_record(name, namespace)
+
+    async def _check_not_scalable(self, name: TopicName) -> None:
+        if name.domain is not Domain.PERSISTENT:
+            return
+        if await self._parts.metadata.get(scalable_key(name)) is not None:
+            raise NotAllowed(
+                f"{name} cannot be created: a scalable topic has its name",
+                hint=f"use {name.scalable_topic()}",
+            )
 
     async def _create_record(
         self, name: TopicName, namespace: Policies, properties: Mapping[str, str] | None = None
     ) -> TopicRecord:
-        limit = namespace.max_topics_per_namespace
-        if limit and len(await self._records(name.namespace).names()) >= limit:
+        is_segment = name.domain is Domain.SEGMENT
+        records = self._records_of(name)
+        limit = 0 if is_segment else namespace.max_topics_per_namespace
+        if limit and len(await records.names()) >= limit:
             raise NotAllowed(f"namespace {name.namespace} has {limit} topics, its limit")
         record = TopicRecord(self._parts.clock.now_ms(), properties=dict(properties or {}))
-        await self._records(name.namespace).create(record_name(name), record)
-        self._list_changed(name.namespace)
+        await records.create(record_name(name), record)
+        if not is_segment:
+            self._list_changed(name.namespace)
         return record
 
     # --- which there are
@@ -190,9 +233,9 @@ class Topics(Service):
         """Whether there is such a topic; a partitioned one counts as well."""
         if name in self._loaded or await self.partitioned.get(name) is not None:
             return True
-        if name.domain is not Domain.PERSISTENT:
+        if name.domain not in (Domain.PERSISTENT, Domain.SEGMENT):
             return False
-        return await self._records(name.namespace).get(record_name(name)) is not None
+        return await self._records_of(name).get(record_name(name)) is not None
 
     async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
         """The topics of a namespace, partitions one by one, without those of the broker itself."""
@@ -209,6 +252,19 @@ class Topics(Service):
             ]
         prefix = f"/{namespace}/{_HIDDEN}"
         return sorted(name for name in found if prefix not in name)
+
+    async def segment_names(self, topic: TopicName) -> list[TopicName]:
+        """All segments of a scalable topic that have a record, in use or not, by id."""
+        wanted = topic.scalable_topic()
+        found = await self._segments_in(topic.namespace)
+        return sorted(
+            (name for name in found if name.scalable_topic() == wanted),
+            key=lambda name: name.descriptor.segment_id if name.descriptor else -1,
+        )
+
+    async def _segments_in(self, namespace: NamespaceName) -> list[TopicName]:
+        names = await self._records(namespace, Domain.SEGMENT).names()
+        return [TopicName.parse(f"segment://{namespace}/{name}") for name in names]
 
     def list_changed(self, namespace: NamespaceName) -> Signal:
         """Advances when topics of a namespace come or go."""
@@ -228,8 +284,9 @@ class Topics(Service):
         if name.domain is Domain.NON_PERSISTENT:
             raise NotAllowed(f"{name} exists while it is used; it cannot be created")
         async with self._turn(name):
-            if await self._records(name.namespace).get(record_name(name)) is not None:
+            if await self._records_of(name).get(record_name(name)) is not None:
                 return False
+            await self._check_not_scalable(name)
             await self._create_record(name, namespace, properties)
             return True
 
@@ -245,7 +302,7 @@ class Topics(Service):
             return record.partitions
         if await self._check_partition(name) or await self.exists(name):
             return 0
-        creation = _creation(namespace)
+        creation = None if name.domain is Domain.SEGMENT else _creation(namespace)
         if not create or creation is None:
             raise _missing(name)
         if creation.topic_type != "partitioned" or name.partition is not None:
@@ -265,6 +322,7 @@ class Topics(Service):
                 return False
             if await self.exists(name):
                 raise NotAllowed(f"{name} exists, and is not partitioned")
+            await self._check_not_scalable(name)
             if not await self.partitioned.create(name, partitions, properties):
                 return False
         await self._create_partitions(name, partitions, namespace)
@@ -274,6 +332,7 @@ class Topics(Service):
         """Add partitions; they get every durable subscription of the first one."""
         namespace = await self.namespaces.policies(name.namespace)
         record = await self.partitioned.get(name)
+        await self._check_not_scalable(name)
         await self.partitioned.grow(name, partitions)
         await self._create_partitions(name, partitions, namespace)
         assert record is not None, "grow found it"
@@ -313,6 +372,8 @@ class Topics(Service):
             _LOG.warning("topic-unload-failed", topic=str(topic.name), error=str(error))
         finally:
             self._loaded.pop(topic.name, None)
+            self.loaded_changed.advance()
+        await self._release(topic.name)
 
     async def delete(self, name: TopicName, *, force: bool = False) -> None:
         """Remove a topic with its data; refused while it is used unless `force`."""
@@ -322,11 +383,19 @@ class Topics(Service):
                 raise ServiceNotReady(f"{name} is being loaded or unloaded")
             await topic.delete(force=force)
             self._loaded.pop(name, None)
+            self.loaded_changed.advance()
             if isinstance(topic, Topic):
-                await self._records(name.namespace).delete(record_name(name))
+                await self._records_of(name).delete(record_name(name))
+            await self._release(name)
+        if name.domain is Domain.SEGMENT:
+            return  # the schema is that of the scalable topic, and lists do not have it
         if name.partition is None and isinstance(topic, Topic):
             await self._parts.schemas.forget(name.schema_id)
         self._list_changed(name.namespace)
+
+    async def forget_schema(self, name: TopicName) -> None:
+        """Of a scalable topic, whose segments share it."""
+        await self._parts.schemas.forget(name.schema_id)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool = False) -> None:
         """Remove a partitioned topic with all its partitions."""
@@ -355,6 +424,7 @@ class Topics(Service):
             for name in self._loaded
             if name.namespace == namespace and name.domain is Domain.NON_PERSISTENT
         ]
+        names += await self._segments_in(namespace)
         partitioned = await self.partitioned.names(namespace)
         if (names or partitioned) and not force:
             raise NotAllowed(f"namespace {namespace} has topics", hint="delete them first")
@@ -384,7 +454,7 @@ class Topics(Service):
             given = {key: value for key, value in own.items() if value != _UNSET[key]}
             return msgspec.structs.replace(record, policies=given)
 
-        if await self._records(name.namespace).change(record_name(name), changed) is None:
+        if await self._records_of(name).change(record_name(name), changed) is None:
             raise _missing(name)
         topic = self._loaded.get(name)
         if topic is not None and not topic.closing and topic.lost is None:
@@ -393,7 +463,7 @@ class Topics(Service):
 
     async def topic_policies(self, name: TopicName) -> Policies:
         """What a topic overrides."""
-        record = await self._records(name.namespace).get(record_name(name))
+        record = await self._records_of(name).get(record_name(name))
         if record is None:
             raise _missing(name)
         return policies_of(record)
@@ -401,8 +471,7 @@ class Topics(Service):
     async def _effective(self, name: TopicName, namespace: Policies) -> TopicPolicies:
         if name.domain is Domain.NON_PERSISTENT:
             return effective(namespace)
-        record = await self._records(name.namespace).get(record_name(name))
-        return effective(namespace, None if record is None else policies_of(record))
+        return _effective(name, namespace, await self._records_of(name).get(record_name(name)))
 
     # --- care
 
@@ -433,6 +502,8 @@ class Topics(Service):
         idle = now - topic.used_at
         if isinstance(topic, NonPersistentTopic):
             return idle >= CARE_SECONDS  # nothing is lost with it
+        if topic.name.domain is Domain.SEGMENT:
+            return False
         policy = topic.policies.inactive
         if not policy.delete_while_inactive or idle < policy.max_inactive_duration_seconds:
             return False
@@ -442,8 +513,14 @@ class Topics(Service):
 
     # --- parts
 
-    def _records(self, namespace: NamespaceName) -> Directory[TopicRecord]:
-        return Directory(self._parts.metadata, topics_directory(namespace), TopicRecord)
+    def _records(
+        self, namespace: NamespaceName, domain: Domain = Domain.PERSISTENT
+    ) -> Directory[TopicRecord]:
+        return Directory(self._parts.metadata, topics_directory(namespace, domain), TopicRecord)
+
+    def _records_of(self, name: TopicName) -> Directory[TopicRecord]:
+        """Where the record of this topic is."""
+        return self._records(name.namespace, name.domain)
 
     @asynccontextmanager
     async def _turn(self, name: TopicName) -> AsyncIterator[None]:
@@ -468,6 +545,11 @@ class _Turn:
 def policies_of(record: TopicRecord) -> Policies:
     """What a topic's record overrides."""
     return msgspec.convert(record.policies, Policies)
+
+
+def _effective(name: TopicName, namespace: Policies, record: TopicRecord | None) -> TopicPolicies:
+    own = None if record is None else policies_of(record)
+    return effective(namespace, own, is_segment=name.domain is Domain.SEGMENT)
 
 
 def _creation(namespace: Policies) -> AutoTopicCreation | None:

@@ -1,4 +1,7 @@
-"""`magnetar topics ...`: list, create, delete and look at topics of a running server."""
+"""`magnetar topics ...`: list, create, delete and look at topics of a running server.
+
+What only scalable topics have (`split`, `merge`, `layout`, `migrate`) is in `scalable.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ from magnetar.cli.admin_client import (
     topic_path,
 )
 from magnetar.cli.output import print_json, print_table
+from magnetar.cli.scalable import (
+    VERBS,
+    is_scalable,
+    listed_topics,
+    print_statistics,
+    scalable_path,
+)
 
 _DOMAINS = ("persistent", "non-persistent")
 
@@ -23,6 +33,10 @@ _DOMAINS = ("persistent", "non-persistent")
 @click.group()
 def topics() -> None:
     """Topics of a running server."""
+
+
+for verb in VERBS:
+    topics.add_command(verb)
 
 
 @topics.command("list")
@@ -45,22 +59,34 @@ def list_topics(namespace: str, admin_url: str | None, as_json: bool) -> None:
                 for name in await admin.get(f"{domain}/{path}")
                 if _partitioned_name(name) not in partitioned
             ]
+        found += await listed_topics(admin, path)
         return sorted(found, key=lambda each: str(each["topic"]))
 
     found = ask(admin_url, work)
     if as_json:
         print_json(found)
         return
-    rows = [(each["topic"], each["partitions"] or None) for each in found]
-    print_table(("topic", "partitions"), rows, none=f"{path} has no topics")
+    rows = [(each["topic"], each["partitions"] or None, each.get("segments")) for each in found]
+    print_table(("topic", "partitions", "segments"), rows, none=f"{path} has no topics")
 
 
 @topics.command()
 @click.argument("topic")
 @click.option("--partitions", type=click.IntRange(1), help="Create it with so many partitions.")
+@click.option("--segments", type=click.IntRange(1), help="Of a topic:// name: so many segments.")
 @admin_options
-def create(topic: str, partitions: int | None, admin_url: str | None) -> None:
-    """Create TOPIC."""
+def create(topic: str, partitions: int | None, segments: int | None, admin_url: str | None) -> None:
+    """Create TOPIC; topic://tenant/namespace/name is a scalable one."""
+    if is_scalable(topic):
+        if partitions is not None:
+            raise click.UsageError("a scalable topic has --segments, not --partitions")
+        count = segments or 1
+        query = {"numInitialSegments": str(count)}
+        ask(admin_url, lambda admin: admin.put(scalable_path(topic), **query))
+        click.echo(f"created {topic} with {count} segment{'s' if count > 1 else ''}")
+        return
+    if segments is not None:
+        raise click.UsageError("--segments is for scalable topics: topic://tenant/namespace/name")
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> None:
@@ -80,6 +106,10 @@ def create(topic: str, partitions: int | None, admin_url: str | None) -> None:
 @admin_options
 def delete(topic: str, force: bool, admin_url: str | None) -> None:
     """Delete TOPIC with all its messages and subscriptions."""
+    if is_scalable(topic):
+        ask(admin_url, lambda admin: admin.delete(scalable_path(topic), force=_flag(force)))
+        click.echo(f"deleted {topic}")
+        return
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> None:
@@ -117,6 +147,10 @@ def partitions(topic: str, to: int | None, admin_url: str | None, as_json: bool)
 @json_option
 def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
     """Show what TOPIC holds, who produces and who consumes."""
+    if is_scalable(topic):
+        found = ask(admin_url, lambda admin: admin.get(f"{scalable_path(topic)}/stats"))
+        print_json(found) if as_json else print_statistics(found)
+        return
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> Any:

@@ -291,12 +291,14 @@ class LeaderElection:
 class TableView:
     """The records of one directory, kept in memory and up to date: for small directories."""
 
-    def __init__(self, store: MetadataStore, parent: str) -> None:
-        self.changes = Signal()
-        """Advances after each update; its first version is the first whole load."""
+    def __init__(self, store: MetadataStore, parent: str, changes: Signal | None = None) -> None:
+        self.changes = changes or Signal()
+        """Advances after each update; of an own one the first version is the first whole load."""
         self._store = store
         self._parent = parent
         self._records: dict[str, Record] = {}
+        self.is_loaded = False
+        """Whether the first whole load is done."""
 
     @property
     def records(self) -> Mapping[str, Record]:
@@ -343,6 +345,7 @@ class TableView:
                 continue
             self._records.clear()
             self._records.update(records)
+            self.is_loaded = True
             self.changes.advance()
             return
 

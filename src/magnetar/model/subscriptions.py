@@ -7,6 +7,8 @@ Invariants:
 1. A name is not blank, holds no control character, and fits into a metadata key.
 2. Only a Key_Shared subscription has a key-shared policy.
 3. Sticky ranges are not empty, lie on the ring and do not overlap; they are kept in ring order.
+4. Entry buckets are sticky ranges that tile the whole ring from 0 on. Position 1 is in the first:
+   entries of position 0 stand there, because some clients leave 0 out.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from magnetar.errors import InvalidLayout, NotAllowed
-from magnetar.model.hashing import HashRange
+from magnetar.model.hashing import HASH_MAX, HashRange
 
 SUBSCRIPTION_NAME_BYTES_MAX: Final = 256
 
@@ -62,28 +64,49 @@ class KeySharedPolicy:
     ranges: tuple[HashRange, ...] = ()
     out_of_order: bool = False
     """May a key move to another consumer before its earlier messages are acknowledged?"""
+    entry_buckets: bool = False
+    """Are the ranges all buckets of the topic, to be shared out among the consumers that name
+    them, instead of the part that this consumer wants?"""
 
     def __post_init__(self) -> None:
         if self.mode is KeySharedMode.AUTO_SPLIT:
-            if self.ranges:
-                raise NotAllowed("hash ranges are for sticky consumers only")
+            if self.ranges or self.entry_buckets:
+                raise NotAllowed("hash ranges and entry buckets are for sticky consumers only")
             return
         if not self.ranges:
             raise NotAllowed("a sticky consumer must name at least one hash range")
         for lower, upper in pairwise(self.ranges):
             if lower.end >= upper.start:
                 raise NotAllowed(f"hash ranges {lower} and {upper} overlap")
+        if self.entry_buckets:
+            self._check_buckets()
+
+    def _check_buckets(self) -> None:
+        if self.out_of_order:
+            raise NotAllowed("entry buckets move in order only")
+        first, last = self.ranges[0], self.ranges[-1]
+        if first.start != 0 or first.end < 1:
+            raise NotAllowed(f"the first entry bucket is {first}: it must hold positions 0 and 1")
+        for lower, upper in pairwise(self.ranges):
+            if not lower.is_before(upper):
+                raise NotAllowed(f"there is a gap between entry buckets {lower} and {upper}")
+        if last.end != HASH_MAX:
+            raise NotAllowed(f"the last entry bucket is {last}: it must end the ring")
 
     @classmethod
     def sticky(
         cls, ranges: Iterable[tuple[int, int]], *, out_of_order: bool = False
     ) -> KeySharedPolicy:
         """From (start, end) pairs in any order, both ends included."""
-        try:
-            ordered = tuple(sorted(HashRange(start, end) for start, end in ranges))
-        except InvalidLayout as error:
-            raise NotAllowed(f"sticky consumer: {error}") from error
-        return cls(KeySharedMode.STICKY, ordered, out_of_order)
+        return cls(KeySharedMode.STICKY, _ring_order(ranges), out_of_order)
+
+    @classmethod
+    def bucketed(cls, ranges: Iterable[tuple[int, int]]) -> KeySharedPolicy:
+        """From the (start, end) pairs of all entry buckets; the first may start at 0 or 1."""
+        buckets = _ring_order(ranges)
+        if buckets and buckets[0].start == 1:
+            buckets = (HashRange(0, buckets[0].end), *buckets[1:])
+        return cls(KeySharedMode.STICKY, buckets, entry_buckets=True)
 
     def conflicts_with(self, other: KeySharedPolicy) -> bool:
         """Could the same key go to both of two sticky consumers?"""
@@ -104,6 +127,13 @@ class Subscription:
         check_subscription_name(self.name)
         if self.key_shared is not None and self.type is not SubscriptionType.KEY_SHARED:
             raise NotAllowed(f"{self.name}: only a Key_Shared subscription has a key-shared policy")
+
+
+def _ring_order(ranges: Iterable[tuple[int, int]]) -> tuple[HashRange, ...]:
+    try:
+        return tuple(sorted(HashRange(start, end) for start, end in ranges))
+    except InvalidLayout as error:
+        raise NotAllowed(f"sticky consumer: {error}") from error
 
 
 def check_subscription_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Named limits: everything that queues, waits or grows has one here.
+"""Pure: named limits. Everything that queues, waits or grows has one here.
 
 Owns: `Limits`, whose fields are the limits (name, default, unit, what it bounds), and the check
 of overridden values. A field with a unit of bytes, records, files, ... bounds memory or disk; one
@@ -142,6 +142,74 @@ class Limits:
     )
     failover_switch_seconds: float = _limit(
         1.0, "seconds", "a new active consumer waits for the acknowledgements of the former one"
+    )
+
+    scalable_grace_period_seconds: float = _limit(
+        60.0, "seconds", "a lost consumer of a scalable topic keeps its segments"
+    )
+    scalable_auto_scale_interval_seconds: float = _limit(
+        60.0, "seconds", "between two decisions to split or merge segments of a topic"
+    )
+    scalable_load_report_interval_seconds: float = _limit(
+        10.0, "seconds", "between two measurements of the load of a segment"
+    )
+    scalable_load_report_change_percent: int = _limit(
+        25, "percent", "a rate of a segment may move before it is reported again"
+    )
+    scalable_max_segments: int = _limit(
+        64, "segments", "active in one topic before auto-scale stops splitting"
+    )
+    scalable_min_segments: int = _limit(
+        1, "segments", "active in one topic before auto-scale stops merging"
+    )
+    scalable_max_dag_depth: int = _limit(
+        10, "merges", "in the history of a segment before auto-scale stops merging it"
+    )
+    scalable_entry_bucket_budget: int = _limit(
+        4, "buckets", "entry buckets that the first segments of a topic share"
+    )
+    scalable_split_cooldown_seconds: float = _limit(
+        60.0, "seconds", "between two automatic splits of a topic, at least"
+    )
+    scalable_merge_cooldown_seconds: float = _limit(
+        300.0, "seconds", "between two automatic merges of a topic, at least"
+    )
+    scalable_merge_window_seconds: float = _limit(
+        300.0, "seconds", "a segment must exist and be cold before it is merged"
+    )
+    scalable_split_msg_rate_in: int = _limit(
+        10_000, "messages/s", "taken by one segment before it is split"
+    )
+    scalable_split_bytes_rate_in: int = _limit(
+        50_000_000, "bytes/s", "taken by one segment before it is split"
+    )
+    scalable_split_msg_rate_out: int = _limit(
+        50_000, "messages/s", "given by one segment before it is split"
+    )
+    scalable_split_bytes_rate_out: int = _limit(
+        250_000_000, "bytes/s", "given by one segment before it is split"
+    )
+    scalable_merge_msg_rate_in: int = _limit(
+        1000, "messages/s", "taken by segments that are merged, less than this"
+    )
+    scalable_merge_bytes_rate_in: int = _limit(
+        5_000_000, "bytes/s", "taken by segments that are merged, less than this"
+    )
+    scalable_merge_msg_rate_out: int = _limit(
+        5000, "messages/s", "given by segments that are merged, less than this"
+    )
+    scalable_merge_bytes_rate_out: int = _limit(
+        25_000_000, "bytes/s", "given by segments that are merged, less than this"
+    )
+    scalable_sealed_seconds: float = _limit(
+        3600.0, "seconds", "a sealed segment is kept at least, for readers without a subscription"
+    )
+    scalable_total_segments_max: int = _limit(
+        1024, "segments", "in one topic, sealed ones that are still kept included"
+    )
+    scalable_group_members_max: int = _limit(1000, "consumers", "in one group of a scalable topic")
+    scalable_controller_wait_seconds: float = _limit(
+        10.0, "seconds", "for the controller of a scalable topic to do what was asked"
     )
 
     close_seconds: float = _limit(30.0, "seconds", "how long a component may take to close")

@@ -160,3 +160,70 @@ CONNECTION_PAUSES = counter(
 REFUSED_COMMANDS = counter(
     "magnetar_refused_commands_total", "Commands answered with an error.", ["error"]
 )
+
+# --- scalable topics ---
+
+SCALABLE_SPLITS = counter(
+    "magnetar_scalable_splits_total", "Segments split, by who wanted it.", ["cause"]
+)
+SCALABLE_MERGES = counter(
+    "magnetar_scalable_merges_total", "Merges of segments, by who wanted it.", ["cause"]
+)
+SCALABLE_SUPPRESSED = counter(
+    "magnetar_scalable_suppressed_total",
+    "Splits and merges that the load asked for and a rule forbade.",
+    ["reason"],
+)
+SCALABLE_CHANGES = counter(
+    "magnetar_scalable_changes_total", "Layout changes that ended, by how.", ["kind", "outcome"]
+)
+SCALABLE_CHANGE_SECONDS = histogram(
+    "magnetar_scalable_change_seconds",
+    "Time of one layout change from its intent to its commit.",
+    ["kind"],
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+SCALABLE_SEALED_SEGMENTS = counter(
+    "magnetar_scalable_sealed_segments_total", "Segments that were sealed."
+)
+SCALABLE_PRUNED_SEGMENTS = counter(
+    "magnetar_scalable_pruned_segments_total", "Sealed segments that were removed."
+)
+SCALABLE_CONTROLLERS = gauge(
+    "magnetar_scalable_controllers", "Scalable topics that this broker controls."
+)
+SCALABLE_CONTROLLER_FAILOVERS = counter(
+    "magnetar_scalable_controller_failovers_total",
+    "Times that this broker took the control of topics over from another one.",
+)
+SCALABLE_REBALANCES = counter(
+    "magnetar_scalable_rebalances_total",
+    "Times that the segments of a consumer group were dealt out anew.",
+    ["kind"],
+)
+SCALABLE_ASSIGNMENT_CHANGES = counter(
+    "magnetar_scalable_assignment_changes_total",
+    "Segments that came to a consumer, or left one.",
+    ["kind"],
+)
+SCALABLE_EXPIRED_CONSUMERS = counter(
+    "magnetar_scalable_expired_consumers_total",
+    "Consumers that did not come back within the grace period.",
+)
+SCALABLE_BUCKET_MOVES = counter(
+    "magnetar_scalable_bucket_moves_total",
+    "Entry buckets of shared segments that went from one consumer to another.",
+)
+SCALABLE_DRAINED_SEGMENTS = counter(
+    "magnetar_scalable_drained_segments_total",
+    "Sealed segments of which a subscription has acknowledged everything.",
+)
+SCALABLE_CONSUMERS = gauge(
+    "magnetar_scalable_consumers", "Stream and checkpoint consumers connected to this broker."
+)
+SCALABLE_WATCHES = gauge(
+    "magnetar_scalable_watches", "Watches that clients hold at this broker.", ["kind"]
+)
+SCALABLE_UPDATES = counter(
+    "magnetar_scalable_updates_total", "Changes that clients were told unasked.", ["kind"]
+)

@@ -24,19 +24,21 @@ from urllib.parse import urlsplit
 import msgspec
 
 from magnetar.broker.namespaces import Cluster, Namespaces
+from magnetar.broker.ownership import SoleOwner
 from magnetar.broker.schemas import Schemas
+from magnetar.broker.shared_ownership import SharedOwnership
 from magnetar.broker.topic import TopicParts
 from magnetar.broker.topic_producers import ProducerNames
 from magnetar.broker.topics import Topics
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
+from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.context import Context
-from magnetar.server.embedded import Storage, open_storage
 from magnetar.server.handlers.table import HANDLERS
-from magnetar.server.machine import Listener, Machine, cannot_listen
+from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_listen
 from magnetar.server.session import Session
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class Server(Service):
         self.machine = machine or Machine()
         self.clock = self.machine.clock
         self.folder = Path(config.data).absolute()
-        self.storage: Storage
+        self.storage: ServerStorage
         self.metadata: MetadataStore
         self.namespaces: Namespaces
         self.schemas: Schemas
@@ -78,27 +80,26 @@ class Server(Service):
         self._create_admin = create_admin
         self._listener: Listener | None = None
         self._admin: web.AppRunner | None = None
-        self._storage: Storage | None = None
+        self._storage: ServerStorage | None = None
         self._topics: Topics | None = None
+        self._sharing: SharedOwnership | None = None
+        self._scalable: ScalableTopics | None = None
 
     # --- start
 
     async def _start(self) -> None:
         config = self.config
-        self.storage = self._storage = await open_storage(
-            self.folder,
-            limits=config.limits,
-            disk=self.machine.disk,
-            clock=self.clock,
-            new_worker=self.machine.new_worker,
-        )
+        self.storage = await self.machine.open_storage(self.folder, config.limits)
+        self._storage = self.storage
         self.metadata = self.storage.connect()
         self.namespaces = Namespaces(self.metadata, config.cluster)
         self.schemas = Schemas(self.metadata, self.clock)
         self._listener = await self.machine.listen(self._new_session, config.host, config.port)
         self.service_url = f"pulsar://{_in_url(self._advertised_host())}:{self._listener.port}"
+        self._sharing = self.machine.share_topics(self.metadata, self.service_url)
         self.topics = Topics(self._topic_parts(), self.namespaces)
         self._topics = self.topics
+        self._scalable = self._scalable_topics() if config.scalable_topics_enabled else None
         self.context = Context(
             config,
             self.topics,
@@ -107,9 +108,16 @@ class Server(Service):
             Authority(),
             self.service_url,
             self.storage,
+            self._scalable,
+            owners=self._sharing,
         )
         await self.namespaces.open(Cluster(broker_service_url=self.service_url))
         await self.topics.start()
+        if self._sharing is not None:
+            await self._sharing.start()
+            self.spawn(self._let_lost_topics_go(self._sharing), "lost topics")
+        if self._scalable is not None:
+            await self._scalable.start()
         self.spawn(self._watch_storage(self.storage), "watch of the storage")
         self.spawn(self.context.inflow.reopen_when_drained(), "inflow")
         await self._listener.start()
@@ -126,6 +134,20 @@ class Server(Service):
             limits=self.config.limits,
             producer_names=ProducerNames(self.metadata, self.config.cluster),
             owner=urlsplit(self.service_url).netloc,
+            ownership=self._sharing or SoleOwner(self.service_url),
+        )
+
+    def _scalable_topics(self) -> ScalableTopics:
+        return ScalableTopics(
+            self.topics,
+            self.metadata,
+            clock=self.clock,
+            limits=self.config.limits,
+            # One process, not one address: what a former one held is lost.
+            broker=f"{urlsplit(self.service_url).netloc}-{self.clock.now_ms()}",
+            url=self.service_url,
+            auto_scale=self.config.scalable_auto_scale_enabled,
+            host=self.machine.segments(self.topics, self._sharing),
         )
 
     def _new_session(self) -> Session:
@@ -153,11 +175,19 @@ class Server(Service):
         host = self.config.advertised_host or self.config.host
         return socket.gethostname() if _is_any(host) else host
 
-    async def _watch_storage(self, storage: Storage) -> None:
+    async def _watch_storage(self, storage: ServerStorage) -> None:
         while storage.failure is None:
             await self.clock.sleep(_STORAGE_CHECK_SECONDS)
         if not self.stopping:  # which closes it
             raise storage.failure
+
+    async def _let_lost_topics_go(self, sharing: SharedOwnership) -> None:
+        """With its session this broker lost its topics: their clients look them up again."""
+        seen = 0
+        while True:
+            seen = await sharing.lost.past(seen)
+            for name in list(self.topics.loaded):
+                await self.topics.unload(name)
 
     # --- stop
 
@@ -165,6 +195,8 @@ class Server(Service):
         try:
             await self._stop_serving()
         finally:
+            if self._sharing is not None:
+                await self._sharing.stop()
             if self._storage is not None:
                 await self.metadata.close()
                 await self._storage.close()
@@ -178,6 +210,8 @@ class Server(Service):
         try:
             if self._listener is not None:
                 await self._drain()
+            if self._scalable is not None:
+                await self._scalable.stop()
             if self._topics is not None:
                 await self._topics.stop()
         finally:

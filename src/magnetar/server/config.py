@@ -29,10 +29,11 @@ CONFIG_VARIABLE: Final = "MAGNETAR_CONFIG"
 
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LOG_FORMATS: Final = ("text", "json")
+_ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
-Value = TypeVar("Value", str, int)
+Value = TypeVar("Value", str, int, bool)
 
 
 class Setting(NamedTuple):
@@ -72,6 +73,14 @@ class ServerConfig:
     )
     log_level: str = _setting("info", "|".join(_LOG_LEVELS), "the least important events to write")
     log_format: str = _setting("text", "|".join(_LOG_FORMATS), "how events are written to stderr")
+    scalable_topics_enabled: bool = _setting(
+        True, "|".join(_ON_OFF), "whether topic:// names can be used"
+    )
+    scalable_auto_scale_enabled: bool = _setting(
+        True,
+        "|".join(_ON_OFF),
+        "whether segments are split and merged by load, where no policy says otherwise",
+    )
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -158,8 +167,10 @@ def _from_text(setting: Setting, text: str) -> str | int | float:
     if isinstance(setting.default, str):
         return text
     try:
+        if isinstance(setting.default, bool):  # a bool is an int as well: it goes first
+            return _ON_OFF[text.lower()]
         return int(text) if isinstance(setting.default, int) else float(text)
-    except ValueError:
+    except (KeyError, ValueError):
         raise _wrong_kind(setting, setting.name, text) from None
 
 
@@ -168,7 +179,8 @@ def _checked(setting: Setting, shown: str, value: object) -> object:
     kinds: tuple[type, ...] = (type(setting.default),)
     if isinstance(setting.default, float):
         kinds = (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    is_bool = isinstance(value, bool)
+    if is_bool != isinstance(setting.default, bool) or not isinstance(value, kinds):
         raise _wrong_kind(setting, shown, value)
     return value
 
@@ -176,6 +188,8 @@ def _checked(setting: Setting, shown: str, value: object) -> object:
 def _wrong_kind(setting: Setting, shown: str, value: object) -> ConfigError:
     if isinstance(setting.default, str):
         return ConfigError(f"{shown} must be text ({setting.unit}), not {value!r}")
+    if isinstance(setting.default, bool):
+        return ConfigError(f"{shown} must be {' or '.join(_ON_OFF)}, not {value!r}")
     kind = "a whole number" if isinstance(setting.default, int) else "a number"
     return ConfigError(f"{shown} must be {kind} of {setting.unit}, not {value!r}")
 

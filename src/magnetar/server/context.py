@@ -1,7 +1,7 @@
 """What the sessions of one server share.
 
 Owns: `Context`: the broker below, the settings, who is connected, and the tasks by which sessions
-end (they outlive their connections).
+end (they outlive their connections); and `broker_urls`, the addresses that clients are given.
 
 Invariants:
 1. `sessions` holds every session from its connection until it has left all its topics.
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, KeysView
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from magnetar.broker.schemas import Schemas
 from magnetar.broker.topics import Topics
+from magnetar.errors import NotAllowed
+from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
+from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.inflow import Inflow, WriteQueue
@@ -27,6 +30,23 @@ if TYPE_CHECKING:
     from magnetar.server.session import Session
 
 _log = logger(__name__)
+
+_ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
+"""A server that listens on every address of its machine does not know by which it is reached."""
+
+
+class BrokerUrls(NamedTuple):
+    """Where a broker is reached."""
+
+    plain: str
+    tls: str | None
+    """None: it takes no encrypted connections."""
+
+
+class TopicOwners(Protocol):
+    """Which of several brokers has a topic."""
+
+    async def owner_url(self, name: TopicName) -> str: ...
 
 
 class Context:
@@ -41,6 +61,8 @@ class Context:
         authority: Authority,
         service_url: str,
         queue: WriteQueue,
+        scalable: ScalableTopics | None = None,
+        owners: TopicOwners | None = None,
     ) -> None:
         self.config = config
         self.limits = config.limits
@@ -51,8 +73,38 @@ class Context:
         self._sessions: dict[Session, None] = {}
         self.service_url = service_url
         """What lookups answer."""
+        self._scalable = scalable
+        self._owners = owners
         self.inflow = Inflow(queue, config.limits, self._judge_publishers)
         self._endings: set[asyncio.Task[None]] = set()
+
+    @property
+    def has_scalable(self) -> bool:
+        """Whether scalable topics are switched on."""
+        return self._scalable is not None
+
+    @property
+    def scalable(self) -> ScalableTopics:
+        if self._scalable is None:
+            raise NotAllowed("scalable topics are not enabled on this server")
+        return self._scalable
+
+    def check_scalable(self) -> None:
+        """Raise if scalable topics are switched off."""
+        _ = self.scalable
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether clients can be told an address at all: one was set, or it is the one they use."""
+        if self.config.advertised_host:
+            return True
+        return self.config.host not in _ANY_HOST
+
+    async def owner_urls(self, name: TopicName) -> BrokerUrls:
+        """The broker that has a topic: this one, unless another is named."""
+        if self._owners is None:
+            return broker_urls(self)
+        return urls_of(self, await self._owners.owner_url(name))
 
     @property
     def sessions(self) -> KeysView[Session]:
@@ -92,3 +144,14 @@ class Context:
         """Wait until no session is left."""
         while self.sessions:
             await next(iter(self.sessions)).ended.wait()
+
+
+def broker_urls(context: Context) -> BrokerUrls:
+    """Where this broker is reached; the one place where its addresses are put together."""
+    return BrokerUrls(context.service_url, None)
+
+
+def urls_of(context: Context, plain: str) -> BrokerUrls:
+    """Where the broker with this address is reached; all brokers are set up alike."""
+    own = broker_urls(context)
+    return own if plain == own.plain else BrokerUrls(plain, None)

@@ -1,9 +1,12 @@
-"""What a server needs of the machine that it runs on: clock, disk, threads, network.
+"""What a server needs of the machine that it runs on: clock, disk, threads, network, storage.
 
-Owns: `Machine`, the real one, and the contract of a listener. Simulations put their own parts in.
+Owns: `Machine`, the real one, and the contracts of a listener and of a storage. Simulations put
+their own parts in. Brokers that share their storage have another `open_storage`, and with it
+`share_topics` and `segments`.
 
 Invariants:
 1. A listener accepts nothing before `start`, and nothing after `close`.
+2. A storage belongs to one server: it is closed with it, whoever else may share what is behind it.
 """
 
 from __future__ import annotations
@@ -11,12 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
-from magnetar.errors import ConfigError
+from magnetar.broker.shared_ownership import SharedOwnership
+from magnetar.broker.topics import Topics
+from magnetar.errors import ConfigError, StorageError
+from magnetar.ledger.api import LedgerStore
+from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.runtime.disk import Disk, LocalDisk
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import ThreadWorker, Worker
+from magnetar.scalable.segments import LocalSegments, SegmentHost
+from magnetar.server import embedded
 
 _BACKLOG: Final = 1024
 
@@ -36,6 +48,32 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
     async def wait_closed(self) -> None: ...
+
+
+class ServerStorage(Protocol):
+    """Where a server keeps everything that must last."""
+
+    progress: Signal
+    """Advances when what was submitted has become durable, or never will."""
+
+    @property
+    def ledgers(self) -> LedgerStore: ...
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why nothing can be written any more; None while all is well."""
+        ...
+
+    @property
+    def queued_bytes(self) -> int:
+        """What is not durable yet."""
+        ...
+
+    def connect(self) -> MetadataStore:
+        """A client of the metadata store, with a session of its own."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class SocketListener:
@@ -87,3 +125,21 @@ class Machine:
     disk: Disk = field(default_factory=LocalDisk)
     new_worker: Callable[[str], Worker] = ThreadWorker
     listen: Callable[[NewProtocol, str, int], Awaitable[Listener]] = listen
+
+    async def open_storage(self, folder: Path, limits: Limits) -> ServerStorage:
+        """The embedded storage of a data folder, recovered."""
+        return await embedded.open_storage(
+            folder,
+            limits=limits,
+            disk=self.disk,
+            clock=self.clock,
+            new_worker=self.new_worker,
+        )
+
+    def share_topics(self, metadata: MetadataStore, url: str) -> SharedOwnership | None:
+        """How topics are shared with other brokers on the same storage; None: it is alone."""
+        return None
+
+    def segments(self, topics: Topics, sharing: SharedOwnership | None) -> SegmentHost:
+        """The way to the segments of scalable topics."""
+        return LocalSegments(topics)

@@ -46,6 +46,7 @@ from magnetar.server.handles import ConsumerHandle, ProducerHandle, Watch
 from magnetar.server.keepalive import keep_alive
 from magnetar.server.outbound import Outbound, Stall
 from magnetar.server.replies import refusal, unasked_error, unknown_command
+from magnetar.server.scalable_handles import ScalableHandles
 from magnetar.wire.commands import NAMES
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import command, frame_bytes_max
@@ -96,6 +97,7 @@ class Session(asyncio.Protocol):
         self.producers: dict[int, ProducerHandle] = {}
         self.consumers: dict[int, ConsumerHandle] = {}
         self.watches: dict[int, Watch] = {}
+        self.scalable = ScalableHandles(self)
         self.heard = Signal()
         self.changed = Signal()
         """Advances when publishes were settled or the session ended."""
@@ -255,7 +257,7 @@ class Session(asyncio.Protocol):
         """Refuse one more producer, consumer or watch above the limit."""
         for number in [each for each, held in self.producers.items() if held.is_forgotten]:
             del self.producers[number]
-        held = len(self.producers) + len(self.consumers) + len(self.watches)
+        held = len(self.producers) + len(self.consumers) + len(self.watches) + len(self.scalable)
         if held >= self.limits.connection_handles_max:
             raise TooManyRequests(f"the connection has {held} producers, consumers and watches")
 
@@ -378,6 +380,7 @@ class Session(asyncio.Protocol):
         """Requests are not cut short, for they change the broker's state, nor are receipts."""
         for watch in self.watches.values():
             watch.close()
+        self.scalable.close_watches()
         if self._requests:
             await asyncio.wait(self._requests, timeout=self.limits.close_seconds)
         await _cancelled(self._requests)
@@ -387,6 +390,7 @@ class Session(asyncio.Protocol):
                 await handle.close()
             except MagnetarError as error:
                 _log.error("leaving-failed", error, address=self.address)
+        await self.scalable.detach()
         await _cancelled(self._loops)
         self.producers, self.consumers, self.watches = {}, {}, {}
         self._owed = self._acks_owed = 0

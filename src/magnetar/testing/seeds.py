@@ -43,6 +43,9 @@ class Report:
     lives: int = 0
     crashes: int = 0
     faults: int = 0
+    splits: int = 0
+    merges: int = 0
+    failovers: int = 0
     digest: str = ""
     violations: tuple[str, ...] = ()
 
@@ -51,6 +54,9 @@ class Report:
         self.lives += other.lives
         self.crashes += other.crashes
         self.faults += other.faults
+        self.splits += other.splits
+        self.merges += other.merges
+        self.failovers += other.failovers
 
 
 def draw_plan(random: Random) -> FaultPlan:

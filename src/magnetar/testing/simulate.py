@@ -1,9 +1,10 @@
 """Runs the embedded storage on virtual time, with faults and crashes, and checks what it promised.
 
-    python -m magnetar.testing.simulate --seeds 200 [--first 0] [--only storage|broker]
+    python -m magnetar.testing.simulate --seeds 200 [--first 0] [--only storage|broker|scalable]
     python -m magnetar.testing.simulate --only storage --seed 17 --verbose
 
-The command runs this simulation and that of the broker (`simulate_broker`) alike.
+The command runs this simulation, that of the broker (`simulate_broker`) and that of scalable topics
+(`simulate_scalable`) alike.
 
 Owns: the command, and a run, that is, several lives of one storage (`actors.World`) on one disk.
 Each life begins with a start on whatever the one before left, compares all of it with the history,
@@ -52,6 +53,7 @@ from magnetar.testing.managed_actors import managed_ledger_user
 from magnetar.testing.managed_history import ManagedHistory
 from magnetar.testing.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
 from magnetar.testing.simulate_broker import simulate_broker
+from magnetar.testing.simulate_scalable import simulate_scalable
 from magnetar.testing.virtual_worker import VirtualWorker
 
 Simulate = Callable[..., Report]
@@ -351,6 +353,12 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Report:
 
 # --- the command
 
+_PARTS: Final[dict[str, Simulate]] = {
+    "storage": simulate,
+    "broker": simulate_broker,
+    "scalable": simulate_scalable,
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
@@ -358,7 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
-    for part, simulated in (("storage", simulate), ("broker", simulate_broker)):
+    for part, simulated in _PARTS.items():
         if options.only in (None, part) and not _run(part, simulated, seeds, options.verbose):
             return 1
     return 0
@@ -382,9 +390,11 @@ def _run(part: str, simulated: Simulate, seeds: range, verbose: bool) -> bool:
             _complain(part, report)
             return False
         total.add(report)
+    changes = f"{total.splits} splits, {total.merges} merges, {total.failovers} failovers, "
     print(
         f"{part}: {len(seeds)} seeds, {total.operations} operations, {total.lives} starts, "
-        f"{total.crashes} crashes in mid-operation, {total.faults} faults: 0 violations"
+        f"{total.crashes} crashes in mid-operation, {total.faults} faults, "
+        f"{changes if part == 'scalable' else ''}0 violations"
     )
     return True
 
@@ -401,7 +411,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--only", choices=("storage", "broker"), help="one of the two simulations")
+    parser.add_argument("--only", choices=tuple(_PARTS), help="one of the simulations")
     parser.add_argument("--verbose", action="store_true", help="print every step")
     return parser.parse_args(arguments)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,6 +21,8 @@ from magnetar.broker.plan import Change, DispatchLimits, JoinRefused, RefusalKin
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType
+from magnetar.wire.messages import encode_entry
+from magnetar.wire.pb import pulsar_pb2 as pb
 
 LIMITS = DispatchLimits(
     read_entries=4,
@@ -27,6 +32,7 @@ LIMITS = DispatchLimits(
     unacked_per_subscription=10,
 )
 STICKY_SLOTS = (HashRange(0, 9_999), HashRange(10_000, 39_999), HashRange(40_000, 65_535))
+BUCKETS = ((0, 9_999), (10_000, 29_999), (30_000, 65_535))
 KEY_HASHES = (7, 12_345, 23_456, 45_678, 65_000)
 LEDGER_ENTRIES = 5
 
@@ -37,6 +43,7 @@ class Entry:
     num_messages: int = 1
     key_hash: int = 1
     open_indexes: int | None = None
+    payload: bytes = b""
 
     @property
     def messages(self) -> int:
@@ -71,6 +78,8 @@ class DispatchMachine(RuleBasedStateMachine):
 
     type = SubscriptionType.SHARED
     policy = KeySharedPolicy()
+    slots: Sequence[HashRange] = ()
+    """What sticky consumers ask for, one each."""
     consistent_hashing = False
 
     @initialize()
@@ -91,7 +100,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.reading: tuple[bool, list[Entry]] | None = None
         for slot in STICKY_SLOTS[:2]:
             if self.type is not SubscriptionType.EXCLUSIVE or not self.clients:
-                self.add_client(0, slot if self.policy.ranges else None, refused=False)
+                self.add_client(0, slot if self.slots else None, refused=False)
         for key, client in self.clients.items():
             client.permits += 3
             self.state.on_flow(key, 3)
@@ -116,11 +125,25 @@ class DispatchMachine(RuleBasedStateMachine):
     def owned(self) -> list[int]:
         return [index for index, each in enumerate(self.log) if each.owner is not None]
 
+    def ranges_of(self, slot: HashRange | None) -> Sequence[HashRange]:
+        return () if slot is None else (slot,)
+
+    def group_of(self, key_hash: int) -> int:
+        """Hashes of one group are kept in order together."""
+        return key_hash
+
+    def payload_of(self, key_hash: int) -> bytes:
+        return b""
+
     def entry(self, index: int) -> Entry:
         stored = self.log[index]
         partial = stored.open.bit_count() < stored.messages
         return Entry(
-            position_of(index), stored.messages, stored.key_hash, stored.open if partial else None
+            position_of(index),
+            stored.messages,
+            stored.key_hash,
+            stored.open if partial else None,
+            self.payload_of(stored.key_hash),
         )
 
     def ended(self, rewind: bool) -> None:
@@ -154,13 +177,12 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(priority=st.integers(0, 1), data=st.data())
     def join(self, priority: int, data: st.DataObject) -> None:
         taken = [client.slot for client in self.clients.values()]
-        slot = data.draw(st.sampled_from(STICKY_SLOTS)) if self.policy.ranges else None
+        slot = data.draw(st.sampled_from(self.slots)) if self.slots else None
         self.add_client(priority, slot, refused=slot is not None and slot in taken)
 
     def add_client(self, priority: int, slot: HashRange | None, refused: bool) -> None:
         key, self.next_key = self.next_key, self.next_key + 1
-        ranges = () if slot is None else (slot,)
-        change = self.state.on_join(key, f"c{key % 3}", priority, ranges)
+        change = self.state.on_join(key, name_of(key), priority, self.ranges_of(slot))
         if self.type is SubscriptionType.EXCLUSIVE and self.clients:
             assert isinstance(change, JoinRefused)
             assert change.kind is RefusalKind.BUSY
@@ -337,12 +359,16 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.unacked() < LIMITS.unacked_per_subscription
         assert self.state.redelivery_count(entry.position) == stored.redeliveries
         if self.keyed:
-            for earlier in self.log[:index]:
-                same_key = earlier.key_hash == stored.key_hash and not earlier.acked
-                assert not same_key or earlier.owner is not None, "overtook an entry of its key"
-            owners = {each.owner for each in self.log if each.key_hash == stored.key_hash}
-            assert owners <= {None, key}, "a key is at two consumers"
+            self.check_order(key, index)
         stored.owner = key
+
+    def check_order(self, key: int, index: int) -> None:
+        group = self.group_of(self.log[index].key_hash)
+        for at, each in enumerate(self.log):
+            if self.group_of(each.key_hash) == group:
+                assert each.owner in (None, key), "a key is at two consumers"
+                overtaken = at < index and not each.acked and each.owner is None
+                assert not overtaken, "overtook an entry of its key"
 
     @invariant()
     def state_is_sound(self) -> None:
@@ -371,7 +397,7 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         if self.reading is not None:
             self.finish_read()
-        for slot in STICKY_SLOTS if self.policy.ranges else (None,):
+        for slot in self.slots or (None,):
             taken = [client.slot for client in self.clients.values()]
             if slot not in taken and (slot is not None or not self.clients):
                 self.add_client(0, slot, refused=False)
@@ -404,6 +430,19 @@ def position_of(index: int) -> Position:
     return Position(*divmod(index, LEDGER_ENTRIES))
 
 
+def name_of(key: int) -> str:
+    return f"c{key % 3}"
+
+
+@lru_cache
+def stamped(key_hash: int) -> bytes:
+    """An entry whose producer says where it stands on the ring of entry buckets."""
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=0, entry_hash_min=key_hash
+    )
+    return encode_entry(metadata, b"")
+
+
 def index_of(position: Position) -> int:
     return position.ledger_id * LEDGER_ENTRIES + position.entry_id
 
@@ -426,3 +465,25 @@ class ConsistentHashingMachine(KeySharedMachine):
 
 class StickyMachine(KeySharedMachine):
     policy = KeySharedPolicy(KeySharedMode.STICKY, STICKY_SLOTS)
+    slots = STICKY_SLOTS
+
+
+class BucketMachine(KeySharedMachine):
+    policy = KeySharedPolicy.bucketed(BUCKETS)
+
+    def ranges_of(self, slot: HashRange | None) -> Sequence[HashRange]:
+        return self.policy.ranges
+
+    def group_of(self, key_hash: int) -> int:
+        return bisect_left([end for _, end in BUCKETS], key_hash)
+
+    def payload_of(self, key_hash: int) -> bytes:
+        return stamped(key_hash)
+
+    def check_order(self, key: int, index: int) -> None:
+        super().check_order(key, index)
+        bucket, count = self.group_of(self.log[index].key_hash), len(BUCKETS)
+        sharers = sorted(self.clients, key=lambda each: (name_of(each), each))
+        rank = sharers.index(key)
+        first, end = (each * count // len(sharers) for each in (rank, rank + 1))
+        assert first <= bucket < end, f"bucket {bucket} is not of {key}, {rank} of {sharers}"

@@ -152,7 +152,7 @@ def test_a_damaged_snapshot_is_refused(data: st.DataObject) -> None:
     with pytest.raises(CorruptMetadata):
         Dedup.restore(whole + b"x", 100, now=0)
     with pytest.raises(FormatTooNew):
-        Dedup.restore(b"\x02" + whole[1:], 100, now=0)
+        Dedup.restore(b"\x03" + whole[1:], 100, now=0)
 
 
 def test_the_stored_form_stays() -> None:

@@ -14,6 +14,7 @@ from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from tests.unit.broker.dispatch_world import (
     LIMITS,
+    BucketMachine,
     ConsistentHashingMachine,
     DispatchMachine,
     Entry,
@@ -33,6 +34,7 @@ from tests.unit.broker.dispatch_world import (
         KeySharedMachine,
         ConsistentHashingMachine,
         StickyMachine,
+        BucketMachine,
     ],
 )
 def test_random_lives(machine: type[DispatchMachine]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.entries import NO_MARKER, EntryView, publish_time_of
-from magnetar.model.hashing import key_hash
+from magnetar.model.hashing import HASH_MAX, key_hash
 from magnetar.model.ids import Position
 from magnetar.wire.messages import TxnId, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -59,6 +59,16 @@ def test_the_ordering_key_goes_before_the_key() -> None:
     assert view().key_hash == key_hash(b"p-7")
 
 
+def test_the_bucket_is_what_the_producer_says_else_that_of_the_key() -> None:
+    assert view(entry_hash_min=0, entry_hash_max=9, partition_key="k-0").bucket_hash == 0
+    assert view(entry_hash_min=70_000).bucket_hash == HASH_MAX
+    assert view(partition_key="k-0").bucket_hash == 0x1F53
+    assert view(partition_key="k-0", ordering_key=b"hello").bucket_hash == 0xFA47
+    encoded = b64encode(b"k-0").decode()
+    assert view(partition_key=encoded, partition_key_b64_encoded=True).bucket_hash == 0x1F53
+    assert view().bucket_hash == 0
+
+
 def test_markers_transactions_and_delays() -> None:
     assert view(marker_type=21).marker_type == 21
     assert view(txnid_most_bits=1, txnid_least_bits=2).txn_id == TxnId(1, 2)
@@ -72,5 +82,6 @@ def test_any_bytes_are_an_entry(data: bytes) -> None:
     assert found.num_messages >= 1
     assert found.is_last_chunk or found.is_chunk
     assert 0 <= found.key_hash < 2**32
+    assert 0 <= found.bucket_hash <= HASH_MAX
     if not found.readable:
         assert found.num_messages == 1

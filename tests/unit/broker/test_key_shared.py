@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from magnetar.broker.key_shared import (
     AssignRefused,
     ConsistentHashing,
+    EntryBuckets,
     HashHolds,
     KeySelector,
     Moved,
@@ -19,7 +20,7 @@ from magnetar.broker.key_shared import (
 )
 from magnetar.errors import InvariantBroken
 from magnetar.model.hashing import HASH_MAX, HashRange
-from magnetar.model.subscriptions import KeySharedMode
+from magnetar.model.subscriptions import KeySharedPolicy
 
 SAMPLE = [*range(0, HASH_MAX, 97), HASH_MAX]
 
@@ -29,9 +30,11 @@ def owners(selector: KeySelector) -> list[int | None]:
 
 
 def test_the_policy_chooses_the_selector() -> None:
-    assert isinstance(selector_for(KeySharedMode.STICKY, True), StickyRanges)
-    assert isinstance(selector_for(KeySharedMode.AUTO_SPLIT, True), ConsistentHashing)
-    assert isinstance(selector_for(KeySharedMode.AUTO_SPLIT, False), RangeSplitting)
+    whole = [(0, HASH_MAX)]
+    assert isinstance(selector_for(KeySharedPolicy.sticky(whole), True), StickyRanges)
+    assert isinstance(selector_for(KeySharedPolicy.bucketed(whole), True), EntryBuckets)
+    assert isinstance(selector_for(KeySharedPolicy(), True), ConsistentHashing)
+    assert isinstance(selector_for(KeySharedPolicy(), False), RangeSplitting)
 
 
 @pytest.mark.parametrize("hash32", [0, 1, 65534, 65535, 65536, 2**31, 2**32 - 1])

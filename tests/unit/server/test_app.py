@@ -17,6 +17,7 @@ from magnetar.errors import ConfigError, FolderInUse, StorageFenced
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
+from magnetar.server.embedded import Storage
 from magnetar.testing.driver import build_message
 from tests.unit.server.serving import LIMITS, connected, published, pushed, run, serving, subscribed
 
@@ -94,6 +95,7 @@ def test_storage_that_failed_ends_the_server(tmp_path: Path) -> None:
         server = Server(ServerConfig(data=str(tmp_path), port=0, limits=LIMITS))
         await server.start()
         failure = StorageFenced("a sync failed")
+        assert isinstance(server.storage, Storage)
         server.storage._journal.fence(failure)
         async with asyncio.timeout(5):
             await server.failed.past(0)

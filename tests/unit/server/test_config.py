@@ -35,6 +35,19 @@ def test_settings_of_the_server_are_no_business_of_limits() -> None:
     assert limits_from(environ).close_seconds == 2
 
 
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False)])
+def test_what_is_on_or_off_is_read_from_text(text: str, value: bool) -> None:
+    config = load({}, {"MAGNETAR_SCALABLE_TOPICS_ENABLED": text})
+    assert config.scalable_topics_enabled is value
+    assert config.scalable_auto_scale_enabled
+
+
+def test_what_is_on_or_off_is_so_in_the_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "magnetar.toml"
+    path.write_text("scalable_auto_scale_enabled = false")
+    assert not load({"config": str(path)}, {}).scalable_auto_scale_enabled
+
+
 def test_names_are_unique() -> None:
     names = [setting.key for setting in all_settings()]
     assert len(names) == len(set(names))
@@ -50,6 +63,7 @@ def test_names_are_unique() -> None:
         ({"MAGNETAR_LOG_LEVEL": "loud"}, "log_level must be one of debug, info"),
         ({"MAGNETAR_LOG_FORMAT": "xml"}, "log_format must be one of text, json"),
         ({"MAGNETAR_MAX_MESSAGE_BYTES": "1"}, "max_message_bytes must be from 1024"),
+        ({"MAGNETAR_SCALABLE_TOPICS_ENABLED": "1"}, "ENABLED must be true or false, not '1'"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_named(environ: dict[str, str], message: str) -> None:
@@ -63,6 +77,8 @@ def test_what_is_wrong_in_the_environment_is_named(environ: dict[str, str], mess
         ("prot = 1", r"no setting prot \(in .*toml\) .*did you mean port"),
         ('port = "1"', "must be a whole number of port, not '1'"),
         ("port = true", "must be a whole number"),
+        ("scalable_topics_enabled = 1", "must be true or false, not 1"),
+        ('scalable_topics_enabled = "true"', "must be true or false, not 'true'"),
         ("host = 1", r"must be text \(address\), not 1"),
         ("close_seconds = 0", "above 0"),
         ("[port]\nx = 1", "must be a whole number"),

@@ -15,6 +15,7 @@ from typing import Final
 from aiohttp import web
 
 from magnetar.errors import (
+    Conflict,
     ConsumerNotFound,
     CursorMissing,
     DeadlineExceeded,
@@ -54,6 +55,7 @@ _STATUSES: Final[tuple[tuple[type[MagnetarError], int], ...]] = (
     (CursorMissing, NOT_FOUND),
     (EntryMissing, NOT_FOUND),
     (IncompatibleSchema, CONFLICT),
+    (Conflict, CONFLICT),
     (TooManyRequests, 429),
     (ServiceNotReady, 503),
     (Unavailable, 503),

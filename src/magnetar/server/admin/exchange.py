@@ -20,6 +20,7 @@ from aiohttp import web
 from magnetar.broker.schemas import Schemas
 from magnetar.broker.topics import Topics
 from magnetar.errors import InvalidArgument, InvalidTopicName
+from magnetar.metadata.api import MetadataStore
 from magnetar.model.names import Domain, NamespaceName, TopicName, decoded
 from magnetar.runtime.clock import Clock
 from magnetar.server.config import ServerConfig
@@ -43,6 +44,9 @@ class AdminServer(Protocol):
     def topics(self) -> Topics: ...
 
     @property
+    def metadata(self) -> MetadataStore: ...
+
+    @property
     def context(self) -> Context: ...
 
     @property
@@ -54,6 +58,15 @@ class AdminServer(Protocol):
     @property
     def stopping(self) -> bool: ...
 
+
+_DOMAINS: Final = {
+    Domain.PERSISTENT.value: Domain.PERSISTENT,
+    Domain.NON_PERSISTENT.value: Domain.NON_PERSISTENT,
+    "scalable": Domain.TOPIC,
+    Domain.TOPIC.value: Domain.TOPIC,
+    Domain.SEGMENT.value: Domain.SEGMENT,
+}
+"""By the part of a path that stands for them."""
 
 SERVER: Final = web.AppKey("server", AdminServer)
 
@@ -93,9 +106,11 @@ def topic_of(request: web.Request) -> TopicName:
     domain = Domain.PERSISTENT
     if has_part(request, "domain"):
         text = part_of(request, "domain")
-        if text not in (Domain.PERSISTENT.value, Domain.NON_PERSISTENT.value):
+        if text not in _DOMAINS:
             raise InvalidTopicName(f"{text!r} is not a domain of topics")
-        domain = Domain(text)
+        domain = _DOMAINS[text]
+    if domain is Domain.SEGMENT:
+        return TopicName.parse(f"segment://{namespace_of(request)}/{part_of(request, 'topic')}")
     return TopicName(domain, namespace_of(request), part_of(request, "topic"))
 
 

@@ -12,29 +12,33 @@ from magnetar.server.admin.exchange import server_of, shown, topic_of, topics_of
 
 async def look_up(request: web.Request) -> web.Response:
     server = server_of(request)
-    name = topic_of(request)
-    await _check(request, name)
+    name = await _checked(request)
+    urls = await server.context.owner_urls(name)
     return shown(
         {
-            "brokerUrl": server.service_url,
-            "brokerUrlTls": "",
+            "brokerUrl": urls.plain,
+            "brokerUrlTls": urls.tls or "",
             "httpUrl": server.admin_url or "",
             "httpUrlTls": "",
-            "nativeUrl": server.service_url,
-            "brokerUrlSsl": "",
+            "nativeUrl": urls.plain,
+            "brokerUrlSsl": urls.tls or "",
         }
     )
 
 
 async def bundle_of(request: web.Request) -> web.Response:
     """A namespace is not divided: every topic is in its one bundle."""
-    await _check(request, topic_of(request))
+    await _checked(request)
     return web.Response(text="0x00000000_0xffffffff", content_type="text/plain")
 
 
-async def _check(request: web.Request, name: TopicName) -> None:
+async def _checked(request: web.Request) -> TopicName:
     """There need not be such a topic yet: whoever asks is about to use it."""
+    name = topic_of(request)
+    if name.domain.is_scalable:
+        server_of(request).context.check_scalable()
     await topics_of(request).namespaces.policies(name.namespace)
+    return name
 
 
 _TOPIC: Final = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"

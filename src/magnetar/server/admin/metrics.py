@@ -1,7 +1,7 @@
 """`/metrics`: our own registry, and the series by namespace and topic that Pulsar's tools read.
 
-Owns: the `pulsar_*` series. They are made at the scrape, from the statistics of the topics that
-are loaded, so they cost nothing in between.
+Owns: the `pulsar_*` series. They are made at the scrape, from the layouts of scalable topics and
+the statistics of the topics that are loaded, so they cost nothing in between.
 
 Invariants:
 1. All series of a name stand together, behind one TYPE line.
@@ -17,12 +17,17 @@ from typing import Final
 from aiohttp import web
 
 from magnetar.broker.stats import TopicStats
+from magnetar.broker.subscription import TYPE_NAMES
 from magnetar.model.names import TopicName
+from magnetar.model.segments import Segment
+from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime import metrics
+from magnetar.scalable.records import LayoutRecord, ScalableRecord, segment_topic
 from magnetar.server.admin.brokers import check_ready
-from magnetar.server.admin.exchange import server_of
+from magnetar.server.admin.exchange import AdminServer, server_of
 
 _TOPICS_PER_TURN: Final = 50
+_SHARED_BY_BUCKETS: Final = TYPE_NAMES[SubscriptionType.KEY_SHARED]
 
 _COUNTERS: Final = frozenset(
     {
@@ -66,6 +71,7 @@ async def scrape(request: web.Request) -> web.Response:
         if number % _TOPICS_PER_TURN == 0:
             await asyncio.sleep(0)
     _add_namespaces(series, by_namespace.items())
+    await _add_scalable_topics(series, server)
     body = metrics.render() + series.render().encode()
     return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
@@ -102,6 +108,65 @@ def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
         series.add("pulsar_subscription_unacked_messages", each.unacked_messages, **own)
         series.add("pulsar_subscription_msg_rate_out", each.msg_rate_out, **own)
         series.add("pulsar_subscription_msg_rate_redeliver", each.msg_rate_redeliver, **own)
+
+
+# --- scalable topics
+
+
+async def _add_scalable_topics(series: Series, server: AdminServer) -> None:
+    if not server.context.has_scalable:
+        return
+    records = list(server.context.scalable.layouts.records.values())
+    for number, record in enumerate(records, start=1):
+        if record.layout is not None:
+            _add_scalable(series, server, record, record.layout)
+        if number % _TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+
+def _add_scalable(
+    series: Series, server: AdminServer, record: ScalableRecord, layout: LayoutRecord
+) -> None:
+    topic = record.topic
+    labels = {"namespace": str(topic.namespace), "topic": record.name}
+    states = [each.state for each in layout.segments]
+    active = states.count("ACTIVE")
+    values = {
+        "pulsar_scalable_topic_epoch": layout.epoch,
+        "pulsar_scalable_topic_active_segments": active,
+        "pulsar_scalable_topic_sealed_segments": len(states) - active,
+        "pulsar_scalable_topic_pruned_segments": layout.next_segment_id - len(states),
+        "pulsar_scalable_topic_change_under_way": int(record.change is not None),
+    }
+    for metric, value in values.items():
+        series.add(metric, value, **labels)
+    for segment in layout.layout().segments.values():
+        loaded = server.topics.loaded.get(segment_topic(topic, segment))
+        if loaded is not None:
+            _add_segment(series, labels, segment, loaded.stats())
+
+
+def _add_segment(
+    series: Series, labels: dict[str, str], segment: Segment, stats: TopicStats
+) -> None:
+    """Of a segment that is loaded here."""
+    own = {**labels, "segment": str(segment.segment_id), "state": segment.state.value.lower()}
+    subscriptions = stats.subscriptions.values()
+    shared = [len(each.consumers) for each in subscriptions if each.type == _SHARED_BY_BUCKETS]
+    values = {
+        "pulsar_scalable_segment_rate_in": stats.msg_rate_in,
+        "pulsar_scalable_segment_rate_out": stats.msg_rate_out,
+        "pulsar_scalable_segment_throughput_in": stats.msg_throughput_in,
+        "pulsar_scalable_segment_throughput_out": stats.msg_throughput_out,
+        "pulsar_scalable_segment_storage_size": stats.storage_size,
+        "pulsar_scalable_segment_msg_backlog": sum(each.msg_backlog for each in subscriptions),
+        "pulsar_scalable_segment_producers": len(stats.publishers),
+        "pulsar_scalable_segment_consumers": sum(len(each.consumers) for each in subscriptions),
+        "pulsar_scalable_segment_entry_buckets": segment.bucket_count,
+        "pulsar_scalable_segment_sharers": max(shared, default=0),
+    }
+    for metric, value in values.items():
+        series.add(metric, value, **own)
 
 
 def _escaped(text: str) -> str:

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from magnetar.broker.policies import Policies
 from magnetar.broker.topics import ListMode
-from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
+from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
+from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.admin.errors import CONFLICT
 from magnetar.server.admin.exchange import (
     body_of,
@@ -18,6 +19,7 @@ from magnetar.server.admin.exchange import (
     namespace_of,
     part_of,
     refused,
+    server_of,
     shown,
     topics_of,
 )
@@ -62,13 +64,34 @@ async def delete(request: web.Request) -> web.Response:
     name = namespace_of(request)
     topics = topics_of(request)
     force = flag_of(request, "force")
+    scalable = _scalable_topics(request, name)
     if not force:
         present = await topics.names(name, ListMode.ALL) or await topics.partitioned.names(name)
-        if present:
+        if present or scalable:
             return refused(CONFLICT, f"namespace {name} has topics (delete them first, or force)")
+    for each in scalable:
+        await _delete_scalable(request, each)
     if not await topics.delete_namespace(name, force=force):
         raise TopicNotFound(f"namespace {name} does not exist")
     return done()
+
+
+async def _delete_scalable(request: web.Request, topic: TopicName) -> None:
+    scalable = server_of(request).context.scalable
+    try:
+        await scalable.delete(topic, force=True)
+    except TopicNotFound:
+        if await scalable.layouts.read(topic) is not None:
+            raise Conflict(f"{topic} is being created or deleted", hint="try again") from None
+
+
+def _scalable_topics(request: web.Request, namespace: NamespaceName) -> list[TopicName]:
+    """All of them, also those that are being created or deleted."""
+    context = server_of(request).context
+    if not context.has_scalable:
+        return []
+    found = [record.topic for record in context.scalable.layouts.records.values()]
+    return [topic for topic in found if topic.namespace == namespace]
 
 
 async def topics_in(request: web.Request) -> web.Response:

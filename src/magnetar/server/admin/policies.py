@@ -25,6 +25,7 @@ from magnetar.broker.policies import (
 )
 from magnetar.errors import InvalidArgument, NotAllowed
 from magnetar.model.names import Domain, TopicName
+from magnetar.scalable.autoscale import check_override, read_override
 from magnetar.server.admin.exchange import (
     done,
     flag_of,
@@ -49,6 +50,15 @@ class Policy(NamedTuple):
     kind: type[Any]
     default: Any = None
     """What `applied` gives where nothing is set."""
+    check: Callable[[Any], Any] | None = None
+    """What more is checked of a value, and what is stored."""
+
+
+def _checked_override(given: dict[str, object]) -> dict[str, object]:
+    override = read_override(given)
+    check_override(override)
+    stored: dict[str, object] = msgspec.to_builtins(override)
+    return stored
 
 
 POLICIES: Final = (
@@ -77,6 +87,13 @@ POLICIES: Final = (
         "max_subscriptions_per_topic",
         int,
         0,
+    ),
+    Policy(
+        "scalableTopicAutoScalePolicy",
+        None,
+        "scalable_topic_auto_scale_policy",
+        dict,
+        check=_checked_override,
     ),
 )
 
@@ -179,7 +196,7 @@ def _with(policies: Policies, policy: Policy, value: Any) -> Policies:
 def _checked(policy: Policy, value: Any) -> Any:
     if policy.kind is int and value < 0:
         raise InvalidArgument(f"{policy.namespace_name} must be at least 0, not {value}")
-    return value
+    return value if policy.check is None else policy.check(value)
 
 
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"

@@ -26,7 +26,7 @@ _OF_TOPICS: Final = (
 )
 _FAMILIES: Final = (
     "bookies|broker-stats|functions|functions-worker|loadManager|packages|persistent-topics|"
-    "resource-quotas|resourcegroups|scalable|segments|sinks|sources|source|sink|worker|worker-stats"
+    "resource-quotas|resourcegroups|segments|sinks|sources|source|sink|worker|worker-stats"
 )
 _REST: Final = "{rest:(/.*)?}"
 

@@ -45,7 +45,7 @@ def connect(session: Session, body: pb.CommandConnect) -> None:
             server_version=SERVER_VERSION,
             protocol_version=min(PROTOCOL_VERSION, body.protocol_version),
             max_message_size=session.context.config.max_message_bytes,
-            feature_flags=_FEATURES,
+            feature_flags=_FEATURES | {"supports_scalable_topics": session.context.has_scalable},
         )
     )
 

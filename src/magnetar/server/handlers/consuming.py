@@ -29,6 +29,7 @@ from magnetar.model.subscriptions import (
     SubscriptionType,
 )
 from magnetar.server.authority import Action
+from magnetar.server.handlers.names import admit, may_create
 from magnetar.server.handlers.values import (
     id_fields,
     message_id_of,
@@ -62,7 +63,12 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
     handle = ConsumerHandle(session, body.consumer_id)
     session.consumers[body.consumer_id] = handle
     try:
-        topic = await session.context.topics.get(name, create=body.force_topic_creation)
+        context = session.context
+        await admit(context, name)
+        if options.durable and context.has_scalable:
+            await context.scalable.subscribing(name, options)
+        create = body.force_topic_creation and may_create(context, name)
+        topic = await context.topics.get(name, create=create)
         subscription = await topic.subscription(options)
         try:
             consumer = await _admitted(session, subscription, options)
@@ -158,11 +164,14 @@ def _options(session: Session, body: pb.CommandSubscribe) -> ConsumerOptions:
 
 def _key_shared(body: pb.CommandSubscribe) -> KeySharedPolicy:
     meta = body.keySharedMeta
-    out_of_order = meta.allowOutOfOrderDelivery
-    if not body.HasField("keySharedMeta") or meta.keySharedMode == pb.AUTO_SPLIT:
-        return KeySharedPolicy(out_of_order=out_of_order)
+    out_of_order, bucketed = meta.allowOutOfOrderDelivery, meta.entryBucketDispatch
     ranges = [(each.start, each.end) for each in meta.hashRanges]
     try:
+        if not body.HasField("keySharedMeta") or meta.keySharedMode == pb.AUTO_SPLIT:
+            return KeySharedPolicy(out_of_order=out_of_order, entry_buckets=bucketed)
+        if bucketed:
+            # Who lets keys move out of order takes them in order too.
+            return KeySharedPolicy.bucketed(ranges)
         return KeySharedPolicy.sticky(ranges, out_of_order=out_of_order)
     except NotAllowed as error:
         raise ConsumerAssign(str(error)) from error

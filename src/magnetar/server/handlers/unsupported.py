@@ -1,7 +1,7 @@
 """Commands of parts that this server does not have: a clear answer instead of silence.
 
-Owns: the refusal of transactions and of scalable topics. Their clients wait for a reply of a
-certain type; `replies` knows which.
+Owns: the refusal of transactions. Their clients wait for a reply of a certain type; `replies` knows
+which.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from magnetar.server.session import Session
 
 async def transaction(session: Session, body: Any) -> None:
     raise NotAllowed("transactions are not enabled on this server")
-
-
-async def scalable(session: Session, body: Any) -> None:
-    raise NotAllowed("scalable topics are not enabled on this server")
 
 
 def nothing_to_close(session: Session, body: Any) -> None:

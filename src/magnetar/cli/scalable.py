@@ -1,0 +1,191 @@
+"""What the verbs of `magnetar topics` do with scalable topics (`topic://` names).
+
+Owns: the verbs that only they have, and how their lists, layouts and statistics are shown.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import click
+
+from magnetar.cli.admin_client import AdminClient, admin_options, ask, json_option, part
+from magnetar.cli.dag import draw
+from magnetar.cli.output import print_json, print_table
+from magnetar.errors import InvalidTopicName
+from magnetar.model.names import Domain, TopicName
+
+_OK: Final = 200
+
+
+def is_scalable(topic: str) -> bool:
+    return TopicName.parse(topic).domain is Domain.TOPIC
+
+
+def scalable_path(topic: str) -> str:
+    """The path of a scalable topic below the prefix."""
+    name = TopicName.parse(topic)
+    if name.domain is not Domain.TOPIC:
+        raise InvalidTopicName(
+            f"{name} is not a scalable topic", hint="use topic://tenant/namespace/name"
+        )
+    return _path(name)
+
+
+def _path(name: TopicName) -> str:
+    return f"scalable/{name.namespace}/{part(name.local_name)}"
+
+
+async def listed_topics(admin: AdminClient, namespace: str) -> list[dict[str, Any]]:
+    """The scalable topics of a namespace; none where they are switched off."""
+    found = []
+    answer = await admin.exchange("GET", f"scalable/{namespace}")
+    names = json.loads(answer.data) if answer.status == _OK else []
+    for name in names:
+        record = await admin.get_or_none(scalable_path(name))
+        if record is not None:  # it may have been deleted meanwhile
+            active = [each for each in record["segments"].values() if each["state"] == "ACTIVE"]
+            found.append({"topic": name, "partitions": 0, "segments": len(active)})
+    return found
+
+
+# --- verbs
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("segment", type=click.IntRange(0))
+@click.option("--at", metavar="POINT", help="Where the upper part begins: 0x8000 or 32768.")
+@click.option("--by-load", is_flag=True, help="Where the load of its keys is halved.")
+@admin_options
+def split(topic: str, segment: int, at: str | None, by_load: bool, admin_url: str | None) -> None:
+    """Split SEGMENT of TOPIC in two: in the middle, at a point, or by load."""
+    if by_load and at is not None:
+        raise click.UsageError("--at and --by-load exclude each other")
+    path = scalable_path(topic)
+    query = {} if at is None else {"at": at}
+    query |= {"byLoad": "true"} if by_load else {}
+
+    async def work(admin: AdminClient) -> dict[str, Any]:
+        await admin.post(f"{path}/split/{segment}", **query)
+        return await _record(admin, path)
+
+    record = ask(admin_url, work)
+    children = record["segments"].get(str(segment), {}).get("childIds", [])
+    click.echo(f"split segment {segment} of {topic} into {_ranges(record, children)}")
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("segments", type=click.IntRange(0), nargs=-1, required=True)
+@admin_options
+def merge(topic: str, segments: tuple[int, ...], admin_url: str | None) -> None:
+    """Merge adjacent SEGMENTS of TOPIC, two or more, into one."""
+    if len(set(segments)) < 2:
+        raise click.UsageError("a merge takes at least two different segments")
+    path = scalable_path(topic)
+
+    async def work(admin: AdminClient) -> dict[str, Any]:
+        await admin.post(f"{path}/merge/{'/'.join(map(str, segments))}")
+        return await _record(admin, path)
+
+    record = ask(admin_url, work)
+    children = record["segments"].get(str(segments[0]), {}).get("childIds", [])
+    merged = ", ".join(map(str, segments))
+    click.echo(f"merged segments {merged} of {topic} into {_ranges(record, children)}")
+
+
+@click.command()
+@click.argument("topic")
+@admin_options
+@json_option
+def layout(topic: str, admin_url: str | None, as_json: bool) -> None:
+    """Draw the segments of TOPIC, from the oldest to those that take messages."""
+    path = scalable_path(topic)
+    record = ask(admin_url, lambda admin: _record(admin, path))
+    if as_json:
+        print_json(record)
+        return
+    segments = record["segments"].values()
+    active = sum(each["state"] == "ACTIVE" for each in segments)
+    gone = record["nextSegmentId"] - len(segments)
+    counts = f"{active} active, {len(segments) - active} sealed, {gone} removed"
+    click.echo(f"{topic}  epoch {record['epoch']}  {counts}")
+    for line in draw(record):
+        click.echo(click.style(line.text, fg="green" if line.active else "bright_black"))
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--force", is_flag=True, help="Even if clients use it that will not follow.")
+@admin_options
+def migrate(topic: str, force: bool, admin_url: str | None) -> None:
+    """Make the regular TOPIC, partitioned or not, a scalable one; there is no way back."""
+    name = TopicName.parse(topic)
+    if name.domain is not Domain.PERSISTENT:
+        raise InvalidTopicName(f"{name} is not a regular topic", hint="only those are migrated")
+    flag = "true" if force else "false"
+    ask(admin_url, lambda admin: admin.post(f"{_path(name)}/migrate", force=flag))
+    click.echo(f"migrated {topic} to {name.scalable_topic()}")
+
+
+VERBS: Final = (split, merge, layout, migrate)
+
+
+# --- what is shown
+
+
+def print_statistics(found: dict[str, Any]) -> None:
+    change = found.get("change")
+    what = [
+        ("epoch", found["epoch"]),
+        ("active segments", found["activeSegments"]),
+        ("sealed segments", found["sealedSegments"]),
+        ("removed segments", found.get("prunedSegments")),
+        ("change under way", None if change is None else f"{change['kind']} ({change['step']})"),
+        ("splits and merges by itself", found.get("autoScalePolicy", {}).get("enabled")),
+    ]
+    print_table(("what", "value"), what, none="")
+    rows = [
+        (
+            # As text: an id is a name, and `1,024` would not be one.
+            f"#{number}",
+            _range_text(each),
+            each["state"].lower(),
+            each.get("msgRateIn"),
+            each.get("msgRateOut"),
+            each.get("msgBacklog"),
+            each.get("storageSize"),
+            each.get("producerCount"),
+            each.get("consumerCount"),
+        )
+        for number, each in sorted(found["segments"].items(), key=lambda item: int(item[0]))
+    ]
+    headings = (
+        *("segment", "range", "state", "messages/s in", "messages/s out", "backlog"),
+        *("bytes", "producers", "consumers"),
+    )
+    print_table(headings, rows, none="no segments")
+    subscriptions = [
+        (name, each.get("type"), each.get("msgBacklog"), each.get("consumerCount"))
+        for name, each in sorted(found["subscriptions"].items())
+    ]
+    columns = ("subscription", "type", "backlog", "consumers")
+    print_table(columns, subscriptions, none="no subscriptions")
+
+
+async def _record(admin: AdminClient, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = await admin.get(path)
+    return found
+
+
+def _ranges(record: dict[str, Any], segment_ids: list[int]) -> str:
+    found = [record["segments"].get(str(number)) for number in segment_ids]
+    shown = [f"{each['segmentId']} ({_range_text(each)})" for each in found if each is not None]
+    return " and ".join(shown) if shown else "others since"
+
+
+def _range_text(segment: dict[str, Any]) -> str:
+    found = segment["hashRange"]
+    return f"{found['start']:04x}-{found['end']:04x}"

@@ -1,0 +1,1 @@
+"""Scalable topics: topics made of key-range segments that split and merge while in use."""

@@ -1,0 +1,343 @@
+"""The controller of one scalable topic: one coroutine that keeps it in order.
+
+Owns: `Controller`. It waits until something moved (the topic's record, what stands beside it, the
+brokers, the time), then looks at everything in one order: the change under way, subscriptions,
+topics to delete, consumer groups, and at intervals drained segments and the load.
+
+Invariants:
+1. One coroutine does it all, so changes of one topic never overlap, whoever asked for them.
+2. It holds nothing that is not in the store: it can be stopped at any await, and another one goes
+   on from the records.
+3. A consumer keeps its segments while it is connected, and for the grace period after; nobody else
+   gets them before.
+4. A sealed segment is pruned only when its parents are, when every subscription has drained it,
+   when nobody is connected to it, and when both retention and `scalable_sealed_seconds` have
+   passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from magnetar.broker.namespaces import Namespaces
+from magnetar.broker.policies import effective
+from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
+from magnetar.model.names import TopicName
+from magnetar.model.segments import NEVER, Segment, SegmentLayout
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.signal import Signal
+from magnetar.scalable import changes, groups
+from magnetar.scalable.assignment import MemberView, assign
+from magnetar.scalable.autoscale import (
+    AutoScalePolicy,
+    Decision,
+    Merge,
+    Sample,
+    Split,
+    decide,
+    read_override,
+    resolve,
+)
+from magnetar.scalable.layout_changes import LayoutChanges, all_done
+from magnetar.scalable.layouts import Layouts
+from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.records import (
+    DrainedRecord,
+    GroupRecord,
+    ScalableRecord,
+    group_key,
+    segment_topic,
+)
+from magnetar.scalable.segments import SegmentHost
+from magnetar.scalable.state import TopicState
+from magnetar.scalable.store import ScalableStore, Superseded
+from magnetar.scalable.subscriptions import Subscriptions
+
+KEY_SAMPLES: Final = 1000
+"""Messages that are looked at to find where a segment is best split."""
+
+_RETRY_SECONDS: Final = 0.5
+_MS: Final = 1000
+_LOG: Final = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerParts:
+    """What all controllers of one broker share."""
+
+    store: ScalableStore
+    layouts: Layouts
+    host: SegmentHost
+    living: LivingBrokers
+    namespaces: Namespaces
+    clock: Clock
+    limits: Limits
+    auto_scale: bool
+    """Whether topics are scaled where neither namespace nor topic say anything."""
+
+
+class Controller:
+    """Keeps one topic in order while it runs."""
+
+    def __init__(self, topic: TopicName, parts: ControllerParts) -> None:
+        self.topic = topic
+        self.wake = Signal()
+        """Advanced whenever something may have moved."""
+        self.state = TopicState(parts.store.metadata, topic, self.wake)
+        self.policy: AutoScalePolicy | None = None
+        """As it was last resolved."""
+        self._parts = parts
+        self._store = parts.store
+        self._host = parts.host
+        self._clock = parts.clock
+        self._limits = parts.limits
+        self._subscriptions = Subscriptions(topic, parts.store, parts.host)
+        self._changes = LayoutChanges(
+            topic, parts.store, parts.host, self._subscriptions, parts.clock
+        )
+        self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
+        self._consumers_seen = 0
+
+    async def run(self) -> None:
+        """Keep the topic in order until it is gone."""
+        layouts = self._parts.layouts
+        layouts.tell(self.topic, self.wake)
+        try:
+            while True:
+                seen = self.wake.version
+                try:
+                    record = await self._look_after()
+                except Superseded:
+                    continue
+                except StoreClosed:
+                    return
+                except MagnetarError as error:
+                    _LOG.warning("topic-not-in-order", topic=str(self.topic), error=str(error))
+                    await self._clock.sleep(_RETRY_SECONDS)
+                    continue
+                if record is None:
+                    return
+                await self._until_news(seen, record)
+        finally:
+            layouts.tell_no_more(self.topic)
+
+    async def _look_after(self) -> ScalableRecord | None:
+        record = await self._store.read(self.topic)
+        if record is None:
+            return None
+        if record.change is not None:
+            record = await self._changes.carry_out(record)
+        if record is None or record.layout is None or not self.state.is_loaded:
+            return record
+        layout = record.layout.layout()
+        if any(each.deleting or not each.established for each in self.state.subscriptions()):
+            await self._subscriptions.keep(layout)
+        if record.garbage:
+            record = await self._sweep(record)
+        await self._balance(layout)
+        if record is not None:
+            record = await self._at_intervals(record)
+        return record
+
+    async def _until_news(self, seen: int, record: ScalableRecord) -> None:
+        now = self._clock.monotonic()
+        wait = min(self._tick_at - now, self._grace_left())
+        if record.layout is None:
+            wait = min(wait, _RETRY_SECONDS)
+        try:
+            async with asyncio.timeout(max(wait, 0.0)):
+                await self.wake.past(seen)
+        except TimeoutError:
+            return
+
+    # --- consumer groups
+
+    async def _balance(self, layout: SegmentLayout) -> None:
+        established = {each.name for each in self.state.subscriptions() if each.established}
+        for group in self.state.groups():
+            await self._balance_group(group, layout, group.name in established)
+
+    async def _balance_group(
+        self, group: GroupRecord, layout: SegmentLayout, established: bool
+    ) -> None:
+        """Once more in the store, for the group may have moved on since it was seen."""
+        now_ms = self._clock.now_ms()
+        grace_ms = int(self._limits.scalable_grace_period_seconds * _MS)
+        living = self._parts.living.ids
+
+        def balanced(present: GroupRecord | None) -> GroupRecord | None:
+            if present is None:
+                return None
+            kept = groups.lost_brokers(present, living, now_ms)
+            kept = groups.expired(kept, now_ms, grace_ms)
+            if not kept.members:
+                return None
+            if kept.kind == "STREAM":
+                finished = self.state.drained(kept.name) if established else set()
+            else:
+                finished = self.state.done(kept)
+            members = [MemberView(each.name, each.shares) for each in kept.members]
+            owners = assign(layout, kept.kind, members, finished, kept.owners)
+            return groups.assigned(kept, layout.epoch, owners)
+
+        key = group_key(self.topic, group.kind, group.name)
+        after = await self._store.change(key, GroupRecord, balanced)
+        if after is None and group.kind == "CHECKPOINT":
+            await self._forget_done(group.name)
+
+    async def _forget_done(self, group: str) -> None:
+        for key in self.state.keys_of("done", group):
+            await self._store.change(key, DrainedRecord, lambda _: None)
+
+    def _grace_left(self) -> float:
+        """Seconds until the next lost consumer has been lost for too long."""
+        lost = [
+            member.lost_ms
+            for group in self.state.groups()
+            for member in group.members
+            if member.lost_ms != NEVER
+        ]
+        if not lost:
+            return self._limits.scalable_grace_period_seconds
+        due_ms = min(lost) + self._limits.scalable_grace_period_seconds * _MS
+        return max((due_ms - self._clock.now_ms()) / _MS, 0.001)
+
+    # --- the end of segments
+
+    async def _sweep(self, record: ScalableRecord) -> ScalableRecord | None:
+        """Delete the topics of pruned segments."""
+        doomed = record.garbage
+        await all_done(self._host.delete(TopicName.parse(name)) for name in doomed)
+        swept = await self._store.change_topic(
+            self.topic, lambda present: changes.swept(present, doomed)
+        )
+        await self._forget_marks(record)
+        return swept
+
+    async def _forget_marks(self, record: ScalableRecord) -> None:
+        assert record.layout is not None, "its caller has checked"
+        present = {each.segment_id for each in record.layout.segments}
+        for key in self.state.keys_beside(present):
+            await self._store.metadata.delete(key)
+
+    async def _collect(self, record: ScalableRecord) -> ScalableRecord | None:
+        """Prune the segments that nobody needs any more, oldest first."""
+        layout = changes.idle_layout(record)
+        gone: set[int] = set()
+        for segment in layout.segments.values():  # by id: parents come first
+            if gone.issuperset(segment.parent_ids) and await self._is_spent(segment):
+                gone.add(segment.segment_id)
+        if not gone:
+            return record
+
+        def pruned(present: ScalableRecord) -> ScalableRecord:
+            if present.layout != record.layout or present.change is not None:
+                raise Superseded(present.name)
+            return changes.pruned(present, gone)
+
+        _LOG.info("segments-pruned", topic=str(self.topic), segments=sorted(gone))
+        after = await self._store.change_topic(self.topic, pruned)
+        return None if after is None else await self._sweep(after)
+
+    async def _is_spent(self, segment: Segment) -> bool:
+        if segment.is_active:
+            return False
+        kept = await self._kept_seconds()
+        if kept is None or self._clock.now_ms() - segment.sealed_at_ms < kept * _MS:
+            return False
+        name = segment_topic(self.topic, segment)
+        for subscription in await self._subscriptions.all():
+            if segment.segment_id in self.state.drained(subscription.name):
+                continue
+            if await self._host.backlog(name, subscription.name) not in (0, None):
+                return False
+            if not subscription.established:
+                return False
+        return not any(await self._host.use(name))
+
+    async def _kept_seconds(self) -> float | None:
+        """How long a sealed segment is kept; None: for ever."""
+        policies = effective(await self._parts.namespaces.policies(self.topic.namespace))
+        retained = policies.retention.seconds
+        if retained is None:
+            return None
+        return max(retained, self._limits.scalable_sealed_seconds)
+
+    # --- load
+
+    async def _at_intervals(self, record: ScalableRecord) -> ScalableRecord | None:
+        consumers = max((len(each.members) for each in self.state.groups()), default=0)
+        now = self._clock.monotonic()
+        if now < self._tick_at and consumers <= self._consumers_seen:
+            return record
+        self._consumers_seen = consumers
+        present: ScalableRecord | None = record
+        if now >= self._tick_at:
+            self._tick_at = now + self._limits.scalable_auto_scale_interval_seconds
+            present = await self._collect(record)
+        if present is not None and present.layout is not None:
+            present = await self._scale(present)
+        return present
+
+    async def _scale(self, record: ScalableRecord) -> ScalableRecord | None:
+        """Begin a split or a merge if the load, or the number of consumers, asks for it."""
+        self.policy = await self._resolved(record)
+        decision = await self._decided(record, self.policy)
+        if decision is None:
+            return record
+        try:
+            after = await self._store.change_topic(
+                self.topic, lambda present: self._begin(present, decision)
+            )
+        except (Conflict, InvalidLayout) as error:
+            _LOG.info("auto-scale-refused", topic=str(self.topic), error=str(error))
+            return record
+        return None if after is None else await self._changes.carry_out(after)
+
+    async def _decided(self, record: ScalableRecord, policy: AutoScalePolicy) -> Decision:
+        """A split is decided again with a look at the keys that the segment gets."""
+        layout = changes.idle_layout(record)
+        key_loads: dict[int, list[Sample]] = {}
+        while True:
+            decision = decide(
+                layout,
+                self.state.loads(),
+                [len(each.members) for each in self.state.groups()],
+                policy,
+                self._clock.now_ms(),
+                last_split_ms=record.last_split_ms,
+                last_merge_ms=record.last_merge_ms,
+                key_loads=key_loads,
+            )
+            if not isinstance(decision, Split) or decision.segment_id in key_loads:
+                return decision
+            name = segment_topic(self.topic, layout.segment(decision.segment_id))
+            samples = await self._host.key_samples(name, KEY_SAMPLES)
+            key_loads[decision.segment_id] = samples
+
+    def _begin(self, record: ScalableRecord, decision: Split | Merge) -> ScalableRecord:
+        now_ms = self._clock.now_ms()
+        limit = self._limits.scalable_total_segments_max
+        if isinstance(decision, Merge):
+            return changes.begin_merge(
+                record, decision.segment_ids, now_ms=now_ms, segments_max=limit, cause="load"
+            )
+        return changes.begin_split(
+            record,
+            decision.segment_id,
+            now_ms=now_ms,
+            segments_max=limit,
+            after=decision.after,
+            cause=decision.cause,
+        )
+
+    async def _resolved(self, record: ScalableRecord) -> AutoScalePolicy:
+        policies = await self._parts.namespaces.policies(self.topic.namespace)
+        given = policies.scalable_topic_auto_scale_policy
+        namespace = None if given is None else read_override(given)
+        enabled = self._parts.auto_scale
+        return resolve(self._limits, namespace, record.auto_scale, enabled=enabled)

@@ -1,0 +1,147 @@
+"""Which broker keeps which scalable topics in order.
+
+Owns: `Controllers`: the elections of one broker, and the `Controller` of every topic that it leads.
+
+Topics are dealt to `SLOTS` slots by their names, and each slot has a leader: a handful of ephemeral
+records instead of one per topic, and a topic has its controller from the moment it exists, whoever
+uses it.
+
+Invariants:
+1. A controller runs here only while this broker leads the slot of its topic. A former leader that
+   has not heard of it yet does no harm: what it stores is compare-and-set.
+2. Every topic with a record has its controller, here or at another broker, as long as one lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from magnetar.metadata.recipes import LeaderElection
+from magnetar.model.hashing import key_hash
+from magnetar.model.names import TopicName
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import SCALABLE_CONTROLLER_FAILOVERS
+from magnetar.runtime.service import Service
+from magnetar.scalable.controller import Controller, ControllerParts
+from magnetar.scalable.records import CONTROLLERS
+
+SLOTS: Final = 16
+
+_LOG: Final = logger(__name__)
+
+
+def slot_of(topic: TopicName) -> int:
+    return key_hash(str(topic.scalable_topic())) % SLOTS
+
+
+class Controllers(Service):
+    """The controllers of one broker."""
+
+    def __init__(self, parts: ControllerParts, broker: str, url: str) -> None:
+        super().__init__("controllers", stop_seconds=parts.limits.close_seconds)
+        self._parts = parts
+        value = f"{broker} {url}".encode()
+        self._elections = [
+            LeaderElection(parts.store.metadata, f"{CONTROLLERS}/{slot}", value)
+            for slot in range(SLOTS)
+        ]
+        self._running: dict[str, _Running] = {}
+
+    async def _start(self) -> None:
+        for slot, election in enumerate(self._elections):
+            self.spawn(election.run(), f"election of slot {slot}")
+            self.spawn(self._follow_election(election), f"leadership of slot {slot}")
+        self.spawn(self._follow_topics(), "topics")
+        self.spawn(self._follow_brokers(), "brokers")
+
+    async def _stop(self) -> None:
+        for running in list(self._running.values()):
+            await running.stop()
+        for election in self._elections:
+            await election.close()
+
+    # --- what is led here
+
+    def leads(self, topic: TopicName) -> bool:
+        return self._elections[slot_of(topic)].leading
+
+    def controller(self, topic: TopicName) -> Controller | None:
+        """The controller of a topic, if it is here."""
+        running = self._running.get(str(topic.scalable_topic()))
+        return None if running is None else running.controller
+
+    async def leader_url(self, topic: TopicName) -> str | None:
+        """Where the controller of a topic is; None: nobody leads it now."""
+        found = await self._parts.store.metadata.get(f"{CONTROLLERS}/{slot_of(topic)}")
+        return None if found is None else found.value.decode().partition(" ")[2]
+
+    # --- following
+
+    async def _follow_election(self, election: LeaderElection) -> None:
+        seen, led = 0, False
+        while True:
+            if election.leading and not led:
+                SCALABLE_CONTROLLER_FAILOVERS.inc()
+            led = election.leading
+            await self._arrange()
+            seen = await election.changes.past(seen)
+
+    async def _follow_topics(self) -> None:
+        seen = 0
+        while True:
+            seen = await self._parts.layouts.news.past(seen)
+            await self._arrange()
+
+    async def _follow_brokers(self) -> None:
+        seen = 0
+        while True:
+            seen = await self._parts.living.changes.past(seen)
+            for running in self._running.values():
+                running.controller.wake.advance()
+
+    async def _arrange(self) -> None:
+        """Run the controllers that are to run here, and no others."""
+        if self.stopping:
+            return
+        led = {
+            record.name: record.topic
+            for record in self._parts.layouts.records.values()
+            if self.leads(record.topic)
+        }
+        for name in [each for each, running in self._running.items() if running.is_over]:
+            del self._running[name]
+        for name in [each for each in self._running if each not in led]:
+            await self._running.pop(name).stop()
+        for name, topic in led.items():
+            if name not in self._running and not self.stopping:
+                self._running[name] = _Running(Controller(topic, self._parts))
+
+
+class _Running:
+    """A controller and its tasks; a crash of one topic's is not one of all."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        name = str(controller.topic)
+        self._tasks = [
+            asyncio.create_task(controller.state.run(), name=f"{name}: state"),
+            asyncio.create_task(controller.run(), name=f"{name}: controller"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    @property
+    def is_over(self) -> bool:
+        return any(task.done() for task in self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("controller-crashed", error, task=task.get_name())
+        for each in self._tasks:
+            each.cancel()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)

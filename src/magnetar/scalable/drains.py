@@ -1,0 +1,156 @@
+"""Telling controllers which sealed segments a subscription has finished.
+
+Owns: `Drains`: for each sealed segment that this broker has loaded, a coroutine that waits for
+acknowledgements and writes, or takes back, the marks that controllers go by.
+
+Invariants:
+1. A mark of a subscription is written only when everything is acknowledged and that is durable:
+   after a crash nothing of the segment can come again, so its children may be read.
+2. A seek back takes the mark away.
+3. A mark of a checkpoint group is written when a member's reader has taken everything. It holds
+   for that member alone, because only its checkpoint knows where it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic import Topic
+from magnetar.broker.topics import Topics
+from magnetar.errors import MagnetarError
+from magnetar.model.names import Domain, TopicName
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.scalable.layouts import Layouts
+from magnetar.scalable.records import DrainedRecord, GroupRecord, done_key, drained_key
+from magnetar.scalable.store import ScalableStore
+
+_RETRY_SECONDS: Final = 1.0
+_LOG: Final = logger(__name__)
+
+
+class Drains(Service):
+    """The sealed segments of one broker."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        layouts: Layouts,
+        store: ScalableStore,
+        clock: Clock,
+        *,
+        stop_seconds: float,
+    ) -> None:
+        super().__init__("drains", stop_seconds=stop_seconds)
+        self._topics = topics
+        self._layouts = layouts
+        self._store = store
+        self._clock = clock
+        self._watched: dict[Topic, asyncio.Task[None]] = {}
+
+    async def _start(self) -> None:
+        self.spawn(self._follow_topics(), "topics")
+        self.spawn(self._follow_layouts(), "layouts")
+
+    async def _stop(self) -> None:
+        for task in self._watched.values():
+            task.cancel()
+        if self._watched:
+            await asyncio.wait(self._watched.values())
+
+    # --- which segments
+
+    async def _follow_topics(self) -> None:
+        seen = -1
+        while True:
+            seen = await self._topics.loaded_changed.past(seen)
+            self._arrange()
+
+    async def _follow_layouts(self) -> None:
+        seen = -1
+        while True:
+            seen = await self._layouts.news.past(seen)
+            self._arrange()
+
+    def _arrange(self) -> None:
+        """Watch every loaded segment that the layouts call sealed."""
+        if self.stopping:
+            return
+        for gone in [each for each, task in self._watched.items() if task.done()]:
+            del self._watched[gone]
+        for topic in self._topics.loaded.values():
+            if isinstance(topic, Topic) and topic not in self._watched:
+                number = self._sealed_segment(topic.name)
+                if number is not None:
+                    work = self._watch(topic, number)
+                    self._watched[topic] = asyncio.create_task(work, name=f"{topic.name}: drain")
+
+    def _sealed_segment(self, name: TopicName) -> int | None:
+        """The id of a sealed segment, if that is what a topic is."""
+        if name.domain is Domain.NON_PERSISTENT:
+            return None
+        record = self._layouts.cached(name.scalable_topic())
+        if record is None or record.layout is None:
+            return None
+        for segment in record.layout.segments:
+            if segment.state == "SEALED":
+                if name.descriptor is not None and segment.segment_id == name.descriptor.segment_id:
+                    return segment.segment_id
+                if segment.legacy_topic_name == str(name):
+                    return segment.segment_id
+        return None
+
+    # --- one segment
+
+    async def _watch(self, topic: Topic, segment_id: int) -> None:
+        """Until the topic is unloaded."""
+        while not topic.closing and topic.lost is None:
+            try:
+                seen = topic.ends.version
+                for subscription in list(topic.subscriptions.values()):
+                    await self._judge(topic, segment_id, subscription)
+                await topic.ends.past(seen)
+            except MagnetarError as error:
+                _LOG.warning("drain-not-marked", topic=str(topic.name), error=str(error))
+                await self._clock.sleep(_RETRY_SECONDS)
+
+    async def _judge(self, topic: Topic, segment_id: int, subscription: Subscription) -> None:
+        scalable = topic.name.scalable_topic()
+        if not subscription.durable:
+            await self._judge_readers(scalable, segment_id, subscription)
+            return
+        drained = subscription.backlog() == 0
+        if drained:
+            await subscription.ack_durable()
+            drained = subscription.backlog() == 0  # a seek may have come between
+        wanted = DrainedRecord(segment_id, subscription.name) if drained else None
+        key = drained_key(scalable, segment_id, subscription.name)
+        await self._store.change(key, DrainedRecord, lambda _: wanted)
+
+    async def _judge_readers(
+        self, scalable: TopicName, segment_id: int, subscription: Subscription
+    ) -> None:
+        if subscription.backlog() != 0:
+            return
+        ending = f"-seg-{segment_id}"
+        members = [
+            consumer.name.removesuffix(ending)
+            for consumer in subscription.consumers
+            if consumer.name.endswith(ending)
+        ]
+        for member in members:
+            for group in await self._groups_of(scalable, member):
+                mark = DrainedRecord(segment_id, group, member)
+                key = done_key(scalable, segment_id, group)
+                await self._store.change(key, DrainedRecord, lambda _, mark=mark: mark)  # type: ignore[misc]
+
+    async def _groups_of(self, scalable: TopicName, member: str) -> list[str]:
+        """The checkpoint groups in which a consumer is."""
+        return [
+            group.name
+            for group in await self._store.all(scalable, "group", GroupRecord)
+            if group.kind == "CHECKPOINT" and any(each.name == member for each in group.members)
+        ]

@@ -1,0 +1,168 @@
+"""Carrying out a layout change: what each step does to the segments.
+
+Owns: `LayoutChanges`: from the record of a topic, wherever its change stands, to its end.
+
+A change is carried out by whoever leads the topic, from the record alone. If that one stops (or
+dies) at any await, the next one repeats the step: `SegmentHost` calls can be repeated, and the
+record moves on by compare-and-set. Two controllers at once do the same things; one of them stores.
+
+The order is what keeps the promises:
+1. Subscriptions that are recorded are established before children are made, and every child has
+   the cursor of each of them before anything is sealed: nobody misses a message in a child.
+2. Parents are sealed before their children are shown: a child has no message older, by key, than
+   the last one of its parents.
+3. Children inherit the sequences of all their parents before they are shown: a repeated send finds
+   out that it was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from functools import reduce
+from typing import Final, TypeVar
+
+from magnetar.broker.lineage import NOTHING, Lineage
+from magnetar.errors import MagnetarError, StoreClosed
+from magnetar.model.names import TopicName
+from magnetar.model.segments import Segment, SegmentLayout
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.scalable import changes
+from magnetar.scalable.records import Change, ScalableRecord, segment_topic
+from magnetar.scalable.segments import CursorWanted, SegmentHost
+from magnetar.scalable.store import ScalableStore
+from magnetar.scalable.subscriptions import Subscriptions
+
+Result = TypeVar("Result")
+
+PREPARE_SECONDS: Final = 10.0
+"""How long the making of children is tried before it is undone."""
+
+_PAUSE_SECONDS: Final = 0.1
+_LOG: Final = logger(__name__)
+
+
+class LayoutChanges:
+    """The changes of one topic."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        store: ScalableStore,
+        host: SegmentHost,
+        subscriptions: Subscriptions,
+        clock: Clock,
+    ) -> None:
+        self._topic = topic
+        self._store = store
+        self._host = host
+        self._subscriptions = subscriptions
+        self._clock = clock
+
+    async def carry_out(self, record: ScalableRecord) -> ScalableRecord | None:
+        """Bring the change of a record to its end; None: the topic is gone.
+
+        Superseded if another controller moved it on.
+        """
+        present: ScalableRecord | None = record
+        while present is not None and present.change is not None:
+            change = present.change
+            match change.step:
+                case "prepare":
+                    present = await self._prepare(present, change)
+                case "seal":
+                    present = await self._seal(change)
+                case "undo":
+                    present = await self._undo(change)
+                case "delete":
+                    present = await self._delete(present, change)
+        return present
+
+    # --- steps
+
+    async def _prepare(self, record: ScalableRecord, change: Change) -> ScalableRecord | None:
+        deadline = self._clock.monotonic() + PREPARE_SECONDS
+        while True:
+            try:
+                await self._make_children(record, change)
+                return await self._store.step(self._topic, change, changes.prepared)
+            except StoreClosed:
+                raise
+            except MagnetarError as error:
+                _LOG.warning("segments-not-prepared", topic=str(self._topic), error=str(error))
+                if not error.retryable or self._clock.monotonic() >= deadline:
+                    return await self._go_back(change, str(error))
+            await self._clock.sleep(_PAUSE_SECONDS)
+
+    async def _go_back(self, change: Change, reason: str) -> ScalableRecord | None:
+        return await self._store.step(
+            self._topic, change, lambda record: changes.begin_undo(record, reason)
+        )
+
+    async def _make_children(self, record: ScalableRecord, change: Change) -> None:
+        if record.layout is not None:
+            await self._subscriptions.keep(record.layout.layout())
+        known = await self._subscriptions.all()
+        wanted = [
+            CursorWanted(each.name, "earliest", each.properties)
+            for each in known
+            if each.established and not each.deleting
+        ]
+        children = self._segments(change, change.children)
+        await all_done(self._host.prepare(self._name(each), wanted) for each in children)
+
+    async def _seal(self, change: Change) -> ScalableRecord | None:
+        parents = self._segments(change, change.parents)
+        children = self._segments(change, change.children)
+        lineages = await all_done(self._host.seal(self._name(each)) for each in parents)
+        if change.kind == "migrate":
+            await self._copy_subscriptions(parents, children)
+        known = reduce(Lineage.merged, lineages, NOTHING)
+        await all_done(
+            self._host.inherit(self._name(each), known.clipped(each.hash_range))
+            for each in children
+        )
+        return await self._store.step(self._topic, change, changes.sealed)
+
+    async def _copy_subscriptions(
+        self, parents: Iterable[Segment], children: Iterable[Segment]
+    ) -> None:
+        """What regular topics had: now that they are terminated there will be no more."""
+        found = await all_done(self._host.cursors(self._name(each)) for each in parents)
+        by_name = {cursor.name: cursor for cursors in found for cursor in cursors}
+        for cursor in by_name.values():
+            await self._subscriptions.record_copied(cursor, self._clock.now_ms())
+        wanted = [CursorWanted(each.name, "earliest", each.properties) for each in by_name.values()]
+        names = [self._name(each) for each in children]
+        await all_done(self._host.add_cursors(name, wanted) for name in names)
+
+    async def _undo(self, change: Change) -> ScalableRecord | None:
+        children = self._segments(change, change.children)
+        await all_done(self._host.delete(self._name(each)) for each in children)
+        return await self._store.step(self._topic, change, changes.undone)
+
+    async def _delete(self, record: ScalableRecord, change: Change) -> ScalableRecord | None:
+        await all_done(self._host.delete(TopicName.parse(name)) for name in record.garbage)
+        await self._host.forget_schema(self._topic)
+        await self._store.forget(self._topic)
+        return await self._store.step(self._topic, change, lambda _: None)
+
+    # --- parts
+
+    def _segments(self, change: Change, ids: Iterable[int]) -> list[Segment]:
+        assert change.after is not None, "a deletion has no segments to come"
+        layout: SegmentLayout = change.after.layout()
+        return [layout.segment(each) for each in ids]
+
+    def _name(self, segment: Segment) -> TopicName:
+        return segment_topic(self._topic, segment)
+
+
+async def all_done(work: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Do it all at once; every one has come to its end before the first error is raised."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

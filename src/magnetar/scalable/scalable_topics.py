@@ -1,0 +1,489 @@
+"""All that a server does with scalable topics.
+
+Owns: `ScalableTopics`, which puts the parts together, and through which clients and operators ask.
+
+Whoever wants a change writes its intent into the topic's record, on any broker; the controller of
+the topic carries it out, wherever it is; and who asked waits until the record says that it is done.
+
+Invariants:
+1. A request is answered when what it asked for is durable and visible here, or with an error that
+   says why not; never before.
+2. A request waits for a change that is under way, up to a deadline, and is then judged anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.policies import effective
+from magnetar.broker.topics import Topics
+from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.metadata.api import MetadataStore
+from magnetar.model.names import Domain, NamespaceName, TopicName
+from magnetar.model.segments import Segment, SegmentLayout
+from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.service import Service
+from magnetar.scalable import changes
+from magnetar.scalable.autoscale import check_override, split_point
+from magnetar.scalable.controller import KEY_SAMPLES, ControllerParts
+from magnetar.scalable.controllers import Controllers
+from magnetar.scalable.drains import Drains
+from magnetar.scalable.layout_changes import all_done
+from magnetar.scalable.layouts import Layouts
+from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.loads import LoadReporter
+from magnetar.scalable.records import (
+    AutoScaleOverride,
+    Change,
+    ScalableRecord,
+    SubscriptionKind,
+    segment_topic,
+)
+from magnetar.scalable.segments import LocalSegments, SegmentHost
+from magnetar.scalable.sessions import ConsumerSessions
+from magnetar.scalable.store import ScalableStore
+from magnetar.scalable.subscriptions import SubscriptionDesk
+
+_LOOK_SECONDS: Final = 1.0
+_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Dag:
+    """A topic as v5 clients see it."""
+
+    topic: TopicName
+    """`topic://...`"""
+    layout: SegmentLayout
+    synthetic: bool = False
+    """It is a regular topic, shown as if its partitions were segments."""
+
+
+class ScalableTopics(Service):
+    """The scalable topics of one broker."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        metadata: MetadataStore,
+        *,
+        clock: Clock,
+        limits: Limits,
+        broker: str,
+        url: str,
+        auto_scale: bool = True,
+        host: SegmentHost | None = None,
+    ) -> None:
+        super().__init__("scalable topics", stop_seconds=limits.close_seconds)
+        stop_seconds = limits.close_seconds
+        self._topics = topics
+        self._clock = clock
+        self._limits = limits
+        self.store = ScalableStore(metadata)
+        self.host = host or LocalSegments(topics)
+        self.layouts = Layouts(self.store, stop_seconds=stop_seconds)
+        wait_seconds = limits.scalable_controller_wait_seconds
+        self.living = LivingBrokers(
+            metadata, broker, start_seconds=wait_seconds, stop_seconds=stop_seconds
+        )
+        parts = ControllerParts(
+            store=self.store,
+            layouts=self.layouts,
+            host=self.host,
+            living=self.living,
+            namespaces=topics.namespaces,
+            clock=clock,
+            limits=limits,
+            auto_scale=auto_scale,
+        )
+        self.controllers = Controllers(parts, broker, url)
+        self.sessions = ConsumerSessions(
+            self.store,
+            self.layouts,
+            broker,
+            clock,
+            attach_seconds=wait_seconds,
+            settle_seconds=wait_seconds,
+            stop_seconds=stop_seconds,
+        )
+        self.subscriptions = SubscriptionDesk(self.store, clock, wait_seconds=wait_seconds)
+        self._drains = Drains(topics, self.layouts, self.store, clock, stop_seconds=stop_seconds)
+        self._loads = LoadReporter(topics, metadata, clock=clock, limits=limits)
+
+    async def _start(self) -> None:
+        for part in self._parts():
+            await part.start()
+
+    async def _stop(self) -> None:
+        results = [
+            result
+            for part in reversed(self._parts())
+            for result in await asyncio.gather(part.stop(), return_exceptions=True)
+        ]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _parts(self) -> list[Service]:
+        return [
+            self.living,
+            self.layouts,
+            self._drains,
+            self._loads,
+            self.controllers,
+            self.sessions,
+        ]
+
+    # --- what clients ask
+
+    async def lookup(self, name: TopicName, *, create: bool = True) -> Dag:
+        """The segments of a topic; TopicNotFound if there is none and none may be created."""
+        if name.domain is Domain.NON_PERSISTENT or name.domain is Domain.SEGMENT:
+            raise NotAllowed(f"{name} has no segments", hint="look up topic:// or persistent://")
+        if name.partition is not None:
+            raise TopicNotFound(f"{name} is one partition", hint="look up the whole topic")
+        topic = name.scalable_topic()
+        record = await self.layouts.read(topic)
+        if record is None and name.domain is Domain.PERSISTENT:
+            return await self._regular(name, create)
+        if record is None:
+            record = await self._auto_created(topic, create)
+        if record.layout is None and record.change is not None:
+            if record.change.kind == "migrate":
+                return await self._regular(name, create=False)
+            record = await self._after(topic, lambda each: each.layout is not None)
+        return Dag(topic, changes.layout_of(record))
+
+    async def _regular(self, name: TopicName, create: bool) -> Dag:
+        regular = await self._regular_names(name, create)
+        return Dag(name.scalable_topic(), changes.synthetic_layout(regular), synthetic=True)
+
+    async def _regular_names(self, name: TopicName, create: bool) -> list[TopicName]:
+        regular = TopicName(Domain.PERSISTENT, name.namespace, name.local_name)
+        partitions = await self._topics.partitions(regular, create=create)
+        if partitions:
+            return [regular.with_partition(number) for number in range(partitions)]
+        await self._topics.get(regular, create=create)
+        return [regular]
+
+    async def _auto_created(self, topic: TopicName, create: bool) -> ScalableRecord:
+        policies = await self._topics.namespaces.policies(topic.namespace)
+        creation = policies.auto_topic_creation
+        if not create or (creation is not None and not creation.allow_auto_topic_creation):
+            raise TopicNotFound(f"{topic} does not exist")
+        with suppress(Conflict):  # somebody else was quicker
+            await self.create(topic)
+        return await self._after(topic, lambda each: each.layout is not None)
+
+    async def admit(self, name: TopicName) -> None:
+        """A segment can be used once, and as long as, its topic shows it."""
+        if name.domain is not Domain.SEGMENT:
+            return
+        assert name.descriptor is not None, "segments have one"
+        topic, number = name.scalable_topic(), name.descriptor.segment_id
+        if not _shows(self.layouts.cached(topic), number):
+            record = await self.layouts.read(topic)
+            if not _shows(record, number):
+                raise TopicNotFound(f"{name} is not a segment of its topic")
+
+    async def subscribing(self, name: TopicName, options: ConsumerOptions) -> None:
+        """Before a consumer subscribes: its subscription is one of the whole topic."""
+        if not options.durable or name.domain is Domain.NON_PERSISTENT:
+            return
+        topic = name.scalable_topic()
+        record = self.layouts.cached(topic)
+        if record is None and name.domain is Domain.SEGMENT:
+            record = await self.layouts.read(topic)
+        if record is None or record.layout is None or not _has(record, name):
+            return
+        known = await self.subscriptions.get(topic, options.subscription)
+        if known is not None and known.established and not known.deleting:
+            return
+        policies = effective(await self._topics.namespaces.policies(topic.namespace))
+        if known is None and not policies.auto_subscription_creation:
+            return  # it is refused, unless the segment has it
+        earliest = options.initial_position is InitialPosition.EARLIEST
+        await self.subscriptions.ensure(
+            topic,
+            options.subscription,
+            "QUEUE" if options.type is SubscriptionType.SHARED else "STREAM",
+            "earliest" if earliest else "latest",
+            options.subscription_properties,
+        )
+
+    # --- what operators ask
+
+    def names(
+        self, namespace: NamespaceName, filters: Mapping[str, str] | None = None
+    ) -> list[str]:
+        return self.layouts.names(namespace, filters)
+
+    async def get(self, topic: TopicName) -> ScalableRecord:
+        record = await self.layouts.read(topic)
+        if record is None or record.layout is None:
+            raise TopicNotFound(f"{topic} does not exist")
+        return record
+
+    async def create(
+        self, topic: TopicName, segments: int = 1, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """A new topic; Conflict if there is one of that name, scalable or regular."""
+        _check_scalable(topic)
+        if segments > self._limits.scalable_total_segments_max:
+            limit = self._limits.scalable_total_segments_max
+            raise NotAllowed(f"{segments} segments; a topic may have {limit}")
+        await self._topics.namespaces.policies(topic.namespace)  # TopicNotFound if there is none
+        regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
+        if "/" not in topic.local_name and await self._topics.exists(regular):
+            raise Conflict(f"{regular} exists", hint="migrate it, or choose another name")
+        wanted = changes.begin_create(
+            topic,
+            segments,
+            now_ms=self._clock.now_ms(),
+            bucket_budget=self._limits.scalable_entry_bucket_budget,
+            properties=properties,
+        )
+        await self.store.create(wanted)
+        await self._finished(topic, wanted)
+
+    async def split(
+        self,
+        topic: TopicName,
+        segment_id: int,
+        *,
+        after: int | None = None,
+        by_load: bool = False,
+    ) -> SegmentLayout:
+        """Split a segment in the middle, behind a point, or where the load divides best."""
+        if by_load and after is None:
+            segment = changes.layout_of(await self.get(topic)).segment(segment_id)
+            name = segment_topic(topic, segment)
+            after = split_point(segment, await self.host.key_samples(name, KEY_SAMPLES))
+            if after is None:
+                raise NotAllowed(f"{name}: one key has nearly all of the load")
+        return await self._change(
+            topic,
+            lambda record: changes.begin_split(
+                record,
+                segment_id,
+                now_ms=self._clock.now_ms(),
+                segments_max=self._limits.scalable_total_segments_max,
+                after=after,
+            ),
+        )
+
+    async def merge(self, topic: TopicName, segment_ids: Iterable[int]) -> SegmentLayout:
+        """Merge two or more adjacent segments."""
+        ids = tuple(segment_ids)
+        return await self._change(
+            topic,
+            lambda record: changes.begin_merge(
+                record,
+                ids,
+                now_ms=self._clock.now_ms(),
+                segments_max=self._limits.scalable_total_segments_max,
+            ),
+        )
+
+    async def delete(self, topic: TopicName, *, force: bool = False) -> None:
+        """Delete a topic with all its segments; Conflict while it is used unless `force`."""
+        record = await self.get(topic)
+        if not force:
+            names = [
+                segment_topic(topic, each) for each in changes.layout_of(record).segments.values()
+            ]
+            used = await all_done(self.host.use(name) for name in names)
+            if any(each.producers or each.consumers for each in used):
+                raise Conflict(
+                    f"{topic} has producers or consumers", hint="close them first, or use force"
+                )
+        await self._begin(topic, lambda each: changes.begin_delete(each, force=force))
+        await self._until(topic, lambda each: each is None)
+
+    async def migrate(self, name: TopicName, *, force: bool = False) -> None:
+        """Make a regular topic scalable; what it holds, and its subscriptions, stay readable."""
+        if name.domain is Domain.SEGMENT or name.partition is not None:
+            raise InvalidTopicName(f"{name} is not a whole topic")
+        topic = name.scalable_topic()
+        present = await self.layouts.read(topic)
+        if present is None:
+            regular = await self._regular_names(name, create=False)
+            if not force:
+                used = await all_done(self.host.use(each) for each in regular)
+                if any(each.unmanaged for each in used):
+                    raise Conflict(
+                        f"{name} has clients that would not follow it",
+                        hint="close them or move them to the v5 client first, or use force",
+                    )
+            present = changes.begin_migrate(
+                topic,
+                regular,
+                now_ms=self._clock.now_ms(),
+                bucket_budget=self._limits.scalable_entry_bucket_budget,
+                force=force,
+            )
+            await self.store.create(present)
+        elif present.change is None or present.change.kind != "migrate":
+            raise Conflict(f"{topic} exists already")
+        await self._finished(topic, present)
+
+    async def set_auto_scale(self, topic: TopicName, override: AutoScaleOverride | None) -> None:
+        """What a topic overrides of the auto-scale policy; None: nothing."""
+        if override is not None:
+            check_override(override)
+        await self.get(topic)
+        await self.store.change_topic(topic, lambda record: replace(record, auto_scale=override))
+
+    async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
+        await self.get(topic)
+        given = dict(properties)
+        await self.store.change_topic(topic, lambda record: replace(record, properties=given))
+
+    # --- subscriptions
+
+    async def create_subscription(
+        self, topic: TopicName, name: str, kind: SubscriptionKind
+    ) -> None:
+        """A subscription that begins at the earliest message; it may exist already."""
+        await self.get(topic)
+        await self.subscriptions.ensure(topic, name, kind, "earliest")
+
+    async def delete_subscription(self, topic: TopicName, name: str) -> bool:
+        """False: there was none."""
+        await self.get(topic)
+        return await self.subscriptions.delete(topic, name)
+
+    async def seek_subscription(self, topic: TopicName, name: str, ms: int) -> None:
+        """Move a subscription to a time, on every segment."""
+        layout = await self._layout_with(topic, name)
+        await all_done(self._seek(topic, each, name, ms) for each in layout.segments.values())
+
+    async def _seek(self, topic: TopicName, segment: Segment, name: str, ms: int) -> None:
+        target = segment_topic(topic, segment)
+        if not segment.is_active and segment.sealed_at_ms < ms:
+            await self.host.skip_all(target, name)
+        elif segment.created_at_ms >= ms and segment.legacy_topic_name is None:
+            await self.host.seek_earliest(target, name)
+        else:
+            await self.host.seek(target, name, ms)
+
+    async def skip_all(self, topic: TopicName, name: str) -> None:
+        """Drop the backlog of a subscription."""
+        layout = await self._layout_with(topic, name)
+        segments = layout.segments.values()
+        await all_done(self.host.skip_all(segment_topic(topic, each), name) for each in segments)
+
+    async def _layout_with(self, topic: TopicName, subscription: str) -> SegmentLayout:
+        record = await self.get(topic)
+        known = await self.subscriptions.get(topic, subscription)
+        if known is None or known.deleting:
+            raise TopicNotFound(f"{topic} has no subscription {subscription!r}")
+        return changes.layout_of(record)
+
+    # --- waiting for controllers
+
+    async def _change(
+        self, topic: TopicName, begin: Callable[[ScalableRecord], ScalableRecord]
+    ) -> SegmentLayout:
+        begun = await self._begin(topic, begin)
+        await self._finished(topic, begun)
+        record = await self.get(topic)
+        return changes.layout_of(record)
+
+    async def _begin(
+        self, topic: TopicName, begin: Callable[[ScalableRecord], ScalableRecord]
+    ) -> ScalableRecord:
+        """Store the intent, as soon as no other change is under way."""
+        while True:
+            record = await self._after(topic, lambda each: each.change is None)
+            if record.layout is None:
+                raise TopicNotFound(f"{topic} does not exist")
+            try:
+                begun = await self.store.change_topic(topic, begin)
+            except Conflict:
+                continue  # one came between
+            if begun is None:
+                raise TopicNotFound(f"{topic} does not exist")
+            return begun
+
+    async def _finished(self, topic: TopicName, begun: ScalableRecord) -> None:
+        """Wait until the change of this record is done; an error if it was undone."""
+        change = begun.change
+        assert change is not None, "its caller began one"
+        record = await self._until(topic, lambda each: each is None or _is_past(each, change))
+        if record is None or not _is_committed(record, change):
+            reason = "" if record is None else record.last_failure
+            raise ServiceNotReady(f"{topic}: the {change.kind} was undone: {reason or 'unknown'}")
+
+    async def _after(
+        self, topic: TopicName, holds: Callable[[ScalableRecord], bool]
+    ) -> ScalableRecord:
+        record = await self._until(topic, lambda each: each is None or holds(each))
+        if record is None:
+            raise TopicNotFound(f"{topic} does not exist")
+        return record
+
+    async def _until(
+        self, topic: TopicName, holds: Callable[[ScalableRecord | None], bool]
+    ) -> ScalableRecord | None:
+        """The stored record once it is as wanted, and this broker's own view no older."""
+        changed = self.layouts.changed(topic)
+        deadline = self._clock.monotonic() + self._limits.scalable_controller_wait_seconds
+        while True:
+            seen = changed.version
+            record = await self.layouts.read(topic)
+            if holds(record) and holds(self.layouts.cached(topic)):
+                return record
+            if self._clock.monotonic() >= deadline:
+                raise ServiceNotReady(
+                    f"{topic}: not done within {self._limits.scalable_controller_wait_seconds:g} s",
+                    hint="it goes on; look at the layout, and try again if need be",
+                )
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await changed.past(seen)
+            except TimeoutError:
+                continue
+
+
+def _check_scalable(topic: TopicName) -> None:
+    if topic.domain is not Domain.TOPIC:
+        raise InvalidTopicName(f"{topic} is not a scalable topic", hint="use topic://")
+    if topic.local_name != topic.local_name.strip():
+        raise InvalidTopicName(f"{str(topic)!r} begins or ends with a blank")
+
+
+def _shows(record: ScalableRecord | None, segment_id: int) -> bool:
+    return (
+        record is not None
+        and record.layout is not None
+        and any(each.segment_id == segment_id for each in record.layout.segments)
+    )
+
+
+def _has(record: ScalableRecord, name: TopicName) -> bool:
+    """Whether a topic holds one of the segments of a record's layout."""
+    assert record.layout is not None, "its caller has checked"
+    if name.descriptor is not None:
+        return _shows(record, name.descriptor.segment_id)
+    return any(each.legacy_topic_name == str(name) for each in record.layout.segments)
+
+
+def _is_past(record: ScalableRecord, change: Change) -> bool:
+    return record.change is None or record.change.after != change.after
+
+
+def _is_committed(record: ScalableRecord, change: Change) -> bool:
+    """Whether the segments that a change was to make are, or were, in the layout."""
+    if record.layout is None or change.after is None:
+        return False
+    return record.layout.epoch >= change.after.epoch

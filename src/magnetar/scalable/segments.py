@@ -1,0 +1,204 @@
+"""What a controller asks of the broker that has a segment.
+
+Owns: `SegmentHost`, the contract, and `LocalSegments`, which does it with this broker's topics.
+
+Invariants:
+1. Every call can be repeated: done twice it is the same as done once, also by two controllers at
+   the same time. A call that returned is durable.
+2. A call on a segment whose topic is gone (deleted by a later controller) is no error where the
+   caller wanted it gone, and TopicNotFound elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from magnetar.broker.lineage import Lineage
+from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic import Topic
+from magnetar.broker.topics import Topics
+from magnetar.errors import SubscriptionNotFound, TopicNotFound
+from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.names import Domain, TopicName
+from magnetar.model.subscriptions import SubscriptionType
+from magnetar.scalable.autoscale import Sample
+from magnetar.scalable.loads import sample_positions
+from magnetar.scalable.records import StartPosition, SubscriptionKind
+
+
+class CursorWanted(NamedTuple):
+    """A subscription that a segment is to have."""
+
+    name: str
+    position: StartPosition
+    properties: Mapping[str, str]
+
+
+class CursorFound(NamedTuple):
+    """A durable subscription that a regular topic has."""
+
+    name: str
+    kind: SubscriptionKind
+    properties: Mapping[str, str]
+
+
+class SegmentUse(NamedTuple):
+    """Who is connected to a segment."""
+
+    producers: int
+    consumers: int
+    unmanaged: int
+    """Those of both whose client does not follow a layout: a migration would cut them off."""
+
+
+class SegmentHost(Protocol):
+    """The broker that has the segments, or a way to those that have."""
+
+    async def prepare(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
+        """Create a segment's topic if there is none, and the cursors that it lacks."""
+
+    async def add_cursors(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
+        """Create the cursors that it lacks."""
+
+    async def drop_cursor(self, name: TopicName, subscription: str) -> None:
+        """Remove a cursor, whoever uses it; none is fine."""
+
+    async def seal(self, name: TopicName) -> Lineage:
+        """Take no more messages; what it knows of its producers' sequences."""
+
+    async def inherit(self, name: TopicName, lineage: Lineage) -> None:
+        """Judge repeated sends by what the parents knew."""
+
+    async def delete(self, name: TopicName) -> None:
+        """Delete the topic with its data, whoever uses it; none is fine."""
+
+    async def use(self, name: TopicName) -> SegmentUse:
+        """Who uses it now; nobody, if it is not there."""
+
+    async def cursors(self, name: TopicName) -> list[CursorFound]:
+        """The durable subscriptions that it has."""
+
+    async def backlog(self, name: TopicName, subscription: str) -> int | None:
+        """Entries that are not acknowledged; None: it has no such cursor."""
+
+    async def seek(self, name: TopicName, subscription: str, ms: int) -> None:
+        """Move a cursor to the first message at or after a time."""
+
+    async def seek_earliest(self, name: TopicName, subscription: str) -> None:
+        """Move a cursor to the first message that there is."""
+
+    async def skip_all(self, name: TopicName, subscription: str) -> None:
+        """Move a cursor to the end."""
+
+    async def key_samples(self, name: TopicName, entries_max: int) -> list[Sample]:
+        """Where on the ring the last messages stand."""
+
+    async def forget_schema(self, topic: TopicName) -> None:
+        """Of a scalable topic that is deleted."""
+
+
+MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
+"""What clients that follow a layout put into the metadata of producers and consumers."""
+
+
+class LocalSegments:
+    """All segments are topics of this broker."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+
+    async def prepare(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
+        await self._topics.create(name)
+        await self.add_cursors(name, cursors)
+
+    async def add_cursors(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
+        topic = await self._topic(name)
+        for wanted in cursors:
+            start = EARLIEST if wanted.position == "earliest" else topic.readable_end()
+            if wanted.name not in topic.subscriptions:
+                await topic.create_subscription(wanted.name, start, wanted.properties)
+
+    async def drop_cursor(self, name: TopicName, subscription: str) -> None:
+        try:
+            topic = await self._topic(name)
+            await topic.delete_subscription(subscription, force=True)
+        except (TopicNotFound, SubscriptionNotFound):
+            return  # as it was wanted
+
+    async def seal(self, name: TopicName) -> Lineage:
+        topic = await self._topic(name)
+        if not topic.terminated:
+            await topic.terminate()
+        return await topic.lineage()
+
+    async def inherit(self, name: TopicName, lineage: Lineage) -> None:
+        await (await self._topic(name)).inherit(lineage)
+
+    async def delete(self, name: TopicName) -> None:
+        try:
+            await self._topics.delete(name, force=True)
+        except TopicNotFound:
+            return  # as it was wanted
+
+    async def use(self, name: TopicName) -> SegmentUse:
+        topic = self._topics.loaded.get(name)
+        if not isinstance(topic, Topic):
+            return SegmentUse(0, 0, 0)
+        producers = [each.options.metadata for each in topic.producers.connected.values()]
+        consumers = [
+            consumer.options.metadata
+            for subscription in topic.subscriptions.values()
+            for consumer in subscription.consumers
+        ]
+        clients = [*producers, *consumers]
+        unmanaged = sum(metadata.get(MANAGED_PROPERTY) != "true" for metadata in clients)
+        return SegmentUse(len(producers), len(consumers), unmanaged)
+
+    async def cursors(self, name: TopicName) -> list[CursorFound]:
+        topic = await self._topic(name)
+        return [
+            CursorFound(each.name, _kind(each), dict(each.cursor.properties))
+            for each in topic.subscriptions.values()
+            if each.durable
+        ]
+
+    async def backlog(self, name: TopicName, subscription: str) -> int | None:
+        found = (await self._topic(name)).subscriptions.get(subscription)
+        return None if found is None else found.backlog()
+
+    async def seek(self, name: TopicName, subscription: str, ms: int) -> None:
+        await (await self._subscription(name, subscription)).seek_time(ms)
+
+    async def seek_earliest(self, name: TopicName, subscription: str) -> None:
+        await (await self._subscription(name, subscription)).seek(EARLIEST)
+
+    async def skip_all(self, name: TopicName, subscription: str) -> None:
+        found = await self._subscription(name, subscription)
+        found.skip_all()
+        await found.ack_durable()
+
+    async def key_samples(self, name: TopicName, entries_max: int) -> list[Sample]:
+        return await sample_positions(await self._topic(name), entries_max)
+
+    async def forget_schema(self, topic: TopicName) -> None:
+        await self._topics.forget_schema(topic)
+
+    # --- parts
+
+    async def _topic(self, name: TopicName) -> Topic:
+        topic = await self._topics.get(name, create=False)
+        if not isinstance(topic, Topic) or name.domain is Domain.NON_PERSISTENT:
+            raise TopicNotFound(f"{name} keeps no messages")
+        return topic
+
+    async def _subscription(self, name: TopicName, subscription: str) -> Subscription:
+        found = (await self._topic(name)).subscriptions.get(subscription)
+        if found is None:
+            raise SubscriptionNotFound(f"{name} has no subscription {subscription!r}")
+        return found
+
+
+def _kind(subscription: Subscription) -> SubscriptionKind:
+    ordered = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+    return "STREAM" if subscription.type in ordered else "QUEUE"

@@ -1,0 +1,100 @@
+"""What stands beside one scalable topic, kept in memory by its controller.
+
+Owns: `TopicState`: the records of a topic's state directory, followed by one watch.
+
+Invariants:
+1. `changes`, which its owner gives, advances after the view changed.
+2. The view is what the store held at some moment not long ago. Decisions that need the present
+   (which subscriptions there are, before segments are sealed) read the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import TypeVar
+
+import msgspec
+
+from magnetar.metadata.api import MetadataStore, Record
+from magnetar.metadata.recipes import TableView
+from magnetar.model.names import TopicName
+from magnetar.runtime.signal import Signal
+from magnetar.scalable.records import (
+    DrainedRecord,
+    GroupRecord,
+    LoadRecord,
+    SubscriptionRecord,
+    decode,
+    kind_of_key,
+    segment_of_key,
+    state_directory,
+)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class TopicState:
+    """A live view; run `run` in a task."""
+
+    def __init__(self, metadata: MetadataStore, topic: TopicName, changes: Signal) -> None:
+        self._view = TableView(metadata, state_directory(topic), changes)
+        self._decoded: dict[str, tuple[int, msgspec.Struct]] = {}
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._view.is_loaded
+
+    async def run(self) -> None:
+        """Follow the directory until the store object is closed."""
+        await self._view.run()
+
+    def subscriptions(self) -> list[SubscriptionRecord]:
+        return self._all("sub", SubscriptionRecord)
+
+    def groups(self) -> list[GroupRecord]:
+        return self._all("group", GroupRecord)
+
+    def loads(self) -> dict[int, LoadRecord]:
+        return {each.segment_id: each for each in self._all("load", LoadRecord)}
+
+    def drained(self, subscription: str) -> set[int]:
+        """Segments of which a subscription has acknowledged everything, durably."""
+        marks = self._all("drained", DrainedRecord)
+        return {each.segment_id for each in marks if each.group == subscription}
+
+    def done(self, group: GroupRecord) -> set[int]:
+        """Segments that a checkpoint group's present owners have read to the end."""
+        return {
+            each.segment_id
+            for each in self._all("done", DrainedRecord)
+            if each.group == group.name and each.member in group.owners.get(each.segment_id, ())
+        }
+
+    def keys_of(self, prefix: str, group: str) -> list[str]:
+        """Of the marks of one subscription or group."""
+        return [
+            key
+            for key, each in self._view.records.items()
+            if kind_of_key(key) == prefix and self._body(each, DrainedRecord).group == group
+        ]
+
+    def keys_beside(self, segment_ids: Set[int]) -> list[str]:
+        """Of what is kept about other segments than these."""
+        return [
+            key
+            for key in self._view.records
+            if kind_of_key(key) in ("drained", "done", "load")
+            and segment_of_key(key) not in segment_ids
+        ]
+
+    def _all(self, prefix: str, kind: type[Body]) -> list[Body]:
+        found = self._view.records.items()
+        return [self._body(each, kind) for key, each in found if kind_of_key(key) == prefix]
+
+    def _body(self, record: Record, kind: type[Body]) -> Body:
+        known = self._decoded.get(record.key)
+        if known is not None and known[0] == record.version and isinstance(known[1], kind):
+            return known[1]
+        body = decode(record, kind)
+        self._decoded[record.key] = record.version, body
+        return body

@@ -1,0 +1,97 @@
+"""`/admin/v2/scalable/.../subscriptions`: subscriptions of whole scalable topics.
+
+Invariants:
+1. What moves a subscription moves it on all segments, and is durable when it is answered.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from aiohttp import web
+
+from magnetar.errors import InvalidArgument, SubscriptionNotFound
+from magnetar.scalable.records import SubscriptionKind
+from magnetar.server.admin.exchange import (
+    done,
+    part_of,
+    server_of,
+    shown,
+    topic_of,
+    whole_number,
+)
+from magnetar.server.admin.scalable_state import (
+    group_json,
+    read_record,
+    read_view,
+    subscription_json,
+)
+from magnetar.server.admin.scalable_topics import SCALABLE
+
+_KINDS: Final = ("STREAM", "QUEUE")
+
+
+async def states(request: web.Request) -> web.Response:
+    view = await read_view(request, topic_of(request))
+    subscriptions = {
+        each.name: await subscription_json(request, view, each) for each in view.subscriptions
+    }
+    groups = {each.name: group_json(each) for each in view.groups if each.kind == "CHECKPOINT"}
+    return shown({"subscriptions": subscriptions, "checkpointGroups": groups})
+
+
+async def state(request: web.Request) -> web.Response:
+    view = await read_view(request, topic_of(request))
+    name = part_of(request, "subscription")
+    for each in view.subscriptions:
+        if each.name == name:
+            return shown(await subscription_json(request, view, each))
+    raise SubscriptionNotFound(f"{view.topic} has no subscription {name!r}")
+
+
+async def create(request: web.Request) -> web.Response:
+    topic, name = topic_of(request), part_of(request, "subscription")
+    kind = request.query.get("type", "QUEUE").upper()
+    if kind not in _KINDS:
+        raise InvalidArgument(f"type must be one of {', '.join(_KINDS)}, not {kind!r}")
+    await read_record(request, topic)
+    wanted = cast("SubscriptionKind", kind)
+    await server_of(request).context.scalable.create_subscription(topic, name, wanted)
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    topic, name = topic_of(request), part_of(request, "subscription")
+    await read_record(request, topic)
+    if not await server_of(request).context.scalable.delete_subscription(topic, name):
+        raise SubscriptionNotFound(f"{topic} has no subscription {name!r}")
+    return done()
+
+
+async def seek(request: web.Request) -> web.Response:
+    topic, name = topic_of(request), part_of(request, "subscription")
+    if "timestamp" not in request.query:
+        raise InvalidArgument("a seek needs a timestamp, in milliseconds")
+    timestamp = whole_number(request.query["timestamp"], "the timestamp")
+    await read_record(request, topic)
+    await server_of(request).context.scalable.seek_subscription(topic, name, timestamp)
+    return done()
+
+
+async def skip_all(request: web.Request) -> web.Response:
+    topic, name = topic_of(request), part_of(request, "subscription")
+    await read_record(request, topic)
+    await server_of(request).context.scalable.skip_all(topic, name)
+    return done()
+
+
+_SUBSCRIPTION: Final = f"{SCALABLE}/subscriptions/{{subscription}}"
+
+ROUTES: Final = (
+    web.get(f"{SCALABLE}/subscriptions", states),
+    web.get(_SUBSCRIPTION, state),
+    web.put(_SUBSCRIPTION, create),
+    web.delete(_SUBSCRIPTION, delete),
+    web.post(f"{_SUBSCRIPTION}/seek", seek),
+    web.post(f"{_SUBSCRIPTION}/skip-all", skip_all),
+)

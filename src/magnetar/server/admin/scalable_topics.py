@@ -1,0 +1,227 @@
+"""`/admin/v2/scalable`: scalable topics, their layouts, and their auto-scale policies.
+
+Invariants:
+1. A segment that there is not is 404; a change that the layout does not permit is 412; what exists
+   already, or a change that is under way and cannot be waited for, is 409.
+2. A change that is answered with success is committed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Iterable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from magnetar.errors import Conflict, InvalidArgument, ServiceNotReady, TopicNotFound
+from magnetar.model.hashing import HASH_MAX
+from magnetar.model.names import Domain, TopicName
+from magnetar.scalable.autoscale import check_override, read_override, resolve
+from magnetar.scalable.records import ScalableRecord
+from magnetar.server.admin.exchange import (
+    body_of,
+    done,
+    flag_of,
+    namespace_of,
+    needed_body_of,
+    part_of,
+    server_of,
+    shown,
+    shown_or_nothing,
+    topic_of,
+    topics_of,
+    whole_number,
+)
+from magnetar.server.admin.scalable_state import (
+    read_record,
+    read_view,
+    record_json,
+    statistics_json,
+)
+
+_POINT: Final = re.compile(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}")
+
+
+# --- topics
+
+
+async def names(request: web.Request) -> web.Response:
+    namespace = namespace_of(request)
+    filters = dict(_filter(text) for text in request.query.getall("property", []))
+    server = server_of(request)
+    await server.topics.namespaces.policies(namespace)
+    return shown(server.context.scalable.layouts.names(namespace, filters))
+
+
+async def create(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    if topic.local_name != topic.local_name.strip():
+        raise InvalidArgument(f"{str(topic)!r} begins or ends with a space")
+    count = whole_number(request.query.get("numInitialSegments", "1"), "the segments", least=1)
+    properties = await body_of(request, dict[str, str])
+    scalable = server_of(request).context.scalable
+    await _carried_out(request, topic, scalable.create(topic, count, properties))
+    return done()
+
+
+async def show(request: web.Request) -> web.Response:
+    return shown(record_json(await read_record(request, topic_of(request))))
+
+
+async def delete(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    await read_record(request, topic)
+    scalable = server_of(request).context.scalable
+    await _carried_out(request, topic, scalable.delete(topic, force=flag_of(request, "force")))
+    return done()
+
+
+async def statistics(request: web.Request) -> web.Response:
+    view = await read_view(request, topic_of(request))
+    found = statistics_json(request, view)
+    found["autoScalePolicy"] = await _effective_policy(request, view.record)
+    return shown(found)
+
+
+# --- layouts
+
+
+async def split(request: web.Request) -> web.Response:
+    """In the middle, at a given position, or where the load is halved."""
+    topic = topic_of(request)
+    segment_id = whole_number(part_of(request, "segment"), "the id of a segment")
+    by_load = flag_of(request, "byLoad")
+    point = request.query.get("at")
+    if by_load and point is not None:
+        raise InvalidArgument("a split is at a given point or by load, not both")
+    after = None if point is None else _first_of_upper(point) - 1
+    await _check_segments(request, topic, (segment_id,))
+    scalable = server_of(request).context.scalable
+    work = scalable.split(topic, segment_id, after=after, by_load=by_load)
+    await _carried_out(request, topic, work)
+    return done()
+
+
+async def merge(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    parts = request.match_info["segments"].split("/")
+    segment_ids = [whole_number(each, "the id of a segment") for each in parts]
+    await _check_segments(request, topic, segment_ids)
+    scalable = server_of(request).context.scalable
+    await _carried_out(request, topic, scalable.merge(topic, segment_ids))
+    return done()
+
+
+async def migrate(request: web.Request) -> web.Response:
+    """Make a regular topic of this name, with or without partitions, a scalable one."""
+    topic = topic_of(request)
+    regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
+    scalable = server_of(request).context.scalable
+    force = flag_of(request, "force")
+    await _carried_out(request, topic, scalable.migrate(regular, force=force))
+    return done()
+
+
+async def _carried_out(request: web.Request, topic: TopicName, work: Awaitable[object]) -> None:
+    """Await a change; Conflict if it, or another one, takes longer than anybody can wait."""
+    try:
+        await work
+    except ServiceNotReady as error:
+        record = await server_of(request).context.scalable.layouts.read(topic)
+        if record is None or record.change is None:
+            raise
+        raise Conflict(str(error), hint="") from error
+
+
+async def _check_segments(
+    request: web.Request, topic: TopicName, segment_ids: Iterable[int]
+) -> None:
+    record = await read_record(request, topic)
+    assert record.layout is not None, "a record that clients see has a layout"
+    known = {each.segment_id for each in record.layout.segments}
+    missing = sorted(set(segment_ids) - known)
+    if missing:
+        raise TopicNotFound(f"{topic} has no segment {missing[0]}")
+
+
+# --- policies
+
+
+async def show_policy(request: web.Request) -> web.Response:
+    record = await read_record(request, topic_of(request))
+    if flag_of(request, "applied"):
+        return shown(await _effective_policy(request, record))
+    return shown_or_nothing(record.auto_scale)
+
+
+async def set_policy(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    override = read_override(await needed_body_of(request, dict[str, object]))
+    check_override(override)
+    await read_record(request, topic)
+    await server_of(request).context.scalable.set_auto_scale(topic, override)
+    return done()
+
+
+async def clear_policy(request: web.Request) -> web.Response:
+    topic = topic_of(request)
+    await read_record(request, topic)
+    await server_of(request).context.scalable.set_auto_scale(topic, None)
+    return done()
+
+
+async def _effective_policy(request: web.Request, record: ScalableRecord) -> object:
+    """What holds for a topic once broker, namespace and its own policy are put together."""
+    config = server_of(request).config
+    policies = await topics_of(request).namespaces.policies(record.topic.namespace)
+    given = policies.scalable_topic_auto_scale_policy
+    resolved = resolve(
+        config.limits,
+        None if given is None else read_override(given),
+        record.auto_scale,
+        enabled=config.scalable_auto_scale_enabled,
+    )
+    return msgspec.to_builtins(resolved)
+
+
+# --- parts
+
+
+def _filter(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise InvalidArgument(f"property must be name=value, not {text!r}")
+    return name, value
+
+
+def _first_of_upper(text: str) -> int:
+    """The first position of the upper part of a split."""
+    if not _POINT.fullmatch(text):
+        raise InvalidArgument(
+            f"{text!r} is no position of the ring", hint="use 0x8000, or 32768 without 0x"
+        )
+    point = int(text, 16) if text[:2].lower() == "0x" else int(text)
+    if not 1 <= point <= HASH_MAX:
+        raise InvalidArgument(f"a split is at a position from 1 to {HASH_MAX}, not at {point}")
+    return point
+
+
+NAMESPACE: Final = "/admin/v2/{domain:scalable}/{tenant}/{namespace}"
+SCALABLE: Final = f"{NAMESPACE}/{{topic}}"
+
+ROUTES: Final = (
+    web.get(NAMESPACE, names),
+    web.get(f"{NAMESPACE}/", names),
+    web.put(SCALABLE, create),
+    web.get(SCALABLE, show),
+    web.delete(SCALABLE, delete),
+    web.get(f"{SCALABLE}/stats", statistics),
+    web.post(f"{SCALABLE}/split/{{segment}}", split),
+    web.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
+    web.post(f"{SCALABLE}/migrate", migrate),
+    web.get(f"{SCALABLE}/autoScalePolicy", show_policy),
+    web.post(f"{SCALABLE}/autoScalePolicy", set_policy),
+    web.delete(f"{SCALABLE}/autoScalePolicy", clear_policy),
+)

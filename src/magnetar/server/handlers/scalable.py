@@ -1,0 +1,336 @@
+"""The commands of scalable topics: layouts and their watches, consumers, lists of topics.
+
+Invariants:
+1. A watch of a layout is told every layout that was committed, or a later one, in ascending order
+   of epochs; several changes at once are told as one.
+2. A consumer is told its assignment in the answer to its command, then every change of it. Nobody
+   is sent to another broker for it: any broker attaches any consumer.
+3. Nothing is pushed while the peer does not take what was written.
+4. The updates of a watch of topics, put upon its snapshot, are always the present list.
+
+Relies on: signals that advance after what they stand for has changed; who looks after `past` sees
+the change or a later one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from magnetar.broker.topics import topics_hash
+from magnetar.errors import (
+    InvalidTopicName,
+    MagnetarError,
+    NotAllowed,
+    ServiceNotReady,
+    TopicNotFound,
+)
+from magnetar.model.names import Domain, NamespaceName, TopicName
+from magnetar.model.segments import SegmentLayout
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import SCALABLE_UPDATES
+from magnetar.scalable.records import GroupKind, segment_topic
+from magnetar.scalable.scalable_topics import Dag, ScalableTopics
+from magnetar.scalable.sessions import Assignment, ConsumerSession
+from magnetar.server.authority import Action
+from magnetar.server.context import BrokerUrls, urls_of
+from magnetar.server.handlers.scalable_values import assignment_fields, dag_fields, supersedes
+from magnetar.server.handlers.values import properties_of
+from magnetar.server.scalable_handles import MemberHandle, OpenWatch
+from magnetar.server.session import Session
+from magnetar.wire.frames import command
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_log: Final = logger(__name__)
+
+_GATHER_SECONDS: Final = 0.05
+"""Topics that come and go within this time are told together."""
+
+_CANNOT_SHARE: Final = "5.0.0-M1"
+"""Clients of this version do not know entry buckets; they own whole segments only."""
+
+_KINDS: Final[dict[int, GroupKind]] = {pb.STREAM: "STREAM", pb.CHECKPOINT: "CHECKPOINT"}
+
+
+# --- layouts
+
+
+async def watch_layout(session: Session, body: pb.CommandScalableTopicLookup) -> None:
+    scalable = session.context.scalable
+    name = TopicName.parse(body.topic)
+    session.authorise(Action.LOOK_UP, name)
+    if name.domain is Domain.NON_PERSISTENT:
+        raise NotAllowed(f"{name} is not persistent and cannot be a scalable topic")
+    watches = session.scalable.layouts
+    held = watches.pop(body.session_id, None)
+    if held is not None:
+        held.close()
+    session.check_room()
+    watch = watches[body.session_id] = OpenWatch("layout")
+    seen = scalable.layouts.changed(name.scalable_topic()).version
+    try:
+        dag = await _found(scalable, name, create=body.create_if_missing)
+        frame = await _update(session, body.session_id, dag.topic, dag.layout, dag.synthetic)
+        await session.outbound.writable()
+    except BaseException as error:
+        if _is_unwanted(watches, body.session_id, watch, error):
+            return
+        raise
+    if not watch.is_closed:
+        session.write(frame)
+        watch.follow(session, _tell_layouts(session, body.session_id, dag, seen))
+
+
+def close_layout(session: Session, body: pb.CommandScalableTopicClose) -> None:
+    held = session.scalable.layouts.pop(body.session_id, None)
+    if held is not None:
+        held.close()
+
+
+def _is_unwanted(
+    watches: dict[int, OpenWatch], number: int, watch: OpenWatch, error: BaseException
+) -> bool:
+    """Forget a watch that could not be opened; whether its client closed it and wants no answer."""
+    was_closed = watch.is_closed
+    watch.close()
+    if watches.get(number) is watch:
+        del watches[number]
+    return was_closed and isinstance(error, MagnetarError)
+
+
+async def _found(scalable: ScalableTopics, name: TopicName, *, create: bool) -> Dag:
+    """Whatever rule keeps the topic from being there, to clients it is not there."""
+    try:
+        return await scalable.lookup(name, create=create)
+    except InvalidTopicName:
+        raise
+    except NotAllowed as error:
+        raise TopicNotFound(str(error)) from error
+
+
+async def _tell_layouts(session: Session, session_id: int, dag: Dag, seen: int) -> None:
+    topic = dag.topic.scalable_topic()
+    layouts = session.context.scalable.layouts
+    told = None if dag.synthetic else dag.layout
+    while True:
+        seen = await layouts.changed(topic).past(seen)
+        await session.outbound.writable()
+        record = layouts.cached(topic)
+        if record is None or record.layout is None:
+            continue  # deleted, or not created yet; clients are not told of that
+        layout = record.layout.layout()
+        if told is None or supersedes(layout, told):
+            told = layout
+            frame = await _update(session, session_id, topic, layout, synthetic=False)
+            session.write(frame)
+            SCALABLE_UPDATES.labels("layout").inc()
+
+
+async def _update(
+    session: Session, session_id: int, topic: TopicName, layout: SegmentLayout, synthetic: bool
+) -> bytes:
+    context, resolved = session.context, topic.scalable_topic()
+    brokers: dict[int, BrokerUrls] = {}
+    controller: BrokerUrls | None = None
+    if not synthetic and context.is_reachable:
+        brokers = await _brokers(session, resolved, layout)
+        controller = await _controller(session, resolved)
+    return command(
+        "SCALABLE_TOPIC_UPDATE",
+        session_id=session_id,
+        dag=dag_fields(layout, brokers, controller),
+        resolved_topic_name=str(resolved),
+    )
+
+
+async def _controller(session: Session, topic: TopicName) -> BrokerUrls | None:
+    """None: it is not known now; any broker will do."""
+    context = session.context
+    try:
+        url = await context.scalable.controllers.leader_url(topic)
+    except MagnetarError as error:
+        _log.info("controller-unknown", topic=str(topic), error=str(error))
+        return None
+    return None if url is None else urls_of(context, url)
+
+
+async def _brokers(
+    session: Session, topic: TopicName, layout: SegmentLayout
+) -> dict[int, BrokerUrls]:
+    """Who has which segment, by its id. Clients can look it up too: what is unknown is left out."""
+    found = {}
+    for segment in layout.segments.values():
+        try:
+            urls = await session.context.owner_urls(segment_topic(topic, segment))
+        except MagnetarError as error:
+            _log.info("segment-owner-unknown", topic=str(topic), error=str(error))
+            break
+        found[segment.segment_id] = urls
+    return found
+
+
+# --- consumers
+
+
+async def subscribe(session: Session, body: pb.CommandScalableTopicSubscribe) -> None:
+    scalable = session.context.scalable
+    name = TopicName.parse(body.topic)
+    session.authorise(Action.CONSUME, name)
+    if name.domain in (Domain.NON_PERSISTENT, Domain.SEGMENT):
+        raise NotAllowed(f"{name} is no scalable topic")
+    if not body.consumer_name or not body.subscription:
+        raise NotAllowed("a consumer of a scalable topic needs a name and a subscription")
+    topic, kind = name.scalable_topic(), _KINDS[body.consumer_type]
+    handle = MemberHandle((str(topic), kind, body.subscription, body.consumer_name))
+    members = session.scalable.members
+    replaced = _replaced(session, body.consumer_id, handle)
+    if not replaced:
+        session.check_room()
+    members[body.consumer_id] = handle
+    try:
+        for each in replaced:
+            await each.detach()
+        member = await scalable.sessions.attach(
+            topic,
+            body.subscription,
+            body.consumer_name,
+            kind,
+            session.scalable.connection_name(),
+            _CANNOT_SHARE not in session.client_version,
+        )
+        _answer(session, body, handle, member)
+    except BaseException:
+        if members.get(body.consumer_id) is handle:
+            del members[body.consumer_id]
+        raise
+    finally:
+        handle.opening.set()
+
+
+def _replaced(session: Session, consumer_id: int, handle: MemberHandle) -> list[MemberHandle]:
+    """What the same consumer, or another of this id, had before on this connection."""
+    members = session.scalable.members
+    numbers = [
+        number
+        for number, each in members.items()
+        if number == consumer_id or each.key == handle.key
+    ]
+    if any(not members[number].opening.is_set() for number in numbers):
+        raise ServiceNotReady(f"consumer {consumer_id} is being opened")
+    return [members.pop(number) for number in numbers]
+
+
+def _answer(
+    session: Session,
+    body: pb.CommandScalableTopicSubscribe,
+    handle: MemberHandle,
+    member: ConsumerSession,
+) -> None:
+    seen, told = member.changes.version, member.assignment
+    session.write(
+        command(
+            "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE",
+            request_id=body.request_id,
+            assignment=assignment_fields(told),
+        )
+    )
+    work = _tell_assignments(session, body.consumer_id, member, told, seen)
+    handle.open(member, session.spawn(work, "assignments"))
+
+
+async def _tell_assignments(
+    session: Session, consumer_id: int, member: ConsumerSession, told: Assignment, seen: int
+) -> None:
+    while True:
+        try:
+            seen = await member.changes.past(seen)
+        except MagnetarError as error:
+            # No command tells a client so; it registers again when its connection ends.
+            _log.warning("assignments-ended", address=session.address, error=str(error))
+            return
+        await session.outbound.writable()
+        assignment = member.assignment
+        if assignment != told:
+            told = assignment
+            session.write(
+                command(
+                    "SCALABLE_TOPIC_ASSIGNMENT_UPDATE",
+                    consumer_id=consumer_id,
+                    assignment=assignment_fields(assignment),
+                )
+            )
+            SCALABLE_UPDATES.labels("assignment").inc()
+
+
+async def unsubscribe(session: Session, body: pb.CommandScalableTopicUnsubscribe) -> None:
+    session.context.check_scalable()
+    handle = session.scalable.members.get(body.consumer_id)
+    if handle is not None:
+        await handle.leave()
+        if session.scalable.members.get(body.consumer_id) is handle:
+            del session.scalable.members[body.consumer_id]
+    session.succeed(body.request_id)
+
+
+# --- lists of topics
+
+
+async def watch_topics(session: Session, body: pb.CommandWatchScalableTopics) -> None:
+    context = session.context
+    layouts = context.scalable.layouts
+    namespace = NamespaceName.parse(body.namespace)
+    session.authorise(Action.LIST, namespace)
+    filters = properties_of(body.property_filters)
+    watches = session.scalable.topics
+    held = watches.pop(body.watch_id, None)
+    if held is not None:
+        held.close()
+    session.check_room()
+    watch = watches[body.watch_id] = OpenWatch("topics")
+    try:
+        await context.topics.namespaces.policies(namespace)  # refused if there is none
+    except BaseException as error:
+        if _is_unwanted(watches, body.watch_id, watch, error):
+            return
+        raise
+    if watch.is_closed:
+        return
+    seen = layouts.namespace_changed(namespace).version
+    names = layouts.names(namespace, filters)
+    if not body.HasField("current_hash") or body.current_hash != topics_hash(names):
+        session.write(_listed(body.watch_id, snapshot={"topics": names}))
+    work = _tell_topics(session, body.watch_id, namespace, filters, names, seen)
+    watch.follow(session, work)
+
+
+def close_topics(session: Session, body: pb.CommandWatchScalableTopicsClose) -> None:
+    held = session.scalable.topics.pop(body.watch_id, None)
+    if held is not None:
+        held.close()
+
+
+async def _tell_topics(
+    session: Session,
+    watch_id: int,
+    namespace: NamespaceName,
+    filters: dict[str, str],
+    names: list[str],
+    seen: int,
+) -> None:
+    layouts = session.context.scalable.layouts
+    changes = layouts.namespace_changed(namespace)
+    known = set(names)
+    while True:
+        await changes.past(seen)
+        await session.context.clock.sleep(_GATHER_SECONDS)
+        await session.outbound.writable()
+        seen = changes.version
+        present = set(layouts.names(namespace, filters))
+        if present != known:
+            diff = {"added": sorted(present - known), "removed": sorted(known - present)}
+            known = present
+            session.write(_listed(watch_id, diff=diff))
+            SCALABLE_UPDATES.labels("topics").inc()
+
+
+def _listed(watch_id: int, **fields: Any) -> bytes:
+    return command("WATCH_SCALABLE_TOPICS_UPDATE", watch_id=watch_id, **fields)

@@ -1,0 +1,126 @@
+"""What a connection holds on scalable topics: watches, and its places in consumer groups.
+
+Owns: `ScalableHandles`, one per session; `OpenWatch`, a watch from the command that asks for it to
+its end; `MemberHandle`, one consumer that has segments assigned to it.
+
+Invariants:
+1. A handle is registered before anything is awaited for it: a close that overtakes the answer finds
+   it, and nothing is sent for it afterwards.
+2. The three kinds have ids of their own, chosen by the client for this connection.
+3. When the connection is gone every consumer is detached, never removed: it keeps its segments for
+   the grace period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.errors import MagnetarError
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import SCALABLE_CONSUMERS, SCALABLE_WATCHES
+from magnetar.scalable.sessions import ConsumerSession
+
+if TYPE_CHECKING:
+    from magnetar.server.session import Session
+
+_log: Final = logger(__name__)
+
+
+class OpenWatch:
+    """A watch that is being opened, or followed by a loop."""
+
+    def __init__(self, kind: str) -> None:
+        self.is_closed = False
+        self._kind = kind
+        self._loop: asyncio.Task[None] | None = None
+        SCALABLE_WATCHES.labels(kind).inc()
+
+    def follow(self, session: Session, work: Coroutine[Any, Any, None]) -> None:
+        """The client has its first answer: tell it what changes."""
+        self._loop = session.spawn(work, f"watch of {self._kind}")
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            SCALABLE_WATCHES.labels(self._kind).dec()
+            if self._loop is not None:
+                self._loop.cancel()
+
+
+class MemberHandle:
+    """One consumer id of a connection that was registered with a scalable topic."""
+
+    def __init__(self, key: tuple[str, ...]) -> None:
+        self.key = key
+        """Which consumer it is: topic, kind, group, name."""
+        self.opening = asyncio.Event()
+        """Set once the attempt to attach it is over, well or not."""
+        self.member: ConsumerSession | None = None
+        self._loop: asyncio.Task[None] | None = None
+
+    def open(self, member: ConsumerSession, loop: asyncio.Task[None]) -> None:
+        self.member = member
+        self._loop = loop
+        SCALABLE_CONSUMERS.inc()
+
+    async def detach(self) -> None:
+        """Its connection is lost, or another consumer id took its place."""
+        await self.opening.wait()
+        member = self.member
+        self._end()
+        if member is not None:
+            await member.detach()
+
+    async def leave(self) -> None:
+        """At the client's wish: others may have its segments at once."""
+        await self.opening.wait()
+        if self.member is not None:
+            await self.member.leave()  # it stays registered if that fails
+        self._end()
+
+    def _end(self) -> None:
+        if self.member is not None:
+            self.member = None
+            SCALABLE_CONSUMERS.dec()
+        if self._loop is not None:
+            self._loop.cancel()
+
+
+class ScalableHandles:
+    """Everything of one connection."""
+
+    def __init__(self, session: Session) -> None:
+        self.layouts: dict[int, OpenWatch] = {}
+        """By session id."""
+        self.topics: dict[int, OpenWatch] = {}
+        """By watch id."""
+        self.members: dict[int, MemberHandle] = {}
+        """By consumer id."""
+        self._session = session
+        self._attached = 0
+
+    def __len__(self) -> int:
+        return len(self.layouts) + len(self.topics) + len(self.members)
+
+    def connection_name(self) -> str:
+        """A name for one attachment, like no other of this broker."""
+        session = self._session
+        self._attached += 1
+        return f"{session.address} {session.connected_at_ms} {self._attached}"
+
+    def close_watches(self) -> None:
+        for watch in [*self.layouts.values(), *self.topics.values()]:
+            watch.close()
+        self.layouts, self.topics = {}, {}
+
+    async def detach(self) -> None:
+        """The connection is gone, and no request of it runs any more."""
+        self.close_watches()  # a request that was under way may have opened one
+        members, self.members = self.members, {}
+        for handle in members.values():
+            try:
+                await handle.detach()
+            except MagnetarError as error:
+                _log.error("detaching-failed", error, consumer=" ".join(handle.key))

@@ -1,0 +1,270 @@
+"""Runs scalable topics on one to three simulated brokers, with everything that can happen to them.
+
+    python -m magnetar.testing.simulate --only scalable --seeds 200
+    python -m magnetar.testing.simulate --only scalable --seed 17 --verbose
+
+Owns: a run (`ScalableRun`): brokers, on shared storage in memory or one alone on a simulated disk;
+clients of every kind; an operator who splits and merges; and crashes, lost sessions and broken
+connections, also in the middle of what the operator does. In the end all is calm: everything must
+come to rest, and what the clients saw must break no promise (`scalable_history`).
+
+Invariants:
+1. One seed is one run, as in `simulate`.
+2. Clients and brokers live on one loop and one time; the run ends by itself or is a finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final
+
+from magnetar.errors import MagnetarError
+from magnetar.model.names import TopicName
+from magnetar.runtime.limits import Limits
+from magnetar.testing import virtual_time
+from magnetar.testing.broker_lives import follow, present_life
+from magnetar.testing.broker_world import Bugs
+from magnetar.testing.history import Findings
+from magnetar.testing.scalable_actors import (
+    Recorder,
+    Stage,
+    checkpoint,
+    produce,
+    queue,
+    stream,
+)
+from magnetar.testing.scalable_history import violations
+from magnetar.testing.scalable_trouble import Operator, Trouble, calm, layout_at
+from magnetar.testing.scalable_world import DiskHost, ScalableWorld, SharedHost, SharedServers
+from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
+
+TOPIC: Final = TopicName.parse("topic://public/default/orders")
+
+_HOSTS: Final = "abc"
+_REST_SECONDS: Final = 400.0
+_END_SECONDS: Final = 200.0
+_TRIES: Final = 20
+_SAMPLE_SECONDS: Final = 0.2
+
+
+class ScalableRun:
+    """One seed."""
+
+    def __init__(self, seed: int, *, lines: list[str] | None = None) -> None:
+        self.report = Report(seed)
+        self.findings = Findings()
+        self.findings.lines = lines
+        self.counts: Counter[str] = Counter()
+        self._random = Random(f"scalable {seed}")
+        self._session_seconds = self._random.choice((2.0, 5.0))
+        self._world = ScalableWorld(seed, self.findings, _small_limits(self._random))
+        self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
+
+    def go(self) -> Report:
+        bugs = Bugs(self.findings, _is_alive)
+        log = logging.getLogger("magnetar")
+        log.addHandler(bugs)
+        try:
+            virtual_time.run(self._main(), until=LIFE_SECONDS_MAX)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
+            self.findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
+        finally:
+            log.removeHandler(bugs)
+            for host in self._world.hosts.values():
+                if isinstance(host, DiskHost):
+                    host.close()
+        for text in violations(self._stage.recorder.events, drained=self._stage.over):
+            self.findings.broken(text)
+        return self._reported()
+
+    def _reported(self) -> Report:
+        report, counts = self.report, self.counts
+        report.lives = sum(host.starts for host in self._world.hosts.values())
+        report.crashes = counts["crashes"]
+        report.faults = counts["sessions cut"]
+        report.splits, report.merges = counts["splits"], counts["merges"]
+        report.failovers = counts["failovers"]
+        report.operations = self.findings.operations
+        report.digest = self.findings.digest
+        report.violations = tuple(self.findings.violations)
+        return report
+
+    # --- the course of a run
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        follow(loop)
+        loop.set_exception_handler(self._unhandled)
+        random, world = self._random, self._world
+        self._furnish()
+        await asyncio.gather(*(host.start() for host in world.hosts.values()))
+        host = random.choice(world.ready)
+        segments = random.choice((1, 1, 2, 4))
+        await host.ask(lambda server: server.context.scalable.create(TOPIC, segments))
+        clients = self._clients()
+        operator = await self._disturbed_for(random.uniform(4.0, 20.0))
+        await calm(world)
+        await self._come_to_rest(clients)
+        await self._works(operator)
+        self._stage.over = True
+        await self._ended(clients)
+        for host in world.hosts.values():
+            await host.stop()
+
+    def _furnish(self) -> None:
+        """Brokers on shared storage, or one alone with a disk."""
+        random, world = self._random, self._world
+        if random.random() < 0.3:
+            world.hosts["a"] = DiskHost(world, "a", Random(f"{world.seed} disk"))
+            return
+        servers = SharedServers(
+            Random(f"{world.seed} storage"), session_seconds=self._session_seconds
+        )
+        for name in _HOSTS[: random.choice((1, 2, 2, 3, 3))]:
+            world.hosts[name] = SharedHost(world, name, servers)
+
+    def _clients(self) -> list[asyncio.Task[None]]:
+        random, stage = self._random, self._stage
+        actors: list[tuple[str, Callable[[Random], Coroutine[Any, Any, None]]]] = []
+
+        def add(name: str, actor: Callable[[Random], Coroutine[Any, Any, None]]) -> None:
+            actors.append((name, actor))
+
+        for number in range(random.choice((1, 2))):
+            name = f"p{number}"
+            add(name, lambda chance, name=name: produce(stage, chance, name))  # type: ignore[misc]
+        for number in range(random.choice((1, 2, 3))):
+            name = f"s{number}"
+            add(name, lambda chance, name=name: stream(stage, chance, name, "stream"))  # type: ignore[misc]
+        earliest = random.random() < 0.5
+        for number in range(random.choice((1, 2))):
+            name = f"q{number}"
+            add(
+                name,
+                lambda chance, name=name: queue(  # type: ignore[misc]
+                    stage, chance, name, "queue", earliest=earliest
+                ),
+            )
+        group = random.choice((None, "group"))
+        from_start = random.random() < 0.7
+        add("r", lambda chance: checkpoint(stage, chance, "r", earliest=from_start, group=group))
+        return [
+            asyncio.create_task(actor(Random(f"{self.report.seed} {name}")), name=name)
+            for name, actor in actors
+        ]
+
+    async def _disturbed_for(self, seconds: float) -> Operator:
+        """Let the operator work, and things happen."""
+        seed, world = self.report.seed, self._world
+        trouble = Trouble(world, Random(f"{seed} trouble"), self._session_seconds, self.counts)
+        operator = Operator(
+            world, Random(f"{seed} operator"), TOPIC, self.counts, ambush=trouble.ambush
+        )
+        tasks = [
+            asyncio.create_task(trouble.run(), name="trouble"),
+            asyncio.create_task(operator.run(), name="operator"),
+            asyncio.create_task(self._count_failovers(), name="leaders"),
+        ]
+        await asyncio.sleep(seconds)
+        world.ending = True
+        await self._ended(tasks)
+        return operator
+
+    async def _count_failovers(self) -> None:
+        """How often the controller of the topic has moved."""
+        last: str | None = None
+        while not self._world.ending:
+            await asyncio.sleep(_SAMPLE_SECONDS)
+            leading = [
+                host.life.name
+                for host in self._world.ready
+                if host.life is not None and host.server.context.scalable.controllers.leads(TOPIC)
+            ]
+            if leading and last not in leading:
+                self.counts["failovers"] += last is not None
+                last = leading[0]
+
+    async def _come_to_rest(self, clients: list[asyncio.Task[None]]) -> None:
+        """Every receipt is given, and every subscription has everything."""
+        world, recorder = self._world, self._stage.recorder
+        producers = [task for task in clients if task.get_name().startswith("p")]
+        deadline = world.now() + _REST_SECONDS
+        while world.now() < deadline:
+            if any(task.done() and task not in producers for task in clients):
+                break  # it is a finding when they are ended
+            if all(task.done() for task in producers) and not recorder.missing():
+                world.note("at rest")
+                return
+            await asyncio.sleep(0.5)
+        waiting = [task.get_name() for task in producers if not task.done()]
+        self.findings.broken(
+            f"no rest: producers {waiting} wait, messages missing: {recorder.missing()}"
+        )
+
+    async def _works(self, operator: Operator) -> None:
+        """Without trouble the layout can be changed."""
+        if self.findings.violations:
+            return
+        operator.calm()
+        host = self._world.ready[0]
+        for _ in range(_TRIES):
+            layout = layout_at(host, TOPIC)
+            if layout is not None:
+                layout.check_invariants()
+            if await operator.split(host) or await operator.merge(host):
+                return
+            await asyncio.sleep(1.0)
+        self.findings.broken("nothing disturbs, but no split and no merge is carried out")
+
+    async def _ended(self, tasks: list[asyncio.Task[None]]) -> None:
+        _, late = await asyncio.wait(tasks, timeout=_END_SECONDS)
+        if late and not self.findings.violations:
+            names = sorted(task.get_name() for task in late)
+            self.findings.broken(f"these do not end: {names}")
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                self.findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and _is_alive():
+            text = f"{context['message']}: {type(error).__name__}: {error}"
+            self.findings.broken(text)
+
+
+def _is_alive() -> bool:
+    """Whether what runs now is not just being cleared away."""
+    life = present_life()
+    return life is None or not life.is_over
+
+
+def _small_limits(random: Random) -> Limits:
+    """Limits so small that everything that waits, turns over or expires does so often."""
+    return Limits().override(
+        {
+            "journal_file_bytes": 256 * 1024,
+            "journal_files_max": 4,
+            "storage_settle_seconds": random.choice((0.1, 1.0)),
+            "cursor_flush_seconds": random.choice((0.1, 1.0)),
+            "managed_ledger_ledger_entries": random.choice((10, 50, 5000)),
+            "connection_keepalive_seconds": random.choice((2.0, 30.0)),
+            "connection_liveness_seconds": random.choice((0.5, 5.0)),
+            "subscription_read_entries": random.choice((3, 500)),
+            "failover_switch_seconds": random.choice((0.2, 1.0)),
+            "scalable_grace_period_seconds": random.choice((1.0, 4.0)),
+            "scalable_auto_scale_interval_seconds": random.choice((2.0, 20.0)),
+            "scalable_entry_bucket_budget": random.choice((1, 4)),
+        }
+    )
+
+
+def simulate_scalable(seed: int, *, lines: list[str] | None = None) -> Report:
+    """Run one seed. `lines` gets every step."""
+    with alone():
+        return ScalableRun(seed, lines=lines).go()

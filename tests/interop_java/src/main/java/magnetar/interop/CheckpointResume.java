@@ -1,0 +1,43 @@
+package magnetar.interop;
+
+import java.util.List;
+import org.apache.pulsar.client.api.v5.Checkpoint;
+import org.apache.pulsar.client.api.v5.CheckpointConsumer;
+import org.apache.pulsar.client.api.v5.Producer;
+
+/** A new consumer goes on from the bytes of a checkpoint, over a split and a merge. */
+final class CheckpointResume implements Scenario {
+    private static final int COUNT = 60;
+
+    @Override
+    public void run(Server server, List<String> arguments) throws Exception {
+        String name = server.freshName("checkpoint-resume");
+        String topic = server.create(name, 1);
+        Sent sent = new Sent();
+        Received received = new Received();
+        try (Producer<String> producer = server.producer(topic)) {
+            sent.keyed(producer, COUNT);
+            byte[] stored = taken(server, topic, received, Checkpoint.earliest(), COUNT / 2);
+            server.split(name, 0);
+            sent.keyed(producer, COUNT);
+            stored = taken(server, topic, received, Checkpoint.fromByteArray(stored), COUNT);
+            server.merge(name, 1, 2);
+            sent.keyed(producer, COUNT);
+            int left = sent.values().size() - received.values().size();
+            taken(server, topic, received, Checkpoint.fromByteArray(stored), left);
+        }
+        received.areExactly(sent.values());
+    }
+
+    /** Reads some more with a consumer of its own, and gives its checkpoint. */
+    private static byte[] taken(
+            Server server, String topic, Received received, Checkpoint start, int count)
+            throws Exception {
+        try (CheckpointConsumer<String> consumer = server.checkpoints(topic, start).create()) {
+            received.take(consumer::receive, count, message -> { });
+            Checkpoint checkpoint = consumer.checkpoint();
+            Server.show(checkpoint);
+            return checkpoint.toByteArray();
+        }
+    }
+}

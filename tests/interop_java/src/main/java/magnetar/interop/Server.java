@@ -1,0 +1,150 @@
+package magnetar.interop;
+
+import java.io.IOException;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.time.Duration;
+import java.util.HexFormat;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.pulsar.client.api.v5.Checkpoint;
+import org.apache.pulsar.client.api.v5.CheckpointConsumerBuilder;
+import org.apache.pulsar.client.api.v5.MessageId;
+import org.apache.pulsar.client.api.v5.Producer;
+import org.apache.pulsar.client.api.v5.ProducerBuilder;
+import org.apache.pulsar.client.api.v5.PulsarClient;
+import org.apache.pulsar.client.api.v5.PulsarClientException;
+import org.apache.pulsar.client.api.v5.QueueConsumerBuilder;
+import org.apache.pulsar.client.api.v5.StreamConsumerBuilder;
+import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
+import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
+import org.apache.pulsar.client.api.v5.schema.Schema;
+
+/** The server under test: its admin interface, the official client, names that nobody else uses. */
+final class Server implements AutoCloseable {
+    static final String NAMESPACE = "public/default";
+    private static final Duration OPERATION = Duration.ofSeconds(10);
+
+    private final String adminUrl;
+    private final HttpClient http = HttpClient.newHttpClient();
+    private final PulsarClient client;
+    private final String run = Long.toString(System.currentTimeMillis(), Character.MAX_RADIX);
+    private final AtomicInteger names = new AtomicInteger();
+
+    Server(String serviceUrl, String adminUrl) throws PulsarClientException {
+        this.adminUrl = adminUrl;
+        this.client = PulsarClient.builder()
+                .serviceUrl(serviceUrl)
+                .operationTimeout(OPERATION)
+                .build();
+    }
+
+    /** A local name that nothing has yet; it differs between runs on one server too. */
+    String freshName(String stem) {
+        return stem + "-" + run + "-" + names.incrementAndGet();
+    }
+
+    static String scalable(String name) {
+        return "topic://" + NAMESPACE + "/" + name;
+    }
+
+    static String regular(String name) {
+        return "persistent://" + NAMESPACE + "/" + name;
+    }
+
+    /** Creates a scalable topic whose layout changes only when asked, and gives its name back. */
+    String create(String name, int segments) throws IOException, InterruptedException {
+        return create(name, segments, "{}");
+    }
+
+    String create(String name, int segments, String properties)
+            throws IOException, InterruptedException {
+        admin("PUT", layoutPath(name) + "?numInitialSegments=" + segments, properties);
+        setAutoScale(name, "{\"enabled\": false}");
+        return scalable(name);
+    }
+
+    void setAutoScale(String name, String policy) throws IOException, InterruptedException {
+        admin("POST", layoutPath(name) + "/autoScalePolicy", policy);
+    }
+
+    void split(String name, int segment) throws IOException, InterruptedException {
+        admin("POST", layoutPath(name) + "/split/" + segment, "");
+    }
+
+    void merge(String name, int left, int right) throws IOException, InterruptedException {
+        admin("POST", layoutPath(name) + "/merge/" + left + "/" + right, "");
+    }
+
+    void migrate(String name) throws IOException, InterruptedException {
+        admin("POST", layoutPath(name) + "/migrate", "");
+    }
+
+    void createRegular(String name) throws IOException, InterruptedException {
+        admin("PUT", "persistent/" + NAMESPACE + "/" + name, "");
+    }
+
+    void createPartitioned(String name, int partitions) throws IOException, InterruptedException {
+        String path = "persistent/" + NAMESPACE + "/" + name + "/partitions";
+        admin("PUT", path, Integer.toString(partitions));
+    }
+
+    private static String layoutPath(String name) {
+        return "scalable/" + NAMESPACE + "/" + name;
+    }
+
+    private void admin(String method, String path, String body)
+            throws IOException, InterruptedException {
+        HttpRequest request = HttpRequest.newBuilder(URI.create(adminUrl + "/admin/v2/" + path))
+                .timeout(OPERATION)
+                .header("Content-Type", "application/json")
+                .method(method, HttpRequest.BodyPublishers.ofString(body))
+                .build();
+        HttpResponse<String> answer = http.send(request, HttpResponse.BodyHandlers.ofString());
+        Expect.that(answer.statusCode() < 300,
+                method + " " + path + ": " + answer.statusCode() + " " + answer.body());
+    }
+
+    /** Without batching: a message at a time is sent without the wait for a full batch. */
+    Producer<String> producer(String topic) throws PulsarClientException {
+        return producers(topic).batchingPolicy(BatchingPolicy.ofDisabled()).create();
+    }
+
+    ProducerBuilder<String> producers(String topic) {
+        return client.newProducer(Schema.string()).topic(topic);
+    }
+
+    QueueConsumerBuilder<String> queues(String subscription) {
+        return client.newQueueConsumer(Schema.string())
+                .subscriptionName(subscription)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST);
+    }
+
+    StreamConsumerBuilder<String> streams(String subscription) {
+        return client.newStreamConsumer(Schema.string())
+                .subscriptionName(subscription)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST);
+    }
+
+    CheckpointConsumerBuilder<String> checkpoints(String topic, Checkpoint start) {
+        return client.newCheckpointConsumer(Schema.string()).topic(topic).startPosition(start);
+    }
+
+    static void show(MessageId id) {
+        show("message-id", id.toByteArray(), id.toString());
+    }
+
+    static void show(Checkpoint checkpoint) {
+        show("checkpoint", checkpoint.toByteArray(), "");
+    }
+
+    static void show(String kind, byte[] bytes, String text) {
+        System.out.println("SHOWN " + kind + " " + HexFormat.of().formatHex(bytes) + " " + text);
+    }
+
+    @Override
+    public void close() throws PulsarClientException {
+        client.close();
+    }
+}
