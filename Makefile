@@ -88,6 +88,10 @@ bench-broker: $(STAMP) ## measure the broker over sockets against a stub that st
 bench-restart: $(STAMP) ## from process start to the first producer, with a million messages stored
 	$(BIN)/python -m bench.restart
 
+.PHONY: bench-split
+bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
+	$(BIN)/python -m bench.split
+
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
 	$(BIN)/python -m bench.diff $(if $(BASE),--base "$(BASE)")

@@ -12,7 +12,6 @@ import pytest
 
 from magnetar.errors import WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
-from magnetar.server.app import Server
 from magnetar.testing.driver import Driver, build_message
 from magnetar.wire.messages import Delivered, payload_offset
 from tests.unit.server.serving import connected, refused, run, serving, subscribed
@@ -94,36 +93,54 @@ def test_sharers_name_the_same_buckets(tmp_path: Path) -> None:
 
 @dataclass
 class Traffic:
-    """What all consumers got, in the order in which it came, and where it is."""
+    """What all consumers got, in the order in which it came.
+
+    After a third of the messages nobody acknowledges, until all are published; when half of them
+    have come, the third consumer joins.
+    """
 
     seed: int
     order: list[tuple[str, int, str]] = field(default_factory=list)
     """Consumer, number, key."""
-    at: dict[str, list[str]] = field(default_factory=dict)
-    """Keys of unacknowledged messages, by consumer."""
-    joining: asyncio.Event = field(default_factory=asyncio.Event)
+    held: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    """Key and id of unacknowledged messages, by consumer."""
+    frozen: bool = False
+    half: asyncio.Event = field(default_factory=asyncio.Event)
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
 
-    def got(self, name: str, number: int, key: str) -> None:
-        for other, keys in self.at.items():
-            buckets = {bucket_of(each) for each in keys}
+    def got(self, name: str, number: int, key: str, message_id: Any) -> None:
+        for other, held in self.held.items():
+            buckets = {bucket_of(each) for each, _ in held}
             where = f"seed {self.seed}: {number} of {key} came to {name}"
             assert other == name or bucket_of(key) not in buckets, f"{where}, {other} has it"
         self.order.append((name, number, key))
-        self.at.setdefault(name, []).append(key)
+        self.held.setdefault(name, []).append((key, message_id))
         if len(self.order) == MESSAGES // 3:
-            self.joining.set()
-        if len(self.order) == MESSAGES:
+            self.frozen = True
+        elif len(self.order) == MESSAGES // 2:
+            self.half.set()
+        elif len(self.order) == MESSAGES:
             self.done.set()
+
+    def ack(self, name: str, driver: Driver) -> None:
+        """Everything that a consumer has, in any order."""
+        held = self.held.pop(name, [])
+        self.rng.shuffle(held)
+        for _, each in held:
+            fields = {"ledgerId": each.ledgerId, "entryId": each.entryId}
+            driver.send("ACK", consumer_id=0, ack_type=0, message_id=[fields])
 
 
 async def _publish(driver: Driver, traffic: Traffic) -> None:
     """Every other message has no key but is stamped, as in a batch of its bucket."""
     await driver.request("PRODUCER", topic="topic", producer_id=1)
     for number in range(MESSAGES):
+        if number == MESSAGES // 2:
+            await traffic.joined.wait()
         key = traffic.rng.choice(KEYS)
         where: dict[str, Any] = {"key": key}
         if number % 2:
@@ -131,27 +148,19 @@ async def _publish(driver: Driver, traffic: Traffic) -> None:
             where = {"entry_hash_min": at, "entry_hash_max": at}
         entry = build_message(f"{number} {key}".encode(), sequence_id=number, **where)
         await driver.publish(1, number, entry)
-        if number == MESSAGES // 2:
-            await traffic.joining.wait()
 
 
 async def _consume(driver: Driver, name: str, traffic: Traffic) -> None:
-    """Acknowledge late and in any order: when some are held, or nothing else is there to do."""
-    held: list[Any] = []
+    """Acknowledge when some are held, or nothing else is there to do."""
     while True:
         delivered = await driver.pushes.get()
         assert isinstance(delivered, Delivered)
         data = delivered.headers_and_payload
         number, key = data[payload_offset(data) :].decode().split()
-        traffic.got(name, int(number), key)
-        held.append(delivered.body.message_id)
-        if len(held) >= HELD_MAX or not len(driver.pushes):
-            traffic.rng.shuffle(held)
-            traffic.at[name].clear()
-            for each in held:
-                fields = {"ledgerId": each.ledgerId, "entryId": each.entryId}
-                driver.send("ACK", consumer_id=0, ack_type=0, message_id=[fields])
-            held.clear()
+        traffic.got(name, int(number), key, delivered.body.message_id)
+        enough = len(traffic.held[name]) >= HELD_MAX or not len(driver.pushes)
+        if enough and not traffic.frozen:
+            traffic.ack(name, driver)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -163,20 +172,25 @@ def test_keys_keep_their_order_when_a_third_consumer_joins(tmp_path: Path, seed:
             publisher = await connected(server)
             for name in "ac":
                 await _share(drivers[name], name)
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(_consume(each, name, traffic))
                     for name, each in drivers.items()
                 ]
-                group.create_task(_publish(publisher, traffic))
-                await traffic.joining.wait()
+                publishing = group.create_task(_publish(publisher, traffic))
+                await traffic.half.wait()
                 await _share(drivers["b"], "b")
-                async with asyncio.timeout(30):
-                    await traffic.done.wait()
+                traffic.joined.set()
+                await publishing
+                assert "b" not in traffic.held, "its bucket moved with messages unacknowledged"
+                traffic.frozen = False
+                for name in "ac":
+                    traffic.ack(name, drivers[name])
+                await traffic.done.wait()
                 for loop in loops:
                     loop.cancel()
             _check(traffic)
-            await _check_backlog(server, list(drivers.values()))
+            await _check_backlog(list(drivers.values()))
             for driver in (*drivers.values(), publisher):
                 await driver.close()
 
@@ -197,7 +211,7 @@ def _check(traffic: Traffic) -> None:
     assert last == {0: "a", 1: "b", 2: "c", 3: "c"}, f"seed {traffic.seed}"
 
 
-async def _check_backlog(server: Server, drivers: list[Driver]) -> None:
+async def _check_backlog(drivers: list[Driver]) -> None:
     """Acknowledgements are applied in the order of frames: each answer comes after them."""
     stats = [await driver.request("CONSUMER_STATS", consumer_id=0) for driver in drivers]
     assert [each.unackedMessages for each in stats] == [0, 0, 0]

@@ -26,7 +26,6 @@ from magnetar.model.names import Domain, NamespaceName, TopicName
 TENANTS: Final = "/broker/tenants"
 CLUSTERS: Final = "/broker/clusters"
 PRODUCER_NAMES: Final = "/broker/producer-names"
-SCALABLE_TOPICS: Final = "/scalable/topics"
 
 _NAMESPACES: Final = "/broker/namespaces"
 _TOPICS: Final = "/broker/topics"
@@ -46,11 +45,6 @@ def topics_directory(namespace: NamespaceName, domain: Domain = Domain.PERSISTEN
     """Segments of scalable topics stand apart: they are in no list of topics."""
     parent = _SEGMENTS if domain is Domain.SEGMENT else _TOPICS
     return f"{parent}/{encode_name(str(namespace))}"
-
-
-def scalable_key(topic: TopicName) -> str:
-    """The record of a scalable topic, by its name, a segment's, or that of a regular topic."""
-    return f"{SCALABLE_TOPICS}/{encode_name(str(topic.scalable_topic()))}"
 
 
 def partitioned_directory(namespace: NamespaceName) -> str:

@@ -32,12 +32,12 @@ from crc32c import crc32c
 from magnetar.broker.namespaces import Namespaces
 from magnetar.broker.nonpersistent import NonPersistentTopic
 from magnetar.broker.partitions import PartitionedTopics
+from magnetar.broker.paths import scalable_key
 from magnetar.broker.policies import AutoTopicCreation, Policies, TopicPolicies, effective
 from magnetar.broker.records import (
     Directory,
     TopicRecord,
     record_name,
-    scalable_key,
     topics_directory,
 )
 from magnetar.broker.topic import Topic, TopicParts
@@ -491,8 +491,8 @@ class Topics(Service):
             await self.unload(topic.name)
         elif self._is_disused(topic):
             await self.delete(topic.name)
-        else:
-            await topic.trim()
+        elif topic.name.domain is not Domain.SEGMENT or not topic.terminated:
+            await topic.trim()  # a sealed segment is kept, and goes, as a whole
 
     def _is_disused(self, topic: LoadedTopic) -> bool:
         now = self._parts.clock.monotonic()

@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from magnetar.broker.paths import SCALABLE_TOPICS, scalable_key
 from magnetar.errors import CorruptMetadata
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record
@@ -26,7 +27,7 @@ from magnetar.model.hashing import HashRange
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout, SegmentState
 
-TOPICS: Final = "/scalable/topics"
+TOPICS: Final = SCALABLE_TOPICS
 CONTROLLERS: Final = "/scalable/controllers"
 BROKERS: Final = "/scalable/brokers"
 
@@ -212,7 +213,7 @@ class LoadRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def topic_key(topic: TopicName) -> str:
-    return f"{TOPICS}/{encode_name(_full(topic))}"
+    return scalable_key(topic)
 
 
 def state_directory(topic: TopicName) -> str:

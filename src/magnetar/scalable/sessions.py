@@ -190,6 +190,9 @@ class ConsumerSession:
 
     def _change(self, group: GroupRecord | None, wish: _Wish, broker: str) -> GroupRecord | None:
         """What the record is to be; it decides on the stored record, never on the view."""
+        if wish is not self._wish:
+            # The store was away for long, and the consumer may have attached elsewhere meanwhile.
+            return group
         if wish is _Wish.ATTACHED:
             present = group or GroupRecord(self.group, self.kind)
             if self._was_taken_over(present):
@@ -209,9 +212,10 @@ class ConsumerSession:
 
     def _written(self, group: GroupRecord | None, wish: _Wish) -> None:
         who = f"{self.name} of {self.group}"
+        if wish is not self._wish:
+            return  # it has another one by now, which is written next
         if wish is not _Wish.ATTACHED:
-            if wish is self._wish:  # else it was told to leave while its loss was written
-                self._finish(ConsumerNotFound(f"{who} is {wish.value}"))
+            self._finish(ConsumerNotFound(f"{who} is {wish.value}"))
         elif group is not None and self._was_taken_over(group):
             self._finish(ConsumerBusy(f"{who} has attached by another connection"))
         else:

@@ -415,10 +415,13 @@ class CheckpointConsumer(_Consumer):
 
     def _left(self, feed: SegmentFeed) -> None:
         assert isinstance(feed, ReaderFeed)
+        if self._session is not None and feed.releasing:
+            # It has another owner now; should it come back, it is read from its beginning.
+            self._finished.discard(feed.segment_id)
+            return
+        self._positions[feed.segment_id] = feed.position
         if feed.reached_end:
             self._finished.add(feed.segment_id)
-        if self._session is None or not feed.releasing:
-            self._positions[feed.segment_id] = feed.position
 
 
 # --- the controller

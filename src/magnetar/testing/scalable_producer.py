@@ -20,7 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from magnetar.errors import DeadlineExceeded, RemoteProtocolError, RequestError
 from magnetar.model.hashing import key_hash
@@ -62,6 +62,13 @@ class Handed:
     due_at: float
 
 
+class Stall(NamedTuple):
+    """When a message was handed in (loop time), and how long its receipt took since then."""
+
+    due_at: float
+    seconds: float
+
+
 class ScalableProducer(Service):
     """One producer name over all segments of a topic."""
 
@@ -79,8 +86,8 @@ class ScalableProducer(Service):
         super().__init__(f"producer {name}", stop_seconds=_STOP_S)
         self.links = links
         self.producer_name = name
-        self.stalls: list[float] = []
-        """Of each message that has a receipt: how long that took since it was handed in."""
+        self.stalls: list[Stall] = []
+        """Of each message that has a receipt, in the order of receipts."""
         self._watch = DagWatch(links, topic, f"of {name}", record=record)
         self._window = window
         self._stall_s = stall_s
@@ -153,7 +160,7 @@ class ScalableProducer(Service):
 
     def receipted(self, handed: Handed) -> None:
         if self._unreceipted.pop(handed.sequence, None) is not None:
-            self.stalls.append(self._now() - handed.due_at)
+            self.stalls.append(Stall(handed.due_at, self._now() - handed.due_at))
             self._record(Receipted(self.producer_name, handed.sequence))
             self._receipts.advance()
 

@@ -14,9 +14,9 @@ from magnetar.broker.api import DROPPED, Receipt, Schema
 from magnetar.broker.lineage import NOTHING, Lineage, Piece
 from magnetar.broker.namespaces import DEFAULT
 from magnetar.broker.ownership import SoleOwner
+from magnetar.broker.paths import scalable_key
 from magnetar.broker.policies import InactiveTopicPolicies, Policies
 from magnetar.broker.producer import Producer
-from magnetar.broker.records import scalable_key
 from magnetar.broker.topic import Topic
 from magnetar.broker.topics import CARE_SECONDS, ListMode, Topics
 from magnetar.errors import (

@@ -9,7 +9,8 @@ Invariants:
 4. The updates of a watch of topics, put upon its snapshot, are always the present list.
 
 Relies on: signals that advance after what they stand for has changed; who looks after `past` sees
-the change or a later one.
+the change or a later one. Requests begin in the order of their frames: a close that follows its
+watch at once, though nobody answers it, finds what the watch has registered before its first await.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ async def watch_layout(session: Session, body: pb.CommandScalableTopicLookup) ->
         watch.follow(session, _tell_layouts(session, body.session_id, dag, seen))
 
 
-def close_layout(session: Session, body: pb.CommandScalableTopicClose) -> None:
+async def close_layout(session: Session, body: pb.CommandScalableTopicClose) -> None:
     held = session.scalable.layouts.pop(body.session_id, None)
     if held is not None:
         held.close()
@@ -245,7 +246,7 @@ async def _tell_assignments(
             seen = await member.changes.past(seen)
         except MagnetarError as error:
             # No command tells a client so; it registers again when its connection ends.
-            _log.warning("assignments-ended", address=session.address, error=str(error))
+            _log.info("assignments-ended", address=session.address, error=str(error))
             return
         await session.outbound.writable()
         assignment = member.assignment
@@ -288,6 +289,7 @@ async def watch_topics(session: Session, body: pb.CommandWatchScalableTopics) ->
     watch = watches[body.watch_id] = OpenWatch("topics")
     try:
         await context.topics.namespaces.policies(namespace)  # refused if there is none
+        await session.outbound.writable()
     except BaseException as error:
         if _is_unwanted(watches, body.watch_id, watch, error):
             return
@@ -302,7 +304,7 @@ async def watch_topics(session: Session, body: pb.CommandWatchScalableTopics) ->
     watch.follow(session, work)
 
 
-def close_topics(session: Session, body: pb.CommandWatchScalableTopicsClose) -> None:
+async def close_topics(session: Session, body: pb.CommandWatchScalableTopicsClose) -> None:
     held = session.scalable.topics.pop(body.watch_id, None)
     if held is not None:
         held.close()

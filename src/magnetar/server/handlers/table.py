@@ -31,8 +31,6 @@ HANDLERS: Final = Handlers(
         _T.FLOW: consuming.flow,
         _T.ACK: consuming.ack,
         _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consuming.redeliver,
-        _T.SCALABLE_TOPIC_CLOSE: scalable.close_layout,
-        _T.WATCH_SCALABLE_TOPICS_CLOSE: scalable.close_topics,
         _T.WATCH_TC_ASSIGNMENTS_CLOSE: unsupported.nothing_to_close,
     },
     requests={
@@ -60,16 +58,11 @@ HANDLERS: Final = Handlers(
         _T.END_TXN_ON_SUBSCRIPTION: unsupported.transaction,
         _T.WATCH_TC_ASSIGNMENTS: unsupported.transaction,
         _T.SCALABLE_TOPIC_LOOKUP: scalable.watch_layout,
+        _T.SCALABLE_TOPIC_CLOSE: scalable.close_layout,
         _T.SCALABLE_TOPIC_SUBSCRIBE: scalable.subscribe,
         _T.SCALABLE_TOPIC_UNSUBSCRIBE: scalable.unsubscribe,
         _T.WATCH_SCALABLE_TOPICS: scalable.watch_topics,
+        _T.WATCH_SCALABLE_TOPICS_CLOSE: scalable.close_topics,
     },
-    large=frozenset(
-        {
-            _T.GET_TOPICS_OF_NAMESPACE,
-            _T.WATCH_TOPIC_LIST,
-            _T.WATCH_SCALABLE_TOPICS,
-            _T.GET_SCHEMA,
-        }
-    ),
+    large=frozenset({_T.GET_TOPICS_OF_NAMESPACE, _T.WATCH_TOPIC_LIST, _T.GET_SCHEMA}),
 )

@@ -1,13 +1,16 @@
 package magnetar.interop;
 
 import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.concurrent.FutureTask;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
 
 /** A queue subscription at the latest message misses nothing that is sent while segments split. */
 final class QueueAtLatest implements Scenario {
-    private static final int COUNT = 500;
+    private static final int COUNT = 100;
+    private static final int SPLITS = 3;
 
     @Override
     public void run(Server server, List<String> arguments) throws Exception {
@@ -21,14 +24,28 @@ final class QueueAtLatest implements Scenario {
                     .topic(topic)
                     .subscriptionInitialPosition(SubscriptionInitialPosition.LATEST)
                     .subscribe()) {
-                sent.batched(producer, COUNT);
-                server.split(name, 0);
-                sent.batched(producer, COUNT);
-                server.split(name, 1);
-                sent.batched(producer, COUNT);
+                for (int segment = 0; segment < SPLITS; segment++) {
+                    int parent = segment;
+                    sendDuring(sent, producer, () -> {
+                        server.split(name, parent);
+                        return null;
+                    });
+                }
                 new Received().takeAll(consumer::receive, sent.values(),
                         message -> consumer.acknowledge(message.id()));
             }
         }
+    }
+
+    private static void sendDuring(Sent sent, Producer<String> producer, Callable<Void> change)
+            throws Exception {
+        FutureTask<Void> changing = new FutureTask<>(change);
+        sent.batched(producer, COUNT);
+        new Thread(changing).start();
+        while (!changing.isDone()) {
+            sent.batched(producer, COUNT);
+        }
+        changing.get();
+        sent.batched(producer, COUNT);
     }
 }

@@ -15,6 +15,7 @@ class StreamsShare implements Scenario {
     public void run(Server server, List<String> arguments) throws Exception {
         String name = server.freshName("streams-share");
         String topic = server.create(name, 1);
+        beforeConsumers(server, name);
         Sent sent = new Sent();
         Received ofOne = new Received();
         Received ofTwo = new Received();
@@ -23,7 +24,7 @@ class StreamsShare implements Scenario {
                 StreamConsumer<String> two = consumer(server, topic, "two")) {
             sent.keyed(producer, COUNT);
             takeBoth(one, ofOne, two, ofTwo, sent);
-            split(server, name);
+            withConsumers(server, name);
             // How soon a client has heard of its new share is its own affair: more rounds, until
             // both had some.
             int before = least(ofOne, ofTwo);
@@ -42,7 +43,10 @@ class StreamsShare implements Scenario {
         all.areExactly(sent.values());
     }
 
-    void split(Server server, String name) throws Exception {
+    void beforeConsumers(Server server, String name) throws Exception {
+    }
+
+    void withConsumers(Server server, String name) throws Exception {
         server.split(name, 0);
     }
 
