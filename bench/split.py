@@ -52,14 +52,22 @@ class Served(NamedTuple):
     url: str
     admin_url: str
 
-    def admin(self, method: str, path: str) -> Any:
+    def admin(self, method: str, path: str, body: object = None) -> Any:
         """A request to the admin interface; what it answers, if anything."""
         request = urllib.request.Request(
-            f"{self.admin_url}/admin/v2/scalable/{path}", method=method
+            f"{self.admin_url}/admin/v2/scalable/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
             data = answer.read()
         return json.loads(data) if data else None
+
+    def create(self, topic: str) -> None:
+        """A topic of one segment that changes only when it is told to."""
+        self.admin("PUT", topic)
+        self.admin("POST", f"{topic}/autoScalePolicy", {"enabled": False})
 
 
 @contextmanager
@@ -70,13 +78,13 @@ def serving(folder: Path) -> Iterator[Served]:
         [*command, "--data", str(folder / "data"), *options], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
+        ready = json.loads(_pipe(process.stdout).readline())
         port = int(ready["service_url"].rpartition(":")[2])
         yield Served(Running(port, process.pid), ready["service_url"], ready["admin_url"])
     finally:
         process.terminate()
         process.wait(READY_SECONDS)
+        _pipe(process.stdout).close()
 
 
 @contextmanager
@@ -97,6 +105,8 @@ def client(kind: str, served: Served, *options: str) -> Iterator[subprocess.Pope
     finally:
         process.kill()
         process.wait(READY_SECONDS)
+        for pipe in (process.stdin, process.stdout):
+            _pipe(pipe).close()
 
 
 def finish(process: subprocess.Popen[str], line: str) -> dict[str, Any]:
@@ -193,7 +203,7 @@ def stall_rows(name: str, stalls: list[float]) -> list[Row]:
 
 def splits(served: Served, options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     """The figures, and what is wrong."""
-    served.admin("PUT", TOPIC)
+    served.create(TOPIC)
     rate = ("--rate", str(options.rate))
     with client("consume", served) as consumers, client("produce", served, *rate) as producer:
         time.sleep(WARM_UP_SECONDS)
@@ -238,7 +248,7 @@ def _slow(during: list[float]) -> list[str]:
 
 def plain_publishes(served: Served) -> tuple[list[Row], list[str]]:
     """The same load on a segment and on a regular topic, in turns."""
-    served.admin("PUT", PLAIN)
+    served.create(PLAIN)
     topics = {
         "segment": f"segment://{PLAIN}/0000-ffff-0",
         "persistent": "persistent://public/default/split-plain",

@@ -11,7 +11,12 @@ import pytest
 
 from bench.split import Served, next_merge, next_split, parts_of, serving
 from magnetar.errors import DeadlineExceeded
-from magnetar.testing.scalable_clients import CheckpointConsumer, QueueConsumer, StreamConsumer
+from magnetar.testing.scalable_clients import (
+    FROM_LATEST,
+    CheckpointConsumer,
+    QueueConsumer,
+    StreamConsumer,
+)
 from magnetar.testing.scalable_history import Event, Receipted, violations
 from magnetar.testing.scalable_links import Links
 from magnetar.testing.scalable_producer import ScalableProducer
@@ -41,10 +46,6 @@ class _Scene:
             record = await asyncio.to_thread(self.served.admin, "GET", PATH)
             path = f"{PATH}/{choose(parts_of(record))}"
             await asyncio.to_thread(self.served.admin, "POST", path)
-
-    def cut(self) -> None:
-        for line in self.links._lines.values():
-            line.abort()
 
 
 async def _send(producer: ScalableProducer, count: int) -> None:
@@ -82,7 +83,7 @@ def _run(folder: Path, scene: Callable[[_Scene], Coroutine[Any, Any, None]]) -> 
             assert violations(made.events) == []
 
     with serving(folder) as served:
-        served.admin("PUT", PATH)
+        served.create(PATH)
         asyncio.run(whole(served))
 
 
@@ -97,7 +98,7 @@ def test_queue_and_stream_over_changes_and_cut_connections(tmp_path: Path) -> No
             sending = asyncio.create_task(_send(producer, 1500))
             for choose in (next_split, next_split, next_merge, next_merge):
                 await scene.change(choose)
-                scene.cut()
+                scene.links.cut()
             await sending
             await asyncio.gather(_drain(scene, queue), _drain(scene, first, second))
 
@@ -139,5 +140,33 @@ def test_a_group_of_checkpoint_consumers_reads_everything(tmp_path: Path) -> Non
             await scene.change(next_split)
             await _send(producer, 200)
             assert await _drain(scene, reader) == 400
+
+    _run(tmp_path, story)
+
+
+def test_consumers_that_begin_at_the_latest_message_lose_nothing_after_it(tmp_path: Path) -> None:
+    async def story(scene: _Scene) -> None:
+        async with ScalableProducer(scene.links, TOPIC, "p", record=scene.record) as producer:
+            await _send(producer, 100)
+            await scene.change(next_split)
+            async with (
+                QueueConsumer(
+                    scene.links, TOPIC, "q", "q1", earliest=False, record=scene.record
+                ) as queue,
+                CheckpointConsumer(
+                    scene.links, TOPIC, "c", start=FROM_LATEST, record=scene.record
+                ) as reader,
+            ):
+                checkpoint = reader.checkpoint()
+                await scene.change(next_split)
+                await _send(producer, 100)
+                for consumer in (queue, reader):
+                    sequences = {(await consumer.receive()).sequence for _ in range(100)}
+                    assert sequences == set(range(100, 200))
+            async with CheckpointConsumer(
+                scene.links, TOPIC, "c", start=checkpoint, record=scene.record
+            ) as reader:
+                sequences = {(await reader.receive()).sequence for _ in range(100)}
+                assert sequences == set(range(100, 200))
 
     _run(tmp_path, story)

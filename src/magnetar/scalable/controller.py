@@ -159,6 +159,8 @@ class Controller:
     async def _balance(self, layout: SegmentLayout) -> None:
         established = {each.name for each in self.state.subscriptions() if each.established}
         for group in self.state.groups():
+            if group.kind == "CHECKPOINT":
+                await self._forget_stale(group)
             await self._balance_group(group, layout, group.name in established)
 
     async def _balance_group(
@@ -188,6 +190,19 @@ class Controller:
         after = await self._store.change(key, GroupRecord, balanced)
         if after is None and group.kind == "CHECKPOINT":
             await self._forget_done(group.name)
+
+    async def _forget_stale(self, group: GroupRecord) -> None:
+        """What a former owner has read must not count when it gets the segment again."""
+        key = group_key(self.topic, group.kind, group.name)
+        present = await self._store.get(key, GroupRecord)
+
+        def kept(mark: DrainedRecord | None) -> DrainedRecord | None:
+            if mark is None or present is None:
+                return None
+            return mark if mark.member in present.owners.get(mark.segment_id, ()) else None
+
+        for mark in self.state.keys_of("done", group.name):
+            await self._store.change(mark, DrainedRecord, kept)
 
     async def _forget_done(self, group: str) -> None:
         for key in self.state.keys_of("done", group):

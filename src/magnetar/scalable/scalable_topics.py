@@ -114,6 +114,7 @@ class ScalableTopics(Service):
             attach_seconds=wait_seconds,
             settle_seconds=wait_seconds,
             stop_seconds=stop_seconds,
+            members_max=limits.scalable_group_members_max,
         )
         self.subscriptions = SubscriptionDesk(self.store, clock, wait_seconds=wait_seconds)
         self._drains = Drains(topics, self.layouts, self.store, clock, stop_seconds=stop_seconds)

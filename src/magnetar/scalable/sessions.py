@@ -35,6 +35,7 @@ from magnetar.errors import (
     CorruptMetadata,
     DeadlineExceeded,
     MagnetarError,
+    NotAllowed,
     ServiceNotReady,
     StoreClosed,
     TopicNotFound,
@@ -351,6 +352,7 @@ class ConsumerSessions(Service):
         attach_seconds: float,
         settle_seconds: float,
         stop_seconds: float,
+        members_max: int,
     ) -> None:
         super().__init__("consumer sessions", stop_seconds=stop_seconds)
         self._store = store
@@ -359,6 +361,7 @@ class ConsumerSessions(Service):
         self._clock = clock
         self._attach_seconds = attach_seconds
         self._settle_seconds = settle_seconds
+        self._members_max = members_max
         self._topics: dict[TopicName, _FollowedTopic] = {}
         self._serial = count(1)
 
@@ -450,6 +453,7 @@ class ConsumerSessions(Service):
             await self._check_topic(session.topic)
 
         def change(group: GroupRecord | None) -> GroupRecord | None:
+            self._check_room(group, session.name)
             return session._change(group, wish, self._broker_id)
 
         written = await self._store.change(session._key, GroupRecord, change)
@@ -460,6 +464,12 @@ class ConsumerSessions(Service):
             except TopicNotFound:
                 await self._store.change(session._key, GroupRecord, lambda _: None)
                 raise
+
+    def _check_room(self, group: GroupRecord | None, name: str) -> None:
+        if group is None or len(group.members) < self._members_max:
+            return
+        if member_of(group, name) is None:
+            raise NotAllowed(f"{group.name} has {len(group.members)} consumers, its limit")
 
     # --- the topic
 

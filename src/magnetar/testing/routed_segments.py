@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_SECONDS: Final = 20.0
+_SECONDS: Final = 4.0
 """What an answer may take."""
 _DELAY_S: Final = 0.002
 

@@ -299,7 +299,7 @@ class SegmentFeed:
         if isinstance(command, Delivered):
             self._pauses.reset()
             if not self.releasing:
-                self._inbox.add(self._delivery(command))
+                self._arrived(self._delivery(command))
         elif isinstance(command, Received):
             if command.type == TYPES["REACHED_END_OF_TOPIC"]:
                 self.reached_end = True
@@ -313,6 +313,9 @@ class SegmentFeed:
         if self._failure is None:
             self._failure = error
         self.news.advance()
+
+    def _arrived(self, delivery: Delivery) -> None:
+        self._inbox.add(delivery)
 
     def _delivery(self, command: Delivered) -> Delivery:
         data = command.headers_and_payload
@@ -364,6 +367,15 @@ class ReaderFeed(SegmentFeed):
         self.position = MessageId(*delivery.position)
         # A reader acknowledges what the application has: only then can it reach the end.
         self.ack_through(delivery.generation, delivery.position)
+
+    def _arrived(self, delivery: Delivery) -> None:
+        """The broker also sends the entry that it was told to start at: the application has it."""
+        if delivery.position > self.position.position:
+            super()._arrived(delivery)
+            return
+        self._taken += 1
+        self._acks[delivery.position] = delivery
+        self.news.advance()
 
     def ack_sent(self, delivery: Delivery) -> None:
         """No promise hangs on it: the checkpoint says where to go on."""

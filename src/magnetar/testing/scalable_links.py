@@ -167,8 +167,7 @@ class Links(Service):
         self.spawn(self._listen(), "pings")
 
     async def _stop(self) -> None:
-        for line in self._lines.values():
-            line.abort()
+        self.cut()
         for line in self._lines.values():
             await line.lost(self.wait_s)
 
@@ -207,6 +206,11 @@ class Links(Service):
                 return line
             authoritative = found.authoritative
         raise RequestError(f"the lookup of {topic} was redirected {_REDIRECTS_MAX} times")
+
+    def cut(self) -> None:
+        """Break every connection, as a network might; they are made again when needed."""
+        for line in self._lines.values():
+            line.abort()
 
     async def _listen(self) -> None:
         """Make every line say something now and then; end those that do not."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
 
-from magnetar.errors import MagnetarError
+from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.testing import virtual_time
@@ -49,6 +49,7 @@ _REST_SECONDS: Final = 400.0
 _END_SECONDS: Final = 200.0
 _TRIES: Final = 20
 _SAMPLE_SECONDS: Final = 0.2
+_LONG_GRACE_SECONDS: Final = 60.0
 
 
 class ScalableRun:
@@ -102,9 +103,7 @@ class ScalableRun:
         random, world = self._random, self._world
         self._furnish()
         await asyncio.gather(*(host.start() for host in world.hosts.values()))
-        host = random.choice(world.ready)
-        segments = random.choice((1, 1, 2, 4))
-        await host.ask(lambda server: server.context.scalable.create(TOPIC, segments))
+        await self._create(random.choice((1, 1, 2, 4)))
         clients = self._clients()
         operator = await self._disturbed_for(random.uniform(4.0, 20.0))
         await calm(world)
@@ -114,6 +113,18 @@ class ScalableRun:
         await self._ended(clients)
         for host in world.hosts.values():
             await host.stop()
+
+    async def _create(self, segments: int) -> None:
+        host = self._random.choice(self._world.ready)
+        for _ in range(_TRIES):
+            try:
+                await host.ask(lambda server: server.context.scalable.create(TOPIC, segments))
+            except MagnetarError as error:
+                self._world.note(f"create: {error.name}")
+            if layout_at(host, TOPIC) is not None:
+                return
+            await asyncio.sleep(1.0)
+        raise DeadlineExceeded(f"{TOPIC} is not created, though nothing disturbs")
 
     def _furnish(self) -> None:
         """Brokers on shared storage, or one alone with a disk."""
@@ -149,7 +160,9 @@ class ScalableRun:
                     stage, chance, name, "queue", earliest=earliest
                 ),
             )
-        group = random.choice((None, "group"))
+        # A member that is lost for longer than the grace period begins anew, and reads again.
+        stays = stage.world.limits.scalable_grace_period_seconds >= _LONG_GRACE_SECONDS
+        group = random.choice((None, "group")) if stays else None
         from_start = random.random() < 0.7
         add("r", lambda chance: checkpoint(stage, chance, "r", earliest=from_start, group=group))
         return [
@@ -257,7 +270,7 @@ def _small_limits(random: Random) -> Limits:
             "connection_liveness_seconds": random.choice((0.5, 5.0)),
             "subscription_read_entries": random.choice((3, 500)),
             "failover_switch_seconds": random.choice((0.2, 1.0)),
-            "scalable_grace_period_seconds": random.choice((1.0, 4.0)),
+            "scalable_grace_period_seconds": random.choice((1.0, 4.0, _LONG_GRACE_SECONDS)),
             "scalable_auto_scale_interval_seconds": random.choice((2.0, 20.0)),
             "scalable_entry_bucket_budget": random.choice((1, 4)),
         }

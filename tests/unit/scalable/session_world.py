@@ -56,6 +56,7 @@ class Broker:
             attach_seconds=ATTACH_S,
             settle_seconds=SETTLE_S,
             stop_seconds=5.0,
+            members_max=100,
         )
 
     @property
