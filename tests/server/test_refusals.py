@@ -265,12 +265,24 @@ UNBUILT = [
         ("END_TXN", {}),
         ("END_TXN_ON_PARTITION", {}),
         ("END_TXN_ON_SUBSCRIPTION", {}),
-        ("SCALABLE_TOPIC_UNSUBSCRIBE", {"consumer_id": 1}),
     )
 ] + [
-    Refusal(command, fields, WireCode.NOT_ALLOWED, reply, id_field=id_field)
-    for command, fields, reply, id_field in (
-        ("SCALABLE_TOPIC_LOOKUP", {"topic": "t"}, "SCALABLE_TOPIC_UPDATE", "session_id"),
+    Refusal(command, fields, code, reply, id_field=id_field)
+    for command, fields, code, reply, id_field in (
+        (
+            "SCALABLE_TOPIC_LOOKUP",
+            {"topic": "non-persistent://public/default/t"},
+            WireCode.NOT_ALLOWED,
+            "SCALABLE_TOPIC_UPDATE",
+            "session_id",
+        ),
+        (
+            "SCALABLE_TOPIC_LOOKUP",
+            {"topic": "topic://public/default/t", "create_if_missing": False},
+            WireCode.TOPIC_NOT_FOUND,
+            "SCALABLE_TOPIC_UPDATE",
+            "session_id",
+        ),
         (
             "SCALABLE_TOPIC_SUBSCRIBE",
             {
@@ -280,16 +292,24 @@ UNBUILT = [
                 "consumer_name": "c",
                 "consumer_type": 0,
             },
+            WireCode.TOPIC_NOT_FOUND,
             "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE",
             "request_id",
         ),
         (
             "WATCH_SCALABLE_TOPICS",
             {"namespace": "a/b"},
+            WireCode.TOPIC_NOT_FOUND,
             "WATCH_SCALABLE_TOPICS_UPDATE",
             "watch_id",
         ),
-        ("WATCH_TC_ASSIGNMENTS", {}, "WATCH_TC_ASSIGNMENTS_UPDATE", "watch_id"),
+        (
+            "WATCH_TC_ASSIGNMENTS",
+            {},
+            WireCode.NOT_ALLOWED,
+            "WATCH_TC_ASSIGNMENTS_UPDATE",
+            "watch_id",
+        ),
     )
 ]
 

@@ -160,9 +160,12 @@ def test_consumers_that_begin_at_the_latest_message_lose_nothing_after_it(tmp_pa
                 checkpoint = reader.checkpoint()
                 await scene.change(next_split)
                 await _send(producer, 100)
-                for consumer in (queue, reader):
-                    sequences = {(await consumer.receive()).sequence for _ in range(100)}
-                    assert sequences == set(range(100, 200))
+                deliveries = [await queue.receive() for _ in range(100)]
+                for delivery in deliveries:
+                    queue.ack(delivery)
+                assert {each.sequence for each in deliveries} == set(range(100, 200))
+                sequences = {(await reader.receive()).sequence for _ in range(100)}
+                assert sequences == set(range(100, 200))
             async with CheckpointConsumer(
                 scene.links, TOPIC, "c", start=checkpoint, record=scene.record
             ) as reader:

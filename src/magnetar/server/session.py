@@ -4,7 +4,8 @@ Owns: `Session`, the protocol of one transport: its state machine, its producers
 requests that are being answered, back-pressure, and its end.
 
 SEND and the commands without an answer are handled at once, in frame order. Every other command is
-a request: a coroutine of its own, so that a slow one (a topic to be loaded) delays nobody.
+a request: a coroutine of its own, so that a slow one (a topic to be loaded) delays nobody. Requests
+begin in frame order; commands that end what a request opens are requests too, answered or not.
 
 Invariants:
 1. A request is answered exactly once: by its handler, or here with the error that it raised.

@@ -74,6 +74,8 @@ class _Consumer(Service):
         self._inbox = Inbox()
         self._stirred = Signal()
         """Advances when the feeds may have to change."""
+        self._reconciled = Signal()
+        """Advances when they were looked through because of that."""
 
     async def receive(self, timeout_s: float = TIMEOUT_S) -> Delivery:
         """The next message; the application has it from now on."""
@@ -88,6 +90,7 @@ class _Consumer(Service):
         while True:
             version = await self._stirred.past(version)
             self._reconcile()
+            self._reconciled.advance()
 
     async def _forward(self, changes: Signal) -> None:
         version = changes.version
@@ -118,13 +121,12 @@ class _Consumer(Service):
 
     async def _until_subscribed(self, wanted: frozenset[int]) -> None:
         """Until these segments are subscribed to, or were."""
-        async with asyncio.timeout(self._links.wait_s):
-            for segment_id in sorted(wanted):
-                while segment_id not in self.feeds:
-                    await self._stirred.past(self._stirred.version)
-                feed = self.feeds[segment_id]
-                while not feed.subscribed and not feed.ended:
-                    await feed.news.past(feed.news.version)
+        for segment_id in sorted(wanted):
+            while segment_id not in self.feeds:
+                await self._reconciled.past(self._reconciled.version)
+            feed = self.feeds[segment_id]
+            while not feed.subscribed and not feed.ended:
+                await feed.news.past(feed.news.version)
 
     async def _release_all(self) -> None:
         feeds = list(self.feeds.values())
@@ -355,9 +357,8 @@ class CheckpointConsumer(_Consumer):
 
     async def _until_placed(self, wanted: frozenset[int]) -> None:
         """Until the end of every segment that there was has a place that a checkpoint can name."""
-        version = self._stirred.version
         while not wanted <= (self._finished | set(self.feeds)):
-            version = await self._stirred.past(version)
+            await self._reconciled.past(self._reconciled.version)
         await self._until_subscribed(wanted & set(self.feeds))
 
     def _reconcile(self) -> None:

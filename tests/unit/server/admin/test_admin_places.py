@@ -146,6 +146,11 @@ VALUES: dict[str, tuple[str | None, object, object]] = {
     "maxProducersPerTopic": ("maxProducers", 3, -1),
     "maxConsumersPerTopic": ("maxConsumers", 3, -1),
     "maxSubscriptionsPerTopic": ("maxSubscriptionsPerTopic", 3, "many"),
+    "scalableTopicAutoScalePolicy": (
+        None,
+        {"enabled": True, "maxSegments": 8, "splitMsgRateInThreshold": 500.0},
+        {"minSegments": 9, "maxSegments": 8},
+    ),
 }
 
 
@@ -219,6 +224,9 @@ def test_lookup(tmp_path: Path) -> None:
         }
         bundle = await world.ask("GET", f"/lookup/v2/topic/{TOPIC}/bundle")
         assert bundle.data == b"0x00000000_0xffffffff"
+        for path in ("topic/public/default/t", "segment/public/default/t%2F0000-ffff-0"):
+            assert await world.get(f"/lookup/v2/topic/{path}") == found
+        await world.refuse(412, "GET", "/lookup/v2/topic/segment/public/default/t")
         await world.refuse(404, "GET", "/lookup/v2/topic/persistent/public/none/t")
         await world.refuse(412, "GET", "/lookup/v2/topic/eternal/public/default/t")
         await world.refuse(412, "GET", "/lookup/v2/topic/persistent/pub%20lic/default/t")
@@ -240,7 +248,7 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
             "namespaces/public/default/permissions/me",
             "namespaces/public/default/schemaCompatibilityStrategy",
             "functions/public/default",
-            "scalable/public/default/t",
+            "segments/public/default/t/0000-ffff-0",
             "/admin/v3/transactions/coordinators",
         )
         for path in unbuilt:

@@ -5,7 +5,7 @@ import org.apache.pulsar.client.api.v5.Checkpoint;
 import org.apache.pulsar.client.api.v5.CheckpointConsumer;
 import org.apache.pulsar.client.api.v5.Producer;
 
-/** A new consumer goes on from the bytes of a checkpoint, over a split and a merge. */
+/** A new consumer goes on from a checkpoint's bytes: in a batch, over a split and a merge. */
 final class CheckpointResume implements Scenario {
     private static final int COUNT = 60;
 
@@ -15,8 +15,10 @@ final class CheckpointResume implements Scenario {
         String topic = server.create(name, 1);
         Sent sent = new Sent();
         Received received = new Received();
+        try (Producer<String> batching = server.producers(topic).create()) {
+            sent.batched(batching, COUNT);
+        }
         try (Producer<String> producer = server.producer(topic)) {
-            sent.keyed(producer, COUNT);
             byte[] stored = taken(server, topic, received, Checkpoint.earliest(), COUNT / 2);
             server.split(name, 0);
             sent.keyed(producer, COUNT);
