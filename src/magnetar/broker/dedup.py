@@ -67,16 +67,51 @@ class _Inherited(NamedTuple):
     """No piece has a sequence above it."""
 
 
-class _Producer:
-    __slots__ = ("filling", "holes", "in_flight", "persisted", "pushed")
+class Lane:
+    """The sequences of one producer name.
+
+    A plain send (one message, above `pushed` and above `floor`) is certainly new: its producer
+    notes it here without asking (`pushed`, `plain`), and settles it in the order of its sends.
+    """
+
+    __slots__ = ("filling", "floor", "holes", "in_flight", "persisted", "plain", "pushed")
 
     def __init__(self, persisted: int) -> None:
         self.pushed = persisted
         self.persisted = persisted
+        self.plain = 0
+        """Plain sends in flight. If there are any, `pushed` is in flight."""
+        self.floor = NO_SEQUENCE
+        """Up to here, what was inherited decides."""
         self.in_flight: deque[Span] = deque()
+        """The other sends in flight."""
         self.holes: list[Span] = []
         self.filling: list[Span] = []
         """Those in flight again that were holes."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.in_flight and not self.plain
+
+    def plain_persisted(self, sequence_id: int) -> None:
+        """A plain send is durable."""
+        self.plain -= 1
+        if sequence_id > self.persisted:
+            self.persisted = sequence_id
+
+    def plain_failed(self, sequence_id: int) -> None:
+        """The append of a plain send failed."""
+        self.plain -= 1
+        self.forget(Span(sequence_id, sequence_id))
+
+    def forget(self, sent: Span) -> None:
+        """A send that is in flight no more was not stored: forget that it was pushed."""
+        highest = max((each.last for each in self.in_flight), default=NO_SEQUENCE)
+        self.pushed = self.pushed if self.plain else max(highest, self.persisted)
+        # Above everything pushed there is no hole: a resend is new by its number alone.
+        holes = sorted([*_without(self.holes, sent), sent])
+        pushed = self.pushed
+        self.holes = [Span(low, min(high, pushed)) for low, high in holes if low <= pushed]
 
 
 class Dedup:
@@ -84,7 +119,7 @@ class Dedup:
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max
-        self._producers: dict[str, _Producer] = {}
+        self._producers: dict[str, Lane] = {}
         self._absent: dict[str, float] = {}
         """Names without a producer, by when it left: the longest absent first."""
         self._inherited: dict[str, _Inherited] = {}
@@ -114,7 +149,7 @@ class Dedup:
                 return verdict
         producer = self._producers.get(name)
         if producer is None:
-            producer = self._producers[name] = _Producer(NO_SEQUENCE)
+            producer = self._producers[name] = Lane(NO_SEQUENCE)
         sent = Span(sequence_id, max(sequence_id, highest_sequence_id))
         if sequence_id > producer.pushed:
             producer.pushed = sent.last
@@ -140,12 +175,16 @@ class Dedup:
         if not is_last_chunk:
             return
         producer, sent = self._settled(name, sequence_id)
-        highest_in_flight = max((each.last for each in producer.in_flight), default=NO_SEQUENCE)
-        producer.pushed = max(highest_in_flight, producer.persisted)
-        # Above everything pushed there is no hole: a resend is new by its number alone.
-        holes = sorted([*_without(producer.holes, sent), sent])
-        pushed = producer.pushed
-        producer.holes = [Span(low, min(high, pushed)) for low, high in holes if low <= pushed]
+        producer.forget(sent)
+
+    def lane(self, name: str) -> Lane | None:
+        """Where plain sends of a name may be noted without asking; None: ask."""
+        lane = self._producers.get(name)
+        if lane is None or name in self._doubts:
+            return None
+        inherited = self._inherited.get(name)
+        lane.floor = NO_SEQUENCE if inherited is None else inherited.highest
+        return lane
 
     def last_sequence_id(self, name: str) -> int:
         """Up to where a producer need not send again; -1 if it never sent."""
@@ -236,7 +275,7 @@ class Dedup:
             if since > now - idle and not surplus:
                 break
             producer = self._producers.get(name)
-            if producer is None or not producer.in_flight:
+            if producer is None or producer.is_idle:
                 forgotten.append(name)
         for name in forgotten:
             del self._absent[name]
@@ -296,7 +335,7 @@ class Dedup:
         offset += size
         persisted, holes = _PRODUCER.unpack_from(data, offset)
         offset += _PRODUCER.size
-        producer = self._producers[name] = _Producer(persisted)
+        producer = self._producers[name] = Lane(persisted)
         for _ in range(holes):
             producer.holes.append(Span(*_HOLE.unpack_from(data, offset)))
             offset += _HOLE.size
@@ -322,7 +361,7 @@ class Dedup:
             return
         producer = self._producers.get(name)
         if producer is None:
-            producer = self._producers[name] = _Producer(NO_SEQUENCE)
+            producer = self._producers[name] = Lane(NO_SEQUENCE)
         highest = max(sequence_id, highest_sequence_id)
         producer.holes = _without(producer.holes, Span(sequence_id, highest))
         producer.pushed = producer.persisted = max(producer.persisted, highest)
@@ -334,7 +373,7 @@ class Dedup:
     def check_invariants(self) -> None:
         for name, producer in self._producers.items():
             pushed, persisted = producer.pushed, producer.persisted
-            if persisted > pushed or (not producer.in_flight and persisted != pushed):
+            if persisted > pushed or (producer.is_idle and persisted != pushed):
                 raise InvariantBroken(f"{name}: persisted {persisted}, pushed {pushed}")
             before = NO_SEQUENCE
             for hole in producer.holes:
@@ -347,9 +386,9 @@ class Dedup:
         if not self._absent.keys() <= self._producers.keys() | self._inherited.keys():
             raise InvariantBroken("an absent producer has no sequences")
 
-    def _settled(self, name: str, sequence_id: int) -> tuple[_Producer, Span]:
+    def _settled(self, name: str, sequence_id: int) -> tuple[Lane, Span]:
         producer = self._producers.get(name)
-        if producer is None or not producer.in_flight:
+        if producer is None or producer.is_idle:
             raise InvariantBroken(f"{name}: nothing is in flight, settled {sequence_id}")
         sent = producer.in_flight.popleft()
         if sent.first != sequence_id:
@@ -359,7 +398,7 @@ class Dedup:
         return producer, sent
 
 
-def _missing(producer: _Producer) -> list[Span]:
+def _missing(producer: Lane) -> list[Span]:
     """What is not stored of the sequences up to the last persisted one."""
     persisted = producer.persisted
     missing = sorted([*producer.holes, *producer.filling])

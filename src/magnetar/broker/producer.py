@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
-from magnetar.broker.dedup import Dedup, Verdict
+from magnetar.broker.dedup import Dedup, Lane, Verdict
 from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import NO_SEQUENCE
 from magnetar.broker.stats import PublisherStats, Rate, time_text
@@ -58,17 +58,20 @@ _MODE_NAMES: Final = {
 class _Sent:
     """What there is to know of a send beyond its append; a plain one has none of this."""
 
-    __slots__ = ("answer", "dedup", "error", "highest_sequence_id", "is_last_chunk")
+    __slots__ = ("answer", "dedup", "error", "highest_sequence_id", "is_last_chunk", "lane")
 
     def __init__(
         self,
         highest_sequence_id: int | None,
         *,
         dedup: Dedup | None = None,
+        lane: Lane | None = None,
         is_last_chunk: bool = True,
         answer: Receipt | None = None,
     ) -> None:
         self.highest_sequence_id = highest_sequence_id
+        self.lane = lane
+        """Where its outcome is owed, if it was judged there."""
         self.dedup = dedup
         """Where its outcome is owed."""
         self.is_last_chunk = is_last_chunk
@@ -101,8 +104,8 @@ class Producer:
         self.topic_epoch: int | None = None
         self.last_sequence_id = NO_SEQUENCE
         """What PRODUCER_SUCCESS tells the client: up to where nothing need be sent again."""
-        self.dedup = dedup
-        """None: nothing is judged. The topic changes it with its policy."""
+        self._dedup = dedup
+        self._lane: Lane | None = None
         self.failure: MagnetarError | None = None
         """Why the broker stopped it; None if its client did."""
         self.readiness = Signal()
@@ -117,7 +120,7 @@ class Producer:
         self._stopped = False
         self._failed = False
         self._ready = False
-        self._pending: deque[tuple[asyncio.Future[Position], int, _Sent | None]] = deque()
+        self._pending: deque[tuple[asyncio.Future[Position], int, _Sent | Lane | None]] = deque()
         self._receipts: list[Receipt] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -138,6 +141,16 @@ class Producer:
     @property
     def connection(self) -> object:
         return self.options.connection
+
+    @property
+    def dedup(self) -> Dedup | None:
+        """None: nothing is judged. The topic changes it with its policy."""
+        return self._dedup
+
+    @dedup.setter
+    def dedup(self, dedup: Dedup | None) -> None:
+        self._dedup = dedup
+        self._lane = None
 
     @property
     def ready(self) -> bool:
@@ -198,10 +211,10 @@ class Producer:
             self.settle()
         if self._stopped:
             return
-        sent = None
-        if type(send) is not Send or self.dedup is not None or not self._ready:
-            sent = self._judged(send)
-            if sent.answer is not None:
+        sent: _Sent | Lane | None = None
+        if type(send) is not Send or self._dedup is not None or not self._ready:
+            sent = self._noted(send) or self._judged(send)
+            if type(sent) is _Sent and sent.answer is not None:
                 self._queue(self._resolved(), send.sequence_id, sent)
                 return
         payload = send.headers_and_payload
@@ -215,6 +228,17 @@ class Producer:
         pending.append((future, send.sequence_id, sent))
         if self._waiter is not None and len(pending) == 1:
             future.add_done_callback(self._wake)
+
+    def _noted(self, send: Send) -> Lane | None:
+        """A plain send that is certainly new needs no judgement."""
+        lane, sequence_id = self._lane, send.sequence_id
+        if lane is None or type(send) is not Send or not self._ready:
+            return None
+        if sequence_id <= lane.pushed or sequence_id <= lane.floor:
+            return None
+        lane.pushed = sequence_id
+        lane.plain += 1
+        return lane
 
     def _judged(self, send: Send) -> _Sent:
         """What is special about a send; with an answer, if it is not to be appended."""
@@ -233,6 +257,7 @@ class Producer:
             is_last_chunk=last,
             key_hash=_hash_of(send.headers_and_payload) if by_key else None,
         )
+        self._lane = None if verdict is Verdict.UNKNOWN else self.dedup.lane(self.dedup_name)
         if verdict is Verdict.STORE:
             return _Sent(highest, dedup=self.dedup, is_last_chunk=last)
         if verdict is Verdict.DUPLICATE:
@@ -249,9 +274,9 @@ class Producer:
             return NotAllowed("this topic takes no transactional messages")
         return None
 
-    def _not_appended(self, send: Send, sent: _Sent | None, error: MagnetarError) -> None:
+    def _not_appended(self, send: Send, noted: _Sent | Lane | None, error: MagnetarError) -> None:
         """Queue the failure: what is in flight of this producer is settled before it."""
-        sent = sent or _Sent(send.highest_sequence_id)
+        sent = _special(noted, send.highest_sequence_id)
         sent.error = error
         if isinstance(error, ManagedLedgerSealed):
             sent.error = TopicTerminated(f"{self.name}: the topic was terminated")
@@ -306,11 +331,14 @@ class Producer:
         pending = self._pending
         while pending and pending[0][0].done():
             future, sequence_id, sent = pending.popleft()
-            if sent is None and not future.cancelled() and future.exception() is None:
+            done = not future.cancelled() and future.exception() is None
+            if done and (sent is None or isinstance(sent, Lane)):
+                if sent is not None:
+                    sent.plain_persisted(sequence_id)
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
             else:
-                self._settle_special(future, sequence_id, sent or _Sent(None))
+                self._settle_special(future, sequence_id, _special(sent))
 
     def _settle_special(
         self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent
@@ -319,6 +347,9 @@ class Producer:
         if sent.dedup is not None:
             settled = sent.dedup.persisted if error is None else sent.dedup.failed
             settled(self.dedup_name, sequence_id, is_last_chunk=sent.is_last_chunk)
+        if sent.lane is not None:
+            settle = sent.lane.plain_persisted if error is None else sent.lane.plain_failed
+            settle(sequence_id)
         if sent.answer is not None:
             receipt = sent.answer
         elif error is None:
@@ -359,6 +390,13 @@ class Producer:
             if self._pending and not head.done():
                 raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
         self._wake()
+
+
+def _special(sent: _Sent | Lane | None, highest_sequence_id: int | None = None) -> _Sent:
+    """A send that does not go the plain way any more."""
+    if isinstance(sent, _Sent):
+        return sent
+    return _Sent(highest_sequence_id, lane=sent)
 
 
 def _refused(send: Send, error: MagnetarError) -> _Sent:

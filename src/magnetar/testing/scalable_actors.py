@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -72,6 +72,11 @@ class Recorder:
                 self._given[subscription].add((producer, sequence))
             case _:
                 pass
+
+    @property
+    def subscriptions(self) -> Set[str]:
+        """Those that have begun."""
+        return self._began.keys()
 
     def missing(self) -> dict[str, int]:
         """How many messages each subscription still has to be given."""

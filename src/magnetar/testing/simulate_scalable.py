@@ -163,7 +163,8 @@ class ScalableRun:
         # A member that is lost for longer than the grace period begins anew, and reads again.
         stays = stage.world.limits.scalable_grace_period_seconds >= _LONG_GRACE_SECONDS
         group = random.choice((None, "group")) if stays else None
-        from_start = random.random() < 0.7
+        # Of a group, segments that are handed out later are begun at their latest message, too.
+        from_start = group is not None or random.random() < 0.7
         add("r", lambda chance: checkpoint(stage, chance, "r", earliest=from_start, group=group))
         return [
             asyncio.create_task(actor(Random(f"{self.report.seed} {name}")), name=name)
@@ -209,13 +210,15 @@ class ScalableRun:
         while world.now() < deadline:
             if any(task.done() and task not in producers for task in clients):
                 break  # it is a finding when they are ended
-            if all(task.done() for task in producers) and not recorder.missing():
+            begun = recorder.subscriptions >= {"stream", "queue"}
+            if begun and all(task.done() for task in producers) and not recorder.missing():
                 world.note("at rest")
                 return
             await asyncio.sleep(0.5)
         waiting = [task.get_name() for task in producers if not task.done()]
         self.findings.broken(
-            f"no rest: producers {waiting} wait, messages missing: {recorder.missing()}"
+            f"no rest: producers {waiting} wait, {sorted(recorder.subscriptions)} are subscribed, "
+            f"messages missing: {recorder.missing()}"
         )
 
     async def _works(self, operator: Operator) -> None:

@@ -256,3 +256,50 @@ def test_everything_is_stored_exactly_once(steps: list[str]) -> None:
     assert not world.owed
     assert sorted(world.log) == sorted(set(world.log))
     assert sum(last - first + 1 for first, last in world.log) == world.next_sequence
+
+
+class _Asked:
+    """One life of a producer, every send judged; or (`noting`) plain ones noted in its lane."""
+
+    def __init__(self, *, noting: bool) -> None:
+        self.dedup = stored(0)
+        self._noting = noting
+        self._in_flight: list[tuple[int, bool]] = []
+
+    def send(self, sequence: int) -> Verdict:
+        lane = self.dedup.lane("p") if self._noting else None
+        if lane is not None and sequence > lane.pushed and sequence > lane.floor:
+            lane.pushed = sequence
+            lane.plain += 1
+            self._in_flight.append((sequence, True))
+            return STORE
+        verdict = self.dedup.decide("p", sequence)
+        if verdict is STORE:
+            self._in_flight.append((sequence, False))
+        return verdict
+
+    def settle(self, *, ok: bool) -> None:
+        if not self._in_flight:
+            return
+        sequence, plain = self._in_flight.pop(0)
+        if plain:
+            lane = self.dedup.lane("p")
+            assert lane is not None
+            (lane.plain_persisted if ok else lane.plain_failed)(sequence)
+        else:
+            (self.dedup.persisted if ok else self.dedup.failed)("p", sequence)
+
+
+@given(st.lists(st.one_of(st.integers(1, 12), st.booleans()), max_size=40))
+def test_a_lane_decides_as_a_judgement_of_every_send_would(steps: list[int | bool]) -> None:
+    asked, noted = _Asked(noting=False), _Asked(noting=True)
+    for step in steps:
+        if isinstance(step, bool):
+            asked.settle(ok=step)
+            noted.settle(ok=step)
+        else:
+            assert asked.send(step) is noted.send(step)
+        assert asked.dedup.last_sequence_id("p") == noted.dedup.last_sequence_id("p")
+        assert asked.dedup.snapshot(START) == noted.dedup.snapshot(START)
+        noted.dedup.check_invariants()
+        assert noted.dedup.forget_idle(0.0, 0.0) == []

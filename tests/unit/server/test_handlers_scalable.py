@@ -95,8 +95,8 @@ def test_the_server_says_that_it_has_them(tmp_path: Path) -> None:
             async with Server(config) as server:
                 port = int(server.service_url.rpartition(":")[2])
                 driver = await Driver.connect("127.0.0.1", port, handshake=False)
-                fields = {"client_version": "c", "protocol_version": 21}
-                flags = (await driver.request("CONNECT", **fields)).feature_flags
+                answer = await driver.request("CONNECT", client_version="c", protocol_version=21)
+                flags = answer.feature_flags
                 assert flags.supports_scalable_topics is enabled
                 found = await looked_up(driver, 1)
                 assert found.HasField("dag") is enabled
@@ -104,8 +104,8 @@ def test_the_server_says_that_it_has_them(tmp_path: Path) -> None:
                     assert found.error == WireCode.NOT_ALLOWED
                     driver.send("SCALABLE_TOPIC_CLOSE", session_id=1)
                     assert await refused(member(driver, "c", 1)) == WireCode.NOT_ALLOWED
-                    segment = {"topic": "segment://public/default/x/0000-ffff-0"}
-                    request = driver.request("PRODUCER", producer_id=1, **segment)
+                    segment = "segment://public/default/x/0000-ffff-0"
+                    request = driver.request("PRODUCER", producer_id=1, topic=segment)
                     assert await refused(request) == WireCode.NOT_ALLOWED
                 await driver.close()
 
@@ -124,7 +124,7 @@ def test_a_lookup_creates_and_is_told_every_change(tmp_path: Path) -> None:
         other = await connected(server)
         assert (await looked_up(other, 7)).dag == first.dag
         scalable = server.context.scalable
-        epochs = []
+        epochs: list[int] = []
         for number in range(3):
             await scalable.split(TOPIC, 2 * number)
         while not epochs or epochs[-1] < 3:
@@ -249,6 +249,21 @@ def test_a_namespace_may_forbid_to_create_by_lookup(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_a_client_that_does_not_read_is_told_the_last_layout_only(tmp_path: Path) -> None:
+    async def scene(server: Server, driver: Driver) -> None:
+        await looked_up(driver, 1)
+        (session,) = server.context.sessions
+        session.outbound.pause()
+        for number in range(3):
+            await server.context.scalable.split(TOPIC, 2 * number)
+        session.outbound.resume()
+        assert (await told(driver, "SCALABLE_TOPIC_UPDATE")).dag.epoch == 3
+        await settled(driver)
+        assert not len(driver.pushes)
+
+    play(tmp_path, scene)
+
+
 # --- names in other commands
 
 
@@ -273,7 +288,7 @@ def test_only_segments_of_the_layout_are_used(tmp_path: Path) -> None:
             1, 0, build_message(b"m", producer_name=opened.producer_name)
         )
         assert receipt.message_id.entryId == 0
-        subscription = {"subscription": "s", "subType": 1, "initialPosition": 1}
+        subscription: dict[str, Any] = {"subscription": "s", "subType": 1, "initialPosition": 1}
         await driver.request("SUBSCRIBE", topic=segment, consumer_id=1, **subscription)
         driver.send("FLOW", consumer_id=1, messagePermits=5)
         while not isinstance(await driver.pushes.get(), Delivered):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
+import pytest
+
+from magnetar.broker.schemas import Schemas
+from magnetar.broker.topics import Topics
 from magnetar.model.hashing import HashRange
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
+from magnetar.runtime.clock import LoopClock
 from magnetar.scalable.sessions import Assignment, SegmentToRead
-from magnetar.server.context import BrokerUrls
+from magnetar.server.authority import Authority
+from magnetar.server.config import ServerConfig
+from magnetar.server.context import BrokerUrls, Context, TopicOwners, broker_urls
 from magnetar.server.handlers.scalable_values import assignment_fields, dag_fields, supersedes
 from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.unit.server.link import NoQueue
 
 PLAIN = BrokerUrls("pulsar://a:1", None)
 BOTH = BrokerUrls("pulsar://a:1", "pulsar+ssl://a:2")
@@ -70,3 +81,49 @@ def test_only_later_layouts_and_other_topics_are_told() -> None:
     pruned = second.prune([0])
     assert supersedes(pruned, second)
     assert not supersedes(second, pruned)
+
+
+class Elsewhere:
+    async def owner_url(self, name: TopicName) -> str:
+        return "pulsar://other:1" if name.local_name == "x" else "pulsar://here:1"
+
+
+def context(owners: TopicOwners | None = None, **settings: str) -> Context:
+    return Context(
+        ServerConfig(**settings),  # type: ignore[arg-type]  # those given are text
+        cast("Topics", None),
+        cast("Schemas", None),
+        LoopClock(0),
+        Authority(),
+        "pulsar://here:1",
+        queue=NoQueue(),
+        owners=owners,
+    )
+
+
+def test_a_topic_may_be_at_another_broker() -> None:
+    x, y = TopicName.parse("x"), TopicName.parse("y")
+
+    async def scene() -> None:
+        alone, among = context(), context(Elsewhere())
+        assert await alone.owner_urls(x) == broker_urls(alone)
+        assert await among.owner_urls(y) == broker_urls(among)
+        assert (await among.owner_urls(x)).plain == "pulsar://other:1"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("settings", "known"),
+    [
+        ({}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "::"}, False),
+        ({"host": "0.0.0.0", "advertised_host": "name"}, True),
+    ],
+)
+def test_an_address_that_nobody_knows_is_not_told(settings: dict[str, str], known: bool) -> None:
+    async def scene() -> None:
+        assert context(None, **settings).is_reachable is known
+
+    asyncio.run(scene())

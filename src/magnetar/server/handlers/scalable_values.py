@@ -1,4 +1,4 @@
-"""Pure: layouts and assignments of scalable topics as the protocol has them.
+"""Layouts and assignments of scalable topics as the protocol has them.
 
 Invariants:
 1. What says when a segment was sealed is absent while it is active; when it was created is always

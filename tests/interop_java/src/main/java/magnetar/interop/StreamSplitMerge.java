@@ -19,7 +19,8 @@ final class StreamSplitMerge implements Scenario {
         Received received = new Received();
         try (Producer<String> producer = server.producer(topic);
                 StreamConsumer<String> consumer = server.streams("s").topic(topic).subscribe()) {
-            CompletableFuture<Void> sending = CompletableFuture.runAsync(() -> send(sent, producer));
+            CompletableFuture<Void> sending =
+                    CompletableFuture.runAsync(() -> send(sent, producer));
             Received.Use acknowledge = message -> consumer.acknowledgeCumulative(message.id());
             received.take(consumer::receive, TAKEN_BETWEEN, acknowledge);
             server.split(name, 0);
