@@ -210,10 +210,6 @@ SCALABLE_EXPIRED_CONSUMERS = counter(
     "magnetar_scalable_expired_consumers_total",
     "Consumers that did not come back within the grace period.",
 )
-SCALABLE_BUCKET_MOVES = counter(
-    "magnetar_scalable_bucket_moves_total",
-    "Entry buckets of shared segments that went from one consumer to another.",
-)
 SCALABLE_DRAINED_SEGMENTS = counter(
     "magnetar_scalable_drained_segments_total",
     "Sealed segments of which a subscription has acknowledged everything.",

@@ -251,6 +251,31 @@ def decide(
     return None
 
 
+def suppressed(
+    layout: SegmentLayout,
+    loads: Mapping[int, LoadRecord],
+    consumers_per_group: Iterable[int],
+    policy: AutoScalePolicy,
+    now_ms: int,
+) -> list[str]:
+    """Which limits of the policy forbid what load or consumers ask for now; for metrics."""
+    if not policy.enabled:
+        return []
+    found = []
+    active = layout.active
+    overloaded = any(max(_rates(loads, each).per(policy.split_rates)) > 1 for each in active)
+    wanted = max(consumers_per_group, default=0) > len(active)
+    if (overloaded or wanted) and len(active) >= policy.max_segments:
+        found.append("max_segments")
+    deeper = msgspec.structs.replace(policy, max_dag_depth=len(layout.segments) + 1)
+    cold = [_is_cold(layout, each, loads, policy, now_ms) for each in active]
+    colder = [_is_cold(layout, each, loads, deeper, now_ms) for each in active]
+    pairs = zip(pairwise(cold), pairwise(colder), strict=True)
+    if any(all(without) and not all(with_it) for with_it, without in pairs):
+        found.append("max_depth")
+    return found
+
+
 def _split(
     layout: SegmentLayout,
     loads: Mapping[int, LoadRecord],

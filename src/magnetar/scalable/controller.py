@@ -29,6 +29,7 @@ from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS, SCALABLE_SUPPRESSED
 from magnetar.runtime.signal import Signal
 from magnetar.scalable import changes, groups
 from magnetar.scalable.assignment import MemberView, assign
@@ -41,11 +42,14 @@ from magnetar.scalable.autoscale import (
     decide,
     read_override,
     resolve,
+    suppressed,
 )
 from magnetar.scalable.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layouts import Layouts
 from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.rebalances import count_rebalance
 from magnetar.scalable.records import (
+    AutoScaleOverride,
     DrainedRecord,
     GroupRecord,
     ScalableRecord,
@@ -100,7 +104,8 @@ class Controller:
             topic, parts.store, parts.host, self._subscriptions, parts.clock
         )
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
-        self._consumers_seen = 0
+        self._wish_seen: tuple[int, AutoScaleOverride | None] = (0, None)
+        """Consumers of the largest group, and the topic's own policy, when last looked at."""
 
     async def run(self) -> None:
         """Keep the topic in order until it is gone."""
@@ -188,6 +193,7 @@ class Controller:
 
         key = group_key(self.topic, group.kind, group.name)
         after = await self._store.change(key, GroupRecord, balanced)
+        count_rebalance(group, after)
         if after is None and group.kind == "CHECKPOINT":
             await self._forget_done(group.name)
 
@@ -254,8 +260,9 @@ class Controller:
                 raise Superseded(present.name)
             return changes.pruned(present, gone)
 
-        _LOG.info("segments-pruned", topic=str(self.topic), segments=sorted(gone))
         after = await self._store.change_topic(self.topic, pruned)
+        _LOG.info("segments-pruned", topic=str(self.topic), segments=sorted(gone))
+        SCALABLE_PRUNED_SEGMENTS.inc(len(gone))
         return None if after is None else await self._sweep(after)
 
     async def _is_spent(self, segment: Segment) -> bool:
@@ -287,9 +294,9 @@ class Controller:
     async def _at_intervals(self, record: ScalableRecord) -> ScalableRecord | None:
         consumers = max((len(each.members) for each in self.state.groups()), default=0)
         now = self._clock.monotonic()
-        if now < self._tick_at and consumers <= self._consumers_seen:
+        before, self._wish_seen = self._wish_seen, (consumers, record.auto_scale)
+        if now < self._tick_at and consumers <= before[0] and record.auto_scale == before[1]:
             return record
-        self._consumers_seen = consumers
         present: ScalableRecord | None = record
         if now >= self._tick_at:
             self._tick_at = now + self._limits.scalable_auto_scale_interval_seconds
@@ -303,6 +310,7 @@ class Controller:
         self.policy = await self._resolved(record)
         decision = await self._decided(record, self.policy)
         if decision is None:
+            self._count_suppressed(changes.layout_of(record), self.policy)
             return record
         try:
             after = await self._store.change_topic(
@@ -349,6 +357,12 @@ class Controller:
             after=decision.after,
             cause=decision.cause,
         )
+
+    def _count_suppressed(self, layout: SegmentLayout, policy: AutoScalePolicy) -> None:
+        consumers = [len(each.members) for each in self.state.groups()]
+        now_ms = self._clock.now_ms()
+        for reason in suppressed(layout, self.state.loads(), consumers, policy, now_ms):
+            SCALABLE_SUPPRESSED.labels(reason).inc()
 
     async def _resolved(self, record: ScalableRecord) -> AutoScalePolicy:
         policies = await self._parts.namespaces.policies(self.topic.namespace)

@@ -21,7 +21,7 @@ from magnetar.metadata.recipes import LeaderElection
 from magnetar.model.hashing import key_hash
 from magnetar.model.names import TopicName
 from magnetar.runtime.logs import logger
-from magnetar.runtime.metrics import SCALABLE_CONTROLLER_FAILOVERS
+from magnetar.runtime.metrics import SCALABLE_CONTROLLER_FAILOVERS, SCALABLE_CONTROLLERS
 from magnetar.runtime.service import Service
 from magnetar.scalable.controller import Controller, ControllerParts
 from magnetar.scalable.records import CONTROLLERS
@@ -51,7 +51,7 @@ class Controllers(Service):
     async def _start(self) -> None:
         for slot, election in enumerate(self._elections):
             self.spawn(election.run(), f"election of slot {slot}")
-            self.spawn(self._follow_election(election), f"leadership of slot {slot}")
+            self.spawn(self._follow_election(slot, election), f"leadership of slot {slot}")
         self.spawn(self._follow_topics(), "topics")
         self.spawn(self._follow_brokers(), "brokers")
 
@@ -78,12 +78,13 @@ class Controllers(Service):
 
     # --- following
 
-    async def _follow_election(self, election: LeaderElection) -> None:
-        seen, led = 0, False
+    async def _follow_election(self, slot: int, election: LeaderElection) -> None:
+        found = await self._parts.store.metadata.get(f"{CONTROLLERS}/{slot}")
+        seen, another_led = 0, found is not None and not found.stat.mine
         while True:
-            if election.leading and not led:
+            if election.leading and another_led:
                 SCALABLE_CONTROLLER_FAILOVERS.inc()
-            led = election.leading
+            another_led = not election.leading
             await self._arrange()
             seen = await election.changes.past(seen)
 
@@ -116,6 +117,7 @@ class Controllers(Service):
         for name, topic in led.items():
             if name not in self._running and not self.stopping:
                 self._running[name] = _Running(Controller(topic, self._parts))
+        SCALABLE_CONTROLLERS.set(len(self._running))
 
 
 class _Running:

@@ -14,8 +14,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
+from magnetar.broker.consumer import Consumer
 from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
 from magnetar.broker.topics import Topics
@@ -23,6 +25,7 @@ from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import SCALABLE_DRAINED_SEGMENTS
 from magnetar.runtime.service import Service
 from magnetar.scalable.layouts import Layouts
 from magnetar.scalable.records import DrainedRecord, GroupRecord, done_key, drained_key
@@ -120,7 +123,7 @@ class Drains(Service):
     async def _judge(self, topic: Topic, segment_id: int, subscription: Subscription) -> None:
         scalable = topic.name.scalable_topic()
         if not subscription.durable:
-            await self._judge_readers(scalable, segment_id, subscription)
+            await self._judge_readers(topic, segment_id, subscription)
             return
         drained = subscription.backlog() == 0
         if drained:
@@ -128,24 +131,25 @@ class Drains(Service):
             drained = subscription.backlog() == 0  # a seek may have come between
         wanted = DrainedRecord(segment_id, subscription.name) if drained else None
         key = drained_key(scalable, segment_id, subscription.name)
-        await self._store.change(key, DrainedRecord, lambda _: wanted)
+        if await self._store.get(key, DrainedRecord) != wanted:
+            await self._store.change(key, DrainedRecord, lambda _: wanted)
+            SCALABLE_DRAINED_SEGMENTS.inc(1 if drained else 0)
 
     async def _judge_readers(
-        self, scalable: TopicName, segment_id: int, subscription: Subscription
+        self, topic: Topic, segment_id: int, subscription: Subscription
     ) -> None:
-        if subscription.backlog() != 0:
-            return
         ending = f"-seg-{segment_id}"
-        members = [
-            consumer.name.removesuffix(ending)
-            for consumer in subscription.consumers
-            if consumer.name.endswith(ending)
-        ]
-        for member in members:
-            for group in await self._groups_of(scalable, member):
-                mark = DrainedRecord(segment_id, group, member)
-                key = done_key(scalable, segment_id, group)
-                await self._store.change(key, DrainedRecord, lambda _, mark=mark: mark)  # type: ignore[misc]
+        for reader in list(subscription.consumers):
+            if reader.name.endswith(ending) and await _has_all(topic, subscription, reader):
+                await self._mark_read(topic, segment_id, reader.name.removesuffix(ending))
+
+    async def _mark_read(self, topic: Topic, segment_id: int, member: str) -> None:
+        scalable = topic.name.scalable_topic()
+        for group in await self._groups_of(scalable, member):
+            mark = DrainedRecord(segment_id, group, member)
+            await self._store.change(
+                done_key(scalable, segment_id, group), DrainedRecord, partial(_replaced, mark)
+            )
 
     async def _groups_of(self, scalable: TopicName, member: str) -> list[str]:
         """The checkpoint groups in which a consumer is."""
@@ -154,3 +158,22 @@ class Drains(Service):
             for group in await self._store.all(scalable, "group", GroupRecord)
             if group.kind == "CHECKPOINT" and any(each.name == member for each in group.members)
         ]
+
+
+async def _has_all(topic: Topic, subscription: Subscription, reader: Consumer) -> bool:
+    """Whether nothing of a sealed segment is left for a reader.
+
+    One that begins at the last message gets it again, and drops it without a word.
+    """
+    if subscription.backlog() == 0:
+        return True
+    start = reader.options.start
+    if start is None or subscription.backlog() > 1:
+        return False
+    last = await topic.last_message()
+    begins_at_end = start.position == last.position
+    return begins_at_end and (start.batch_index < 0 or start.batch_index >= last.batch_index)
+
+
+def _replaced(mark: DrainedRecord, _: DrainedRecord | None) -> DrainedRecord:
+    return mark

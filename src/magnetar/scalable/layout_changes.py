@@ -28,6 +28,13 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import (
+    SCALABLE_CHANGE_SECONDS,
+    SCALABLE_CHANGES,
+    SCALABLE_MERGES,
+    SCALABLE_SEALED_SEGMENTS,
+    SCALABLE_SPLITS,
+)
 from magnetar.scalable import changes
 from magnetar.scalable.records import Change, ScalableRecord, segment_topic
 from magnetar.scalable.segments import CursorWanted, SegmentHost
@@ -66,6 +73,7 @@ class LayoutChanges:
         Superseded if another controller moved it on.
         """
         present: ScalableRecord | None = record
+        began = self._clock.monotonic()
         while present is not None and present.change is not None:
             change = present.change
             match change.step:
@@ -77,6 +85,8 @@ class LayoutChanges:
                     present = await self._undo(change)
                 case "delete":
                     present = await self._delete(present, change)
+            if present is None or present.change is None:
+                _count(change, self._clock.monotonic() - began)
         return present
 
     # --- steps
@@ -157,6 +167,20 @@ class LayoutChanges:
 
     def _name(self, segment: Segment) -> TopicName:
         return segment_topic(self._topic, segment)
+
+
+def _count(change: Change, seconds: float) -> None:
+    """A change has come to its end, at the step that it was at last."""
+    outcome = "undone" if change.step == "undo" else "done"
+    SCALABLE_CHANGES.labels(change.kind, outcome).inc()
+    if outcome == "undone":
+        return
+    SCALABLE_CHANGE_SECONDS.labels(change.kind).observe(seconds)
+    SCALABLE_SEALED_SEGMENTS.inc(len(change.parents))
+    if change.kind == "split":
+        SCALABLE_SPLITS.labels(change.cause).inc()
+    elif change.kind == "merge":
+        SCALABLE_MERGES.labels(change.cause).inc()
 
 
 async def all_done(work: Iterable[Awaitable[Result]]) -> list[Result]:

@@ -243,9 +243,10 @@ class ScalableTopics(Service):
             limit = self._limits.scalable_total_segments_max
             raise NotAllowed(f"{segments} segments; a topic may have {limit}")
         await self._topics.namespaces.policies(topic.namespace)  # TopicNotFound if there is none
-        regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
-        if "/" not in topic.local_name and await self._topics.exists(regular):
-            raise Conflict(f"{regular} exists", hint="migrate it, or choose another name")
+        if "/" not in topic.local_name:  # else no regular topic can have the name
+            regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
+            if await self._topics.exists(regular):
+                raise Conflict(f"{regular} exists", hint="migrate it, or choose another name")
         wanted = changes.begin_create(
             topic,
             segments,

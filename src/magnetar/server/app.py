@@ -198,8 +198,10 @@ class Server(Service):
             if self._sharing is not None:
                 await self._sharing.stop()
             if self._storage is not None:
-                await self.metadata.close()
-                await self._storage.close()
+                try:
+                    await self.metadata.close()
+                finally:
+                    await self._storage.close()
         _log.info("server-stopped", data=self.folder)
 
     async def _stop_serving(self) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import uvloop
@@ -38,7 +38,14 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime import logs
 from magnetar.scalable.changes import begin_migrate
-from magnetar.scalable.records import LayoutRecord, ScalableRecord, segment_topic, state_directory
+from magnetar.scalable.controllers import SLOTS
+from magnetar.scalable.records import (
+    CONTROLLERS,
+    LayoutRecord,
+    ScalableRecord,
+    segment_topic,
+    state_directory,
+)
 from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.server.app import Server
 from magnetar.server.config import load
@@ -104,6 +111,7 @@ class Child:
 
     def __init__(self, folder: Path, *, point: str = SYNCED, nth: int = 0, port: int = 0) -> None:
         self.port = 0
+        self._code: int | None = None
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         self._pipe, theirs = context.Pipe()
@@ -139,23 +147,25 @@ class Child:
 
     async def kill(self) -> int:
         """SIGKILL, unless it is dead already; its exit code."""
-        self._process.kill()
+        if self._code is None:
+            self._process.kill()
         return await self._ended()
 
     async def _ended(self) -> int:
-        await asyncio.to_thread(self._process.join, END_SECONDS)
-        self._pipe.close()
-        code = self._process.exitcode
-        if code is None:
-            raise InvariantBroken("the process does not end")
-        self._process.close()
-        return code
+        if self._code is None:
+            await asyncio.to_thread(self._process.join, END_SECONDS)
+            self._pipe.close()
+            self._code = self._process.exitcode
+            if self._code is None:
+                raise InvariantBroken("the process does not end")
+            self._process.close()
+        return self._code
 
-    async def _ask(self, verb: str, kind: str) -> object:
+    async def _ask(self, verb: str, kind: str) -> Any:
         self._pipe.send((verb, kind))
         return await self._answer(_ANSWER_SECONDS)
 
-    async def _answer(self, seconds: float) -> object:
+    async def _answer(self, seconds: float) -> Any:
         if not await asyncio.to_thread(self._pipe.poll, seconds):
             raise ServiceNotReady(f"the process said nothing for {seconds:g} s")
         answer = self._pipe.recv()
@@ -259,6 +269,7 @@ class _Served:
 
     async def _change(self, kind: str) -> int:
         topic = topic_of(kind)
+        await self._until_quiet()
         self._count.armed = True
         match kind:
             case "create":
@@ -273,6 +284,12 @@ class _Served:
                 await self._scalable.delete(topic, force=True)
         self._count.armed = False
         return self._count.steps
+
+    async def _until_quiet(self) -> None:
+        """Until the elections, which begin with the server, are over."""
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            while len(await self._server.metadata.scan_keys(CONTROLLERS)) < SLOTS:
+                await asyncio.sleep(_LOOK_SECONDS)
 
     async def _settled(self, kind: str) -> Settled:
         topic = topic_of(kind)
@@ -337,7 +354,8 @@ def _segments_ever(kind: str) -> list[TopicName]:
     if kind == "migrate":
         regular = [regular_of(kind).with_partition(number) for number in range(PARTITIONS)]
         begun = begin_migrate(topic, regular, now_ms=0, bucket_budget=1)
-        assert begun.change is not None and begun.change.after is not None, "it has just begun"
+        assert begun.change is not None, "it has just begun"
+        assert begun.change.after is not None, "it leads to a layout"
         layout = begun.change.after.layout()
     else:
         layout = SegmentLayout.create(_SEGMENTS[kind], now_ms=0)

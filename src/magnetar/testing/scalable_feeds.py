@@ -255,7 +255,10 @@ class SegmentFeed:
         while self._failure is None:
             version = self.news.version
             if self._acks:
-                await self._send_acks(line, number)
+                try:
+                    await self._send_acks(line, number)
+                except RequestError as error:
+                    self.lost(error)  # and so closed: the broker delivers it again
                 continue
             if self._release_by is not None and (not self._handed or now() >= self._release_by):
                 return

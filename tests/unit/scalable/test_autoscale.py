@@ -30,6 +30,7 @@ from magnetar.scalable.autoscale import (
     read_override,
     resolve,
     split_point,
+    suppressed,
 )
 from magnetar.scalable.records import AutoScaleOverride, LoadRecord
 
@@ -409,3 +410,15 @@ def test_a_message_now_and_then_leaves_a_segment_cold() -> None:
     found = report(record, 150.0, 1.0)
     assert found is not None
     assert found.since_ms == LATER
+
+
+def test_what_a_limit_forbids_is_named() -> None:
+    small = policy(max_segments=2, max_dag_depth=1)
+    layout = SegmentLayout.create(2, now_ms=0)
+    busy = {0: LoadRecord(0, msg_rate_in=1e9)}
+    assert suppressed(layout, busy, [], small, LATER) == ["max_segments"]
+    assert suppressed(layout, {}, [3], small, LATER) == ["max_segments"]
+    assert suppressed(layout, {}, [2], small, LATER) == []
+    merged = SegmentLayout.create(3, now_ms=0).merge([0, 1], now_ms=0)
+    idle = {number: LoadRecord(number) for number in merged.segments}
+    assert suppressed(merged, idle, [], small, LATER) == ["max_depth"]

@@ -1,0 +1,325 @@
+"""Kills at every durable step of a layout change: `python -m magnetar.testing.scalable_crash`.
+
+Owns: the enumeration (change, step, torn or synced), the two lives of each case, the table and the
+verdict. A case is: a copy of a folder in which a topic stands before its change; a process that is
+asked for the change and killed at the n-th batch of its journal; a process that recovers. The steps
+of a change are counted up until it is answered before the kill comes: then it is killed after.
+
+The batch at which a process is killed is half written (`torn`), which is as good as lost, or synced
+with nobody told (`synced`). A batch that is written and not synced survives a kill: it would be the
+same as a synced one.
+
+What must hold (`scalable_crash_check` has the rest):
+1. Within `WITHIN_SECONDS` after the server serves, no change is under way and no topic waits to be
+   deleted; no record is left of a segment that is not in the layout.
+2. The change is finished or undone as a whole; finished, if it was answered. One that was undone
+   succeeds when it is asked for again.
+3. Every segment has every subscription.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from magnetar.errors import InvariantBroken, MagnetarError
+from magnetar.model.segments import SegmentLayout
+from magnetar.scalable.changes import synthetic_layout
+from magnetar.scalable.records import LayoutRecord
+from magnetar.testing.scalable_crash_check import (
+    ChangeHistory,
+    check_clients,
+    check_layout,
+    fill,
+    layout_seen,
+)
+from magnetar.testing.scalable_crash_child import (
+    CHANGES,
+    PARTITIONS,
+    SUBSCRIPTIONS,
+    SYNCED,
+    TORN,
+    Child,
+    Settled,
+    regular_of,
+    topic_of,
+)
+from magnetar.testing.server_crash_process import died_by_kill
+
+WITHIN_SECONDS: Final = 1.0
+STEPS_MAX: Final = 200
+"""A change that takes more is taken for one that never ends."""
+
+_KEYS: Final = 9
+_VIOLATIONS_SHOWN: Final = 20
+_POINTS: Final = {"torn": TORN, "synced": SYNCED}
+
+
+class Case(NamedTuple):
+    """One kill."""
+
+    kind: str
+    how: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, step {self.step} {self.how}"
+
+
+@dataclass(slots=True)
+class ChangeOutcome:
+    """The sum of all kills of one change."""
+
+    steps: int = 0
+    """Batches of the journal that an undisturbed change writes."""
+    kills: int = 0
+    finished: int = 0
+    undone: int = 0
+    slowest: float = 0.0
+    """Seconds from readiness until nothing was under way."""
+    violations: list[str] = field(default_factory=list)
+
+
+class _Prepared(NamedTuple):
+    """A folder in which a topic stands before its change."""
+
+    kind: str
+    folder: Path
+    history: ChangeHistory
+    before: SegmentLayout | None
+
+
+class ScalableKills:
+    """Enumerates the kills of some changes, on folders below `folder`."""
+
+    def __init__(
+        self, folder: Path, seed: int, *, changes: Sequence[str] = CHANGES, every: int = 1
+    ) -> None:
+        self.outcomes = {kind: ChangeOutcome() for kind in changes}
+        self._folder = folder
+        self._chance = Random(f"scalable kills {seed}")
+        self._every = every
+
+    async def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, ChangeOutcome]:
+        """`progress` is called after each kill."""
+        for kind, outcome in self.outcomes.items():
+            prepared = await self._prepare(kind)
+            outcome.steps = await self._count_steps(prepared)
+            for how in _POINTS:
+                step, answered = 1, False
+                while not answered:
+                    answered = await self._kill(Case(kind, how, step), prepared)
+                    progress()
+                    step += self._every
+                    if step > STEPS_MAX:
+                        outcome.violations.append(f"{kind}: no answer after {STEPS_MAX} steps")
+                        break
+        return self.outcomes
+
+    # --- before
+
+    async def _prepare(self, kind: str) -> _Prepared:
+        folder = self._folder / f"{kind}-before"
+        folder.mkdir(parents=True)
+        history = ChangeHistory(topic_of(kind))
+        history.key_names = [f"key-{self._chance.randrange(10**6)}" for _ in range(_KEYS)]
+        child = Child(folder)
+        try:
+            await child.until_ready()
+            await child.prepare(kind)
+            before = _usable(kind, (await child.settled(kind)).layout)
+            if before is not None:
+                await fill(child.port, history, before)
+            await child.stop()
+        finally:
+            await child.kill()
+        return _Prepared(kind, folder, history, before)
+
+    async def _count_steps(self, prepared: _Prepared) -> int:
+        """Of a change that nobody disturbs."""
+        child = Child(self._copied(prepared, "counted"))
+        try:
+            await child.until_ready()
+            return await child.change(prepared.kind) or 0
+        finally:
+            await child.kill()
+
+    def _copied(self, prepared: _Prepared, name: str) -> Path:
+        folder = self._folder / f"{prepared.kind}-{name}"
+        shutil.copytree(prepared.folder, folder)
+        return folder
+
+    # --- one kill
+
+    async def _kill(self, case: Case, prepared: _Prepared) -> bool:
+        """Whether the change was answered before the kill."""
+        outcome = self.outcomes[case.kind]
+        folder = self._copied(prepared, f"{case.how}-{case.step}")
+        outcome.kills += 1
+        answered = False
+        wrong: list[str] = []
+        try:
+            answered = await self._die(case, folder)
+            wrong = await self._recover(case, folder, prepared, answered=answered)
+        except (MagnetarError, OSError, EOFError) as error:
+            wrong = [repr(error)[:500]]
+        outcome.violations += [f"{case}: {text}" for text in wrong]
+        if not wrong:
+            shutil.rmtree(folder)
+        return answered
+
+    async def _die(self, case: Case, folder: Path) -> bool:
+        child = Child(folder, point=_POINTS[case.how], nth=case.step)
+        try:
+            await child.until_ready()
+            answered = await child.change(case.kind) is not None
+        finally:
+            code = await child.kill()
+        if not died_by_kill(code):
+            raise InvariantBroken(f"the process ended with code {code}")
+        return answered
+
+    async def _recover(
+        self, case: Case, folder: Path, prepared: _Prepared, *, answered: bool
+    ) -> list[str]:
+        outcome = self.outcomes[case.kind]
+        history = prepared.history.copy()
+        child = Child(folder)
+        try:
+            await child.until_ready()
+            found = await child.settled(case.kind)
+            outcome.slowest = max(outcome.slowest, found.seconds)
+            wrong = _judge(found)
+            finished = _is_finished(prepared, found)
+            outcome.finished += finished
+            outcome.undone += not finished
+            if answered and not finished:
+                wrong.append("it was answered, and is not there")
+            wrong += await self._use(child, case.kind, found, history)
+            if not finished:
+                wrong += await self._repeat(child, prepared)
+            await child.stop()
+        finally:
+            await child.kill()
+        return wrong
+
+    async def _use(
+        self, child: Child, kind: str, found: Settled, history: ChangeHistory
+    ) -> list[str]:
+        """What clients find; and whether they can go on."""
+        seen = await layout_seen(child.port, topic_of(kind))
+        layout = _usable(kind, found.layout)
+        if layout is None:
+            return [] if seen is None else [f"there is no topic, yet clients are told {seen}"]
+        wrong = check_layout(layout, seen)
+        if kind != "create":
+            wrong += await check_clients(child.port, history, layout)
+        return wrong
+
+    async def _repeat(self, child: Child, prepared: _Prepared) -> list[str]:
+        """Ask again for what was undone."""
+        await child.change(prepared.kind)
+        found = await child.settled(prepared.kind)
+        wrong = _judge(found, timed=False)
+        if not _is_finished(prepared, found):
+            wrong.append("asked for again, it was not done")
+        return [f"asked for again: {text}" for text in wrong]
+
+
+def _usable(kind: str, layout: LayoutRecord | None) -> SegmentLayout | None:
+    """What clients use: the topic, or the regular one that it is not yet; None: neither."""
+    if layout is not None:
+        return layout.layout()
+    if kind != "migrate":
+        return None
+    return synthetic_layout([regular_of(kind).with_partition(each) for each in range(PARTITIONS)])
+
+
+def _is_finished(prepared: _Prepared, found: Settled) -> bool:
+    if prepared.kind == "delete":
+        return found.layout is None
+    if found.layout is None:
+        return False
+    return prepared.before is None or found.layout.layout() != prepared.before
+
+
+def _judge(found: Settled, *, timed: bool = True) -> list[str]:
+    """What is wrong with a topic once its server had time to finish or undo the change."""
+    wrong = []
+    if found.unfinished:
+        wrong.append(f"after {found.seconds:.1f} s: {found.unfinished}")
+    elif timed and found.seconds > WITHIN_SECONDS:
+        wrong.append(f"it took {found.seconds:.2f} s")
+    wrong += [f"{key} is left" for key in found.leftovers]
+    for topic, names in found.subscriptions.items():
+        missing = set(SUBSCRIPTIONS) - set(names)
+        wrong += [f"{topic} has no subscription {name!r}" for name in sorted(missing)]
+    return wrong
+
+
+# --- the program
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
+    console = Console()
+    folder = Path(tempfile.mkdtemp(prefix="magnetar-scalable-crash-"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    started = time.monotonic()
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("kills in layout changes", total=None)
+        kills = ScalableKills(folder, seed, changes=options.changes, every=options.every)
+        outcomes = asyncio.run(kills.run(lambda: progress.advance(task)))
+    _print_table(console, outcomes)
+    violations = [text for each in outcomes.values() for text in each.violations]
+    if violations:
+        for text in violations[:_VIOLATIONS_SHOWN]:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"seed {seed} failed; its data folders are in {folder}")
+        again = f"python -m magnetar.testing.scalable_crash --every {options.every} --seed {seed}"
+        console.print(f"again: {again}", soft_wrap=True)
+        return 1
+    shutil.rmtree(folder)
+    console.print(f"seed {seed}: {time.monotonic() - started:.1f} seconds")
+    return 0
+
+
+def _print_table(console: Console, outcomes: Mapping[str, ChangeOutcome]) -> None:
+    table = Table(title="Servers killed at the steps of layout changes")
+    table.add_column("change")
+    for name in ("steps", "kills", "finished", "undone", "slowest, s", "violations"):
+        table.add_column(name, justify="right")
+    for kind, each in outcomes.items():
+        counts = (each.steps, each.kills, each.finished, each.undone)
+        slowest, violations = f"{each.slowest:.3f}", str(len(each.violations))
+        table.add_row(kind, *map(str, counts), slowest, violations)
+    console.print(table)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m magnetar.testing.scalable_crash")
+    parser.add_argument("changes", nargs="*", default=CHANGES, help="which ones; else all")
+    parser.add_argument("--every", type=int, default=1, help="kill at each n-th step only")
+    parser.add_argument("--seed", type=int, help="of the keys that messages have; else random")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
