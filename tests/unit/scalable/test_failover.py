@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from magnetar.broker.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import segment_topic
@@ -47,7 +48,8 @@ async def killed_after(turns: int, change: Change, segments: int) -> bool:
         await first.publish(0, 3)
     else:
         regular = await first.topics.get(REGULAR)
-        await regular.create_subscription("s", regular.ledger.last_position())  # type: ignore[union-attr]
+        assert isinstance(regular, Topic)
+        await regular.create_subscription("s", regular.ledger.last_position())
     work = asyncio.ensure_future(change(first))
     for _ in range(turns):
         await asyncio.sleep(0)

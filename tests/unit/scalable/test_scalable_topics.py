@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from magnetar.broker.topic import Topic
 from magnetar.errors import Conflict, InvalidLayout, TopicNotFound, TopicTerminated
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
@@ -252,7 +253,8 @@ def test_a_regular_topic_is_migrated_with_its_messages_and_subscriptions() -> No
         await broker.topics.create_partitioned(REGULAR, 2)
         for number in range(2):
             partition = await broker.topics.get(REGULAR.with_partition(number))
-            await partition.create_subscription("old", partition.ledger.last_position())  # type: ignore[union-attr]
+            assert isinstance(partition, Topic)
+            await partition.create_subscription("old", partition.ledger.last_position())
             producer = await partition.add_producer(options())
             await partition.remove_producer(producer)
         before = await broker.scalable.lookup(REGULAR)
