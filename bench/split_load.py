@@ -103,10 +103,11 @@ async def _read(consumer: Consumer, goal: asyncio.Future[int]) -> int:
     """Until everything came, or nothing comes any more; how many different messages came."""
     seen: set[int] = set()
     while not goal.done() or len(seen) < goal.result():
+        all_sent = goal.done()
         try:
-            delivery = await consumer.receive(IDLE_SECONDS if goal.done() else TICK_SECONDS * 100)
+            delivery = await consumer.receive(IDLE_SECONDS if all_sent else TICK_SECONDS * 100)
         except DeadlineExceeded:
-            if goal.done() and len(seen) < goal.result():
+            if all_sent:
                 break
             continue
         seen.add(delivery.sequence)

@@ -37,6 +37,7 @@ from magnetar.runtime.logs import logger
 
 SNAPSHOT_ENTRIES: Final = 1000
 SNAPSHOT_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.1
 IDLE_SECONDS: Final = 360 * 60.0
 NAMES_MAX: Final = 10_000
 REPLAY_ENTRIES: Final = 500
@@ -134,6 +135,7 @@ class DedupLog:
                 async with asyncio.timeout(SNAPSHOT_SECONDS):
                     while self._behind() < SNAPSHOT_ENTRIES:
                         seen = await self._ledger.appended.past(seen)
+                        await self._clock.sleep(LOOK_SECONDS)  # not at every sync
             except TimeoutError:
                 self.state.forget_idle(self._clock.monotonic(), IDLE_SECONDS)
             except MagnetarError:

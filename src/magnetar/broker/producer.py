@@ -212,11 +212,19 @@ class Producer:
         if self._stopped:
             return
         sent: _Sent | Lane | None = None
-        if type(send) is not Send or self._dedup is not None or not self._ready:
-            sent = self._noted(send) or self._judged(send)
-            if type(sent) is _Sent and sent.answer is not None:
-                self._queue(self._resolved(), send.sequence_id, sent)
-                return
+        sequence_id, lane = send.sequence_id, self._lane
+        if type(send) is not Send or not self._ready or (lane is None and self._dedup is not None):
+            sent = self._judged(send)
+        elif lane is not None:
+            if sequence_id > lane.pushed and sequence_id > lane.floor:
+                lane.pushed = sequence_id
+                lane.plain += 1
+                sent = lane
+            else:
+                sent = self._judged(send)
+        if type(sent) is _Sent and sent.answer is not None:
+            self._queue(self._resolved(), sequence_id, sent)
+            return
         payload = send.headers_and_payload
         try:
             future = self._append(payload)
@@ -225,20 +233,9 @@ class Producer:
             return
         self.messages_in += send.num_messages
         self.bytes_in += len(payload)
-        pending.append((future, send.sequence_id, sent))
+        pending.append((future, sequence_id, sent))
         if self._waiter is not None and len(pending) == 1:
             future.add_done_callback(self._wake)
-
-    def _noted(self, send: Send) -> Lane | None:
-        """A plain send that is certainly new needs no judgement."""
-        lane, sequence_id = self._lane, send.sequence_id
-        if lane is None or type(send) is not Send or not self._ready:
-            return None
-        if sequence_id <= lane.pushed or sequence_id <= lane.floor:
-            return None
-        lane.pushed = sequence_id
-        lane.plain += 1
-        return lane
 
     def _judged(self, send: Send) -> _Sent:
         """What is special about a send; with an answer, if it is not to be appended."""
@@ -333,8 +330,10 @@ class Producer:
             future, sequence_id, sent = pending.popleft()
             done = not future.cancelled() and future.exception() is None
             if done and (sent is None or isinstance(sent, Lane)):
-                if sent is not None:
-                    sent.plain_persisted(sequence_id)
+                if sent is not None:  # as `plain_persisted` does
+                    sent.plain -= 1
+                    if sequence_id > sent.persisted:
+                        sent.persisted = sequence_id
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
             else:

@@ -29,7 +29,15 @@ from magnetar.testing.scalable_clients import (
     StreamConsumer,
 )
 from magnetar.testing.scalable_feeds import Delivery
-from magnetar.testing.scalable_history import Delivered, Event, Published, Receipted, Subscribed
+from magnetar.testing.scalable_history import (
+    AckDurable,
+    Delivered,
+    Event,
+    Kind,
+    Published,
+    Receipted,
+    Subscribed,
+)
 from magnetar.testing.scalable_links import CLIENT_ERRORS, Links
 from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.testing.scalable_world import ANY_HOST, PORT, ScalableWorld
@@ -49,7 +57,8 @@ class Recorder:
     """Everything that clients tell, in order."""
 
     def __init__(self, world: ScalableWorld) -> None:
-        self.events: list[Event] = []
+        self._events: list[tuple[float, Event]] = []
+        self._first: dict[str, tuple[float, Kind]] = {}
         self._world = world
         self._published: dict[_Message, int] = {}
         self._receipted: dict[_Message, None] = {}
@@ -57,8 +66,8 @@ class Recorder:
         self._given: defaultdict[str, set[_Message]] = defaultdict(set)
 
     def record(self, event: Event) -> None:
-        index = len(self.events)
-        self.events.append(event)
+        index = len(self._events)
+        self._events.append((self._world.now(), event))
         self._world.note(str(event))
         self._world.findings.operations += 1
         match event:
@@ -66,12 +75,27 @@ class Recorder:
                 self._published[producer, sequence] = index
             case Receipted(producer, sequence):
                 self._receipted[producer, sequence] = None
-            case Subscribed(subscription, _, earliest):
+            case Subscribed(subscription, kind, earliest):
+                self._first.setdefault(subscription, (self._world.now(), kind))
                 self._began.setdefault(subscription, -1 if earliest else index)
             case Delivered(subscription, _, producer, sequence):
                 self._given[subscription].add((producer, sequence))
             case _:
                 pass
+
+    def events(self) -> list[Event]:
+        """In the order of the brokers: a delivery may be long on its way, and overtaken.
+
+        What a checkpoint consumer has counts from when it is handed out, whenever it was sent.
+        """
+        return [event for _, event in sorted(self._events, key=self._moment)]
+
+    def _moment(self, entry: tuple[float, Event]) -> float:
+        recorded_at, event = entry
+        if not isinstance(event, Delivered | AckDurable) or event.sent_at is None:
+            return recorded_at
+        subscribed_at, kind = self._first[event.subscription]
+        return recorded_at if kind is Kind.CHECKPOINT else max(subscribed_at, event.sent_at)
 
     @property
     def subscriptions(self) -> Set[str]:
@@ -308,7 +332,6 @@ class _Consuming:
 
     def _ack_some(self) -> None:
         if isinstance(self._consumer, StreamConsumer):
-            self._ack(self._held[-1])
-            self._held.clear()
+            self._ack_all()
         else:
             self._ack(self._held.pop(self._random.randrange(len(self._held))))

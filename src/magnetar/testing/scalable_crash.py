@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from magnetar.errors import InvariantBroken, MagnetarError
+from magnetar.errors import MagnetarError
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.changes import synthetic_layout
 from magnetar.scalable.records import LayoutRecord
@@ -55,9 +55,11 @@ from magnetar.testing.scalable_crash_child import (
     TORN,
     Child,
     Settled,
+    nothing,
     regular_of,
     topic_of,
 )
+from magnetar.testing.scalable_crash_traffic import Traffic
 from magnetar.testing.server_crash_process import died_by_kill
 
 WITHIN_SECONDS: Final = 1.0
@@ -66,7 +68,11 @@ STEPS_MAX: Final = 200
 
 _KEYS: Final = 9
 _VIOLATIONS_SHOWN: Final = 20
-_POINTS: Final = {"torn": TORN, "synced": SYNCED}
+_HOW: Final = ("torn", "synced", "busy")
+_BUSY_STRIDE: Final = 3
+"""Messages are steps as well: at each n-th of all."""
+_SERVED_MEANWHILE: Final = ("split", "merge", "migrate")
+"""Changes of topics that clients use before, meanwhile and after."""
 
 
 class Case(NamedTuple):
@@ -89,6 +95,8 @@ class ChangeOutcome:
     kills: int = 0
     finished: int = 0
     undone: int = 0
+    doubled: int = 0
+    """Messages without a receipt that a migration let be stored twice."""
     slowest: float = 0.0
     """Seconds from readiness until nothing was under way."""
     violations: list[str] = field(default_factory=list)
@@ -107,28 +115,53 @@ class ScalableKills:
     """Enumerates the kills of some changes, on folders below `folder`."""
 
     def __init__(
-        self, folder: Path, seed: int, *, changes: Sequence[str] = CHANGES, every: int = 1
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        changes: Sequence[str] = CHANGES,
+        every: int = 1,
+        plant: Callable[[], None] = nothing,
     ) -> None:
         self.outcomes = {kind: ChangeOutcome() for kind in changes}
         self._folder = folder
         self._chance = Random(f"scalable kills {seed}")
         self._every = every
+        """Kill at each n-th step only."""
+        self._plant = plant
+        """What every process calls first: a test may break a rule with it."""
 
-    async def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, ChangeOutcome]:
-        """`progress` is called after each kill."""
-        for kind, outcome in self.outcomes.items():
-            prepared = await self._prepare(kind)
-            outcome.steps = await self._count_steps(prepared)
-            for how in _POINTS:
-                step, answered = 1, False
-                while not answered:
-                    answered = await self._kill(Case(kind, how, step), prepared)
-                    progress()
-                    step += self._every
-                    if step > STEPS_MAX:
-                        outcome.violations.append(f"{kind}: no answer after {STEPS_MAX} steps")
-                        break
+    async def run(
+        self, progress: Callable[[int], None] = lambda expected: None
+    ) -> dict[str, ChangeOutcome]:
+        """`progress` is called after each kill, with how many are expected in all."""
+        all_prepared = [await self._prepare(kind) for kind in self.outcomes]
+        for prepared in all_prepared:
+            self.outcomes[prepared.kind].steps = await self._count_steps(prepared)
+        for prepared in all_prepared:
+            kind = prepared.kind
+            for how in _HOW if kind in _SERVED_MEANWHILE else _HOW[:2]:
+                await self._enumerate(prepared, how, lambda: progress(self.expected))
         return self.outcomes
+
+    @property
+    def expected(self) -> int:
+        """About how many kills there are in all."""
+        kills = 0
+        for kind, each in self.outcomes.items():
+            steps = each.steps // self._every + 2
+            kills += 2 * steps + (2 * steps // _BUSY_STRIDE if kind in _SERVED_MEANWHILE else 0)
+        return kills
+
+    async def _enumerate(self, prepared: _Prepared, how: str, progress: Callable[[], None]) -> None:
+        step, answered = 1, False
+        while not answered and step <= STEPS_MAX:
+            answered = await self._kill(Case(prepared.kind, how, step), prepared)
+            progress()
+            step += self._every * (_BUSY_STRIDE if how == "busy" else 1)
+        if not answered:
+            text = f"{prepared.kind}, {how}: no answer after {STEPS_MAX} steps"
+            self.outcomes[prepared.kind].violations.append(text)
 
     # --- before
 
@@ -137,7 +170,7 @@ class ScalableKills:
         folder.mkdir(parents=True)
         history = ChangeHistory(topic_of(kind))
         history.key_names = [f"key-{self._chance.randrange(10**6)}" for _ in range(_KEYS)]
-        child = Child(folder)
+        child = Child(folder, plant=self._plant)
         try:
             await child.until_ready()
             await child.prepare(kind)
@@ -151,7 +184,7 @@ class ScalableKills:
 
     async def _count_steps(self, prepared: _Prepared) -> int:
         """Of a change that nobody disturbs."""
-        child = Child(self._copied(prepared, "counted"))
+        child = Child(self._copied(prepared, "counted"), plant=self._plant)
         try:
             await child.until_ready()
             return await child.change(prepared.kind) or 0
@@ -166,78 +199,122 @@ class ScalableKills:
     # --- one kill
 
     async def _kill(self, case: Case, prepared: _Prepared) -> bool:
-        """Whether the change was answered before the kill."""
+        """Whether the change was answered before."""
         outcome = self.outcomes[case.kind]
         folder = self._copied(prepared, f"{case.how}-{case.step}")
         outcome.kills += 1
-        answered = False
-        wrong: list[str] = []
+        life = _Life(case, prepared, folder, outcome, self._plant)
         try:
-            answered = await self._die(case, folder)
-            wrong = await self._recover(case, folder, prepared, answered=answered)
+            wrong = await life.run()
         except (MagnetarError, OSError, EOFError) as error:
             wrong = [repr(error)[:500]]
         outcome.violations += [f"{case}: {text}" for text in wrong]
         if not wrong:
             shutil.rmtree(folder)
-        return answered
+        return life.answered
 
-    async def _die(self, case: Case, folder: Path) -> bool:
-        child = Child(folder, point=_POINTS[case.how], nth=case.step)
+
+class _Life:
+    """A change that is killed, and what comes after it."""
+
+    def __init__(
+        self,
+        case: Case,
+        prepared: _Prepared,
+        folder: Path,
+        outcome: ChangeOutcome,
+        plant: Callable[[], None],
+    ) -> None:
+        self.answered = False
+        """Whether the change was answered before the kill."""
+        self._case = case
+        self._kind = case.kind
+        self._prepared = prepared
+        self._history = prepared.history.copy()
+        self._folder = folder
+        self._outcome = outcome
+        self._plant = plant
+
+    async def run(self) -> list[str]:
+        """What is wrong."""
+        child = Child(
+            self._folder,
+            point=TORN if self._case.how == "torn" else SYNCED,
+            nth=self._case.step,
+            plant=self._plant,
+        )
+        traffic: Traffic | None = None
         try:
             await child.until_ready()
-            answered = await child.change(case.kind) is not None
-        finally:
+            if self._case.how == "busy":
+                traffic = Traffic(child.port, _client_topic(self._kind), self._history)
+                await traffic.start()
+            self.answered = await child.change(self._kind) is not None
+            if traffic is not None and self._kind == "migrate":
+                self._history.may_double = traffic.in_doubt()
             code = await child.kill()
-        if not died_by_kill(code):
-            raise InvariantBroken(f"the process ended with code {code}")
-        return answered
+            if not died_by_kill(code):
+                return [f"the process ended with code {code}"]
+            return await self._recover(child.port, traffic)
+        finally:
+            await child.kill()
+            if traffic is not None:
+                await traffic.stop()
 
-    async def _recover(
-        self, case: Case, folder: Path, prepared: _Prepared, *, answered: bool
-    ) -> list[str]:
-        outcome = self.outcomes[case.kind]
-        history = prepared.history.copy()
-        child = Child(folder)
+    async def _recover(self, port: int, traffic: Traffic | None) -> list[str]:
+        """At the same address, if somebody waits there."""
+        child = Child(self._folder, port=0 if traffic is None else port, plant=self._plant)
         try:
             await child.until_ready()
-            found = await child.settled(case.kind)
-            outcome.slowest = max(outcome.slowest, found.seconds)
-            wrong = _judge(found)
-            finished = _is_finished(prepared, found)
-            outcome.finished += finished
-            outcome.undone += not finished
-            if answered and not finished:
+            found = await child.settled(self._kind)
+            finished = self._count(found)
+            wrong = _judge(self._kind, found)
+            if self.answered and not finished:
                 wrong.append("it was answered, and is not there")
-            wrong += await self._use(child, case.kind, found, history)
+            if traffic is not None:
+                wrong += await traffic.finish()
+                await traffic.stop()
+            wrong += await self._use(child, found)
             if not finished:
-                wrong += await self._repeat(child, prepared)
+                wrong += await self._repeat(child)
             await child.stop()
         finally:
             await child.kill()
         return wrong
 
-    async def _use(
-        self, child: Child, kind: str, found: Settled, history: ChangeHistory
-    ) -> list[str]:
+    def _count(self, found: Settled) -> bool:
+        """Whether the change is finished."""
+        finished = _is_finished(self._prepared, found)
+        self._outcome.slowest = max(self._outcome.slowest, found.seconds)
+        self._outcome.finished += finished
+        self._outcome.undone += not finished
+        return finished
+
+    async def _use(self, child: Child, found: Settled) -> list[str]:
         """What clients find; and whether they can go on."""
-        seen = await layout_seen(child.port, topic_of(kind))
-        layout = _usable(kind, found.layout)
+        asked = _client_topic(self._kind) if found.layout is None else str(topic_of(self._kind))
+        seen = await layout_seen(child.port, asked)
+        layout = _usable(self._kind, found.layout)
         if layout is None:
             return [] if seen is None else [f"there is no topic, yet clients are told {seen}"]
         wrong = check_layout(layout, seen)
-        if kind != "create":
-            wrong += await check_clients(child.port, history, layout)
+        wrong += await check_clients(child.port, self._history, layout)
+        self._outcome.doubled += len(self._history.doubled)
         return wrong
 
-    async def _repeat(self, child: Child, prepared: _Prepared) -> list[str]:
+    async def _repeat(self, child: Child) -> list[str]:
         """Ask again for what was undone."""
-        await child.change(prepared.kind)
-        found = await child.settled(prepared.kind)
-        wrong = _judge(found, timed=False)
-        if not _is_finished(prepared, found):
-            wrong.append("asked for again, it was not done")
+        await child.change(self._kind)
+        found = await child.settled(self._kind)
+        wrong = _judge(self._kind, found, timed=False)
+        if not _is_finished(self._prepared, found):
+            wrong.append("it was not done")
         return [f"asked for again: {text}" for text in wrong]
+
+
+def _client_topic(kind: str) -> str:
+    """The name that clients use from before the change on."""
+    return str(regular_of(kind) if kind == "migrate" else topic_of(kind))
 
 
 def _usable(kind: str, layout: LayoutRecord | None) -> SegmentLayout | None:
@@ -257,7 +334,7 @@ def _is_finished(prepared: _Prepared, found: Settled) -> bool:
     return prepared.before is None or found.layout.layout() != prepared.before
 
 
-def _judge(found: Settled, *, timed: bool = True) -> list[str]:
+def _judge(kind: str, found: Settled, *, timed: bool = True) -> list[str]:
     """What is wrong with a topic once its server had time to finish or undo the change."""
     wrong = []
     if found.unfinished:
@@ -265,8 +342,9 @@ def _judge(found: Settled, *, timed: bool = True) -> list[str]:
     elif timed and found.seconds > WITHIN_SECONDS:
         wrong.append(f"it took {found.seconds:.2f} s")
     wrong += [f"{key} is left" for key in found.leftovers]
+    expected = set() if kind == "create" else set(SUBSCRIPTIONS)
     for topic, names in found.subscriptions.items():
-        missing = set(SUBSCRIPTIONS) - set(names)
+        missing = expected - set(names)
         wrong += [f"{topic} has no subscription {name!r}" for name in sorted(missing)]
     return wrong
 
@@ -286,7 +364,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ) as progress:
         task = progress.add_task("kills in layout changes", total=None)
         kills = ScalableKills(folder, seed, changes=options.changes, every=options.every)
-        outcomes = asyncio.run(kills.run(lambda: progress.advance(task)))
+
+        def advance(expected: int) -> None:
+            progress.update(task, advance=1, total=expected)
+
+        outcomes = asyncio.run(kills.run(advance))
     _print_table(console, outcomes)
     violations = [text for each in outcomes.values() for text in each.violations]
     if violations:
@@ -304,10 +386,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_table(console: Console, outcomes: Mapping[str, ChangeOutcome]) -> None:
     table = Table(title="Servers killed at the steps of layout changes")
     table.add_column("change")
-    for name in ("steps", "kills", "finished", "undone", "slowest, s", "violations"):
+    for name in ("steps", "kills", "finished", "undone", "doubled", "slowest, s", "violations"):
         table.add_column(name, justify="right")
     for kind, each in outcomes.items():
-        counts = (each.steps, each.kills, each.finished, each.undone)
+        counts = (each.steps, each.kills, each.finished, each.undone, each.doubled)
         slowest, violations = f"{each.slowest:.3f}", str(len(each.violations))
         table.add_row(kind, *map(str, counts), slowest, violations)
     console.print(table)

@@ -100,22 +100,36 @@ class _Plan(NamedTuple):
     point: str
     nth: int
     """0: it lives until it is told otherwise."""
+    plant: Callable[[], None]
+    """Called before anything else."""
 
 
 class _Failed(NamedTuple):
     text: str
 
 
+def nothing() -> None:
+    """Of a process in which every rule holds."""
+
+
 class Child:
     """One process. End it with `kill` or `stop`."""
 
-    def __init__(self, folder: Path, *, point: str = SYNCED, nth: int = 0, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        point: str = SYNCED,
+        nth: int = 0,
+        port: int = 0,
+        plant: Callable[[], None] = nothing,
+    ) -> None:
         self.port = 0
         self._code: int | None = None
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         self._pipe, theirs = context.Pipe()
-        plan = _Plan(folder, port, point, nth)
+        plan = _Plan(folder, port, point, nth, plant)
         self._process: ForkServerProcess = context.Process(target=_run, args=(plan, theirs))
         self._process.start()
         theirs.close()
@@ -196,6 +210,7 @@ class _StepCount(CrashCount):
 def _run(plan: _Plan, pipe: Connection) -> None:
     with plan.folder.with_name(f"{plan.folder.name}.text").open("a") as stream:
         logs.configure(stream, level="warning")
+        plan.plant()
         uvloop.run(_serve(plan, pipe))
 
 
@@ -288,7 +303,9 @@ class _Served:
     async def _until_quiet(self) -> None:
         """Until the elections, which begin with the server, are over."""
         async with asyncio.timeout(_SETTLE_SECONDS):
-            while len(await self._server.metadata.scan_keys(CONTROLLERS)) < SLOTS:
+            while True:
+                if len(await self._server.metadata.scan_keys(CONTROLLERS)) == SLOTS:
+                    return
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _settled(self, kind: str) -> Settled:

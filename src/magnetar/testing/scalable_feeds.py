@@ -27,6 +27,7 @@ from typing import Final
 from magnetar.errors import DeadlineExceeded, RequestError, WireCode
 from magnetar.model.ids import LATEST, MessageId, Position
 from magnetar.runtime.signal import Signal
+from magnetar.testing.network import End
 from magnetar.testing.scalable_history import AckDurable, AckSent
 from magnetar.testing.scalable_history import Delivered as DeliveredEvent
 from magnetar.testing.scalable_links import CLIENT_ERRORS, Line, Links, Pauses, Record
@@ -54,6 +55,8 @@ class Delivery:
     key: str
     payload: bytes
     redelivery_count: int
+    sent_at: float | None
+    """When the broker wrote it, if the network tells."""
     marks: tuple[Mark, ...] = ()
     """How far every segment had been handed out, this message included."""
 
@@ -154,6 +157,7 @@ class SegmentFeed:
                 delivery.key,
                 self.segment_id,
                 delivery.position,
+                delivery.sent_at,
             )
         )
         self._taken += 1
@@ -189,7 +193,9 @@ class SegmentFeed:
         self._record(AckSent(self._subscription, delivery.producer, delivery.sequence))
 
     def ack_durable(self, delivery: Delivery) -> None:
-        self._record(AckDurable(self._subscription, delivery.producer, delivery.sequence))
+        self._record(
+            AckDurable(self._subscription, delivery.producer, delivery.sequence, self._written_at())
+        )
 
     # --- its life
 
@@ -333,7 +339,13 @@ class SegmentFeed:
             metadata.partition_key,
             data[layout_of(data).payload :],
             command.body.redelivery_count,
+            self._written_at(),
         )
+
+    def _written_at(self) -> float | None:
+        """When what arrived last was written; only a simulated network tells."""
+        transport = None if self._open is None else self._open[0].detach()
+        return transport.sent_at if isinstance(transport, End) else None
 
 
 class ReaderFeed(SegmentFeed):

@@ -86,6 +86,8 @@ class Delivered:
     key: str
     segment: int
     position: Position
+    sent_at: float | None = None
+    """When the broker wrote it, where that is known: it may have been long on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class AckDurable:
     subscription: str
     producer: str
     sequence: int
+    sent_at: float | None = None
+    """When the broker wrote its answer, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

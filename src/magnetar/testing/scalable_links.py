@@ -168,7 +168,7 @@ class Links(Service):
 
     async def _stop(self) -> None:
         self.cut()
-        for line in self._lines.values():
+        for line in list(self._lines.values()):  # one that was being opened may still come
             await line.lost(self.wait_s)
 
     async def line(self, url: str | None = None) -> Line:

@@ -106,9 +106,10 @@ class ScalableProducer(Service):
 
     async def _stop(self) -> None:
         """What has no receipt is given up."""
-        for lane in self._lanes.values():
+        lanes = list(self._lanes.values())  # a new layout may come meanwhile
+        for lane in lanes:
             lane.end()
-        for lane in self._lanes.values():
+        for lane in lanes:
             await lane.ended.wait()
         await self._watch.stop()
 

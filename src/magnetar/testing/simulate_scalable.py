@@ -78,7 +78,7 @@ class ScalableRun:
             for host in self._world.hosts.values():
                 if isinstance(host, DiskHost):
                     host.close()
-        for text in violations(self._stage.recorder.events, drained=self._stage.over):
+        for text in violations(self._stage.recorder.events(), drained=self._stage.over):
             self.findings.broken(text)
         return self._reported()
 

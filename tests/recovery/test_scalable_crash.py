@@ -1,0 +1,120 @@
+"""Layout changes killed at their steps: a sample passes, and broken rules are caught."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.lineage import Lineage
+from magnetar.model.names import TopicName
+from magnetar.scalable.layout_changes import LayoutChanges
+from magnetar.scalable.records import ScalableRecord
+from magnetar.scalable.segments import CursorWanted, LocalSegments
+from magnetar.scalable.store import ScalableStore
+from magnetar.testing.scalable_crash import ChangeOutcome, ScalableKills
+from magnetar.testing.scalable_crash_check import compare
+from magnetar.testing.scalable_crash_child import nothing
+
+SEED = 5
+
+
+def _run(
+    folder: Path, every: int, *changes: str, plant: Callable[[], None] = nothing
+) -> dict[str, ChangeOutcome]:
+    kinds = changes or ("create", "split", "merge", "migrate", "delete")
+    kills = ScalableKills(folder, SEED, changes=kinds, every=every, plant=plant)
+    return asyncio.run(kills.run())
+
+
+# --- the whole, with real processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_sample_of_kills(tmp_path: Path) -> None:
+    outcomes = _run(tmp_path, 9)
+    for outcome in outcomes.values():
+        assert outcome.violations == []
+        assert outcome.finished
+        assert outcome.undone, "the first step is the intent: torn, it never was"
+        assert outcome.slowest < 1.0
+
+
+def _no_lineage() -> None:
+    async def forgets(self: LocalSegments, name: TopicName, lineage: Lineage) -> None:
+        """Children know nothing of their parents."""
+
+    LocalSegments.inherit = forgets  # type: ignore[method-assign]
+
+
+def _no_cursors() -> None:
+    async def bare(self: LocalSegments, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
+        await self._topics.create(name)
+
+    LocalSegments.prepare = bare  # type: ignore[method-assign]
+
+
+def _no_cleaning() -> None:
+    async def keeps(self: ScalableStore, topic: TopicName) -> None:
+        """What stood beside the topic's record stays."""
+
+    ScalableStore.forget = keeps  # type: ignore[method-assign]
+
+
+def _no_resumption() -> None:
+    """Only changes that were begun by the same process are carried out."""
+    begun: set[str] = set()
+    carry_out = LayoutChanges.carry_out
+    change_topic, create = ScalableStore.change_topic, ScalableStore.create
+
+    async def create_and_note(self: ScalableStore, record: ScalableRecord) -> None:
+        begun.add(record.name)
+        await create(self, record)
+
+    async def change_and_note(
+        self: ScalableStore,
+        topic: TopicName,
+        change: Callable[[ScalableRecord], ScalableRecord | None],
+    ) -> ScalableRecord | None:
+        begun.add(str(topic))
+        return await change_topic(self, topic, change)
+
+    async def carry_out_own(self: LayoutChanges, record: ScalableRecord) -> ScalableRecord | None:
+        return await carry_out(self, record) if record.name in begun else record
+
+    ScalableStore.create = create_and_note  # type: ignore[method-assign]
+    ScalableStore.change_topic = change_and_note  # type: ignore[method-assign]
+    LayoutChanges.carry_out = carry_out_own  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("plant", "kind", "text"),
+    [
+        (_no_lineage, "merge", "was stored again"),
+        (_no_cursors, "split", "has no subscription"),
+        (_no_cleaning, "delete", "is left"),
+        (_no_resumption, "delete", "delete at delete"),
+    ],
+)
+def test_broken_rules_are_caught(
+    tmp_path: Path, plant: Callable[[], None], kind: str, text: str
+) -> None:
+    outcome = _run(tmp_path, 12, kind, plant=plant)[kind]
+    assert any(text in each for each in outcome.violations), outcome.violations
+
+
+# --- the comparison
+
+
+def test_what_a_subscription_is_given_is_compared() -> None:
+    keys = {0: "a", 1: "b", 2: "a"}
+    assert compare(keys, {0, 1, 2}, [0, 2, 1]) == []
+    assert compare(keys, {0, 1, 2}, [0, 1]) == ["2 is lost"]
+    assert compare(keys, {1, 2}, [0, 1, 2]) == ["0 came, unasked for"]
+    assert compare(keys, {0, 1, 2}, [0, 1, 1, 2]) == ["1 came 2 times"]
+    assert compare(keys, {0, 1, 2}, [2, 0, 1]) == ["0 came after 2, of the same key"]
