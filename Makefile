@@ -14,12 +14,14 @@ SEEDS ?= 200
 SEED ?=
 CRASH_KILLS ?= 40
 CRASH_CUTS ?= 150
+CRASH_EVERY ?= 1
 BASE ?=
 
 # The sample of `make sim` and `make crash` that is a part of `make test`.
 TEST_SEEDS ?= 20
 TEST_KILLS ?= 5
 TEST_CUTS ?= 15
+TEST_EVERY ?= 10
 
 # A folder that was moved or copied has an environment that points elsewhere: make it anew.
 ifneq ($(shell cat .venv/.made-in 2>/dev/null),$(CURDIR))
@@ -56,16 +58,17 @@ check: lint ## lint and the fast tests: below a minute, before every commit
 test: lint ## everything: check, slow tests, a short simulation, a crash sample
 	$(BIN)/pytest -q -n 2 tests
 	$(MAKE) sim SEED= SEEDS=$(TEST_SEEDS)
-	$(MAKE) crash CRASH_KILLS=$(TEST_KILLS) CRASH_CUTS=$(TEST_CUTS)
+	$(MAKE) crash CRASH_KILLS=$(TEST_KILLS) CRASH_CUTS=$(TEST_CUTS) CRASH_EVERY=$(TEST_EVERY)
 
 .PHONY: sim
 sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to replay one
 	$(BIN)/python -m magnetar.testing.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 .PHONY: crash
-crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150
+crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_EVERY=1
 	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
 	$(BIN)/python -m magnetar.testing.server_crash --kills $(CRASH_KILLS)
+	$(BIN)/python -m magnetar.testing.scalable_crash --every $(CRASH_EVERY)
 
 .PHONY: interop-java
 interop-java: $(STAMP) ## the official Java client against our server; needs Java 17 and Maven
@@ -91,6 +94,10 @@ bench-restart: $(STAMP) ## from process start to the first producer, with a mill
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
 	$(BIN)/python -m bench.split
+
+.PHONY: bench-layouts
+bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, restarts
+	$(BIN)/python -m bench.layouts
 
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev

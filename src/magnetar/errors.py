@@ -234,6 +234,44 @@ class TooManyRequests(RequestError):
     hint = "wait for earlier requests to finish, then retry"
 
 
+class TransactionCoordinatorNotFound(RequestError):
+    """This broker does not coordinate the transaction, or nobody does now."""
+
+    name = "transaction-coordinator-not-found"
+    wire_code = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+    retryable = True
+    hint = "look up the coordinators again"
+
+
+class InvalidTxnStatus(RequestError):
+    """The transaction has come to another end than the one asked for."""
+
+    name = "invalid-txn-status"
+    wire_code = WireCode.INVALID_TXN_STATUS
+
+
+class TransactionConflict(RequestError):
+    """Another transaction, or a plain acknowledgement, has the message already."""
+
+    name = "transaction-conflict"
+    wire_code = WireCode.TRANSACTION_CONFLICT
+    hint = "abort the transaction and begin a new one"
+
+
+class TransactionNotFound(RequestError):
+    """There is no such transaction: it never was, or it ended long ago."""
+
+    name = "transaction-not-found"
+    wire_code = WireCode.TRANSACTION_NOT_FOUND
+
+
+class GroupFenced(RequestError):
+    """A later run of the same application has taken the transaction group over."""
+
+    name = "group-fenced"
+    wire_code = WireCode.PRODUCER_FENCED
+
+
 # --- storage ---
 
 

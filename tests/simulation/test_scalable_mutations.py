@@ -15,15 +15,22 @@ from msgspec.structs import replace
 from magnetar.broker.api import ConsumerOptions
 from magnetar.broker.lineage import Lineage
 from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
-from magnetar.scalable import assignment, changes, groups
+from magnetar.scalable import assignment, changes, groups, sessions
 from magnetar.scalable.drains import Drains
 from magnetar.scalable.layout_changes import LayoutChanges
-from magnetar.scalable.records import Change, GroupRecord, ScalableRecord
+from magnetar.scalable.records import (
+    Change,
+    DrainedRecord,
+    GroupRecord,
+    ScalableRecord,
+    drained_key,
+)
 from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.scalable.segments import CursorWanted, LocalSegments
-from magnetar.scalable.store import ScalableStore
+from magnetar.scalable.sessions import ConsumerSession
 from magnetar.testing.simulate_scalable import simulate_scalable
 
 pytestmark = pytest.mark.slow
@@ -42,20 +49,11 @@ def _first_violation() -> str:
 def test_children_that_are_shown_before_their_parents_are_sealed_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seal = LayoutChanges._seal
-
     async def shown_first(self: LayoutChanges, change: Change) -> ScalableRecord | None:
         shown = await self._store.step(self._topic, change, changes.sealed)
-        step = ScalableStore.step
-
-        async def stored_already(*_: Any) -> ScalableRecord | None:
-            return shown
-
-        monkeypatch.setattr(ScalableStore, "step", stored_already)
-        try:
-            return await seal(self, change)
-        finally:
-            monkeypatch.setattr(ScalableStore, "step", step)
+        for parent in self._segments(change, change.parents):
+            await self._host.seal(self._name(parent))
+        return shown
 
     monkeypatch.setattr(LayoutChanges, "_seal", shown_first)
     assert _first_violation()
@@ -87,19 +85,19 @@ def test_sequences_that_are_not_inherited_are_caught(monkeypatch: pytest.MonkeyP
     assert "stored twice" in _first_violation()
 
 
-def test_changes_that_are_moved_on_by_former_leaders_are_caught(
+def test_layouts_that_change_without_a_new_epoch_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def blind(
-        self: ScalableStore, topic: TopicName, expected: Change, transition: Any
-    ) -> ScalableRecord | None:
-        def moved(record: ScalableRecord) -> ScalableRecord | None:
-            return transition(replace(record, change=expected))
+    sealed = changes.sealed
 
-        return await self.change_topic(topic, moved)
+    def at_the_same_epoch(record: ScalableRecord) -> ScalableRecord:
+        after = sealed(record)
+        assert record.layout is not None
+        assert after.layout is not None
+        return replace(after, layout=replace(after.layout, epoch=record.layout.epoch))
 
-    monkeypatch.setattr(ScalableStore, "step", blind)
-    assert _first_violation()
+    monkeypatch.setattr(changes, "sealed", at_the_same_epoch)
+    assert "two different layouts" in _first_violation()
 
 
 def test_subscriptions_that_are_not_recorded_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,18 +113,18 @@ def test_marks_before_the_acknowledgements_are_durable_are_caught(
 ) -> None:
     judge = Drains._judge
 
-    async def at_once(subscription: Subscription) -> None:
-        return None
-
-    async def hasty(self: Drains, topic: Any, segment_id: int, subscription: Subscription) -> None:
-        durable = Subscription.ack_durable
-        monkeypatch.setattr(Subscription, "ack_durable", at_once)
-        try:
+    async def at_once(
+        self: Drains, topic: Topic, segment_id: int, subscription: Subscription
+    ) -> None:
+        if not subscription.durable:
             await judge(self, topic, segment_id, subscription)
-        finally:
-            monkeypatch.setattr(Subscription, "ack_durable", durable)
+            return
+        name = subscription.name
+        wanted = DrainedRecord(segment_id, name) if subscription.backlog() == 0 else None
+        key = drained_key(topic.name.scalable_topic(), segment_id, name)
+        await self._store.change(key, DrainedRecord, lambda _: wanted)
 
-    monkeypatch.setattr(Drains, "_judge", hasty)
+    monkeypatch.setattr(Drains, "_judge", at_once)
     assert _first_violation()
 
 
@@ -142,5 +140,13 @@ def test_members_that_are_detached_by_former_connections_are_caught(
         )
         return replace(group, members=members)
 
-    monkeypatch.setattr(groups, "detached", by_name)
-    assert _first_violation()
+    def content(self: ConsumerSession) -> bool:
+        if self._wish.name != "ATTACHED":
+            return True
+        member = None if self._record is None else groups.member_of(self._record, self.name)
+        return member is None or member.connection != self._token
+
+    monkeypatch.setattr(sessions, "detached", by_name)
+    # A session that sees that it is taken for lost attaches again: two rules for one promise.
+    monkeypatch.setattr(ConsumerSession, "_must_write", content)
+    assert "takes them for lost" in _first_violation()

@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -87,6 +87,13 @@ class Lineage(Mapping[str, tuple[Piece, ...]]):
         """What both say, of parents of one child."""
         names = {**self, **other}
         return Lineage({name: (*self.get(name, ()), *other.get(name, ())) for name in names})
+
+    def renamed(self, rename: Callable[[str], str]) -> Lineage:
+        """The same of producers that go by other names; what falls together is merged."""
+        found: dict[str, tuple[Piece, ...]] = {}
+        for name, pieces in self.items():
+            found[rename(name)] = (*found.get(rename(name), ()), *pieces)
+        return Lineage(found)
 
     def clipped(self, hash_range: HashRange) -> Lineage:
         """What is said of one part of the ring."""

@@ -128,6 +128,10 @@ class LayoutChanges:
         lineages = await all_done(self._host.seal(self._name(each)) for each in parents)
         if change.kind == "migrate":
             await self._copy_subscriptions(parents, children)
+            if len(parents) == 1:
+                # Clients call their producer on a regular topic as on a segment of that number.
+                # Of several partitions nobody could say later which one a message was sent to.
+                lineages = [each.renamed(_without_segment) for each in lineages]
         known = reduce(Lineage.merged, lineages, NOTHING)
         await all_done(
             self._host.inherit(self._name(each), known.clipped(each.hash_range))
@@ -167,6 +171,10 @@ class LayoutChanges:
 
     def _name(self, segment: Segment) -> TopicName:
         return segment_topic(self._topic, segment)
+
+
+def _without_segment(producer: str) -> str:
+    return producer.removesuffix("-seg-0")
 
 
 def _count(change: Change, seconds: float) -> None:

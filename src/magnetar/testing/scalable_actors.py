@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -123,6 +123,8 @@ class Stage:
     topic: str
     over: bool = False
     """Everything has come to rest: clients leave."""
+    members: set[str] = field(default_factory=set)
+    """The stream consumers that are there now."""
 
 
 class ClientPlace:
@@ -214,7 +216,9 @@ async def stream(stage: Stage, random: Random, name: str, subscription: str) -> 
                 record=stage.recorder.record,
             )
             if await _started(stage, consumer.start, member):
+                stage.members.add(member)
                 await _Consuming(stage, random, consumer, consumer.ack).go()
+                stage.members.discard(member)
             await _left(stage, random, place, consumer.stop)
 
 

@@ -19,8 +19,9 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -30,8 +31,10 @@ import msgspec
 import uvloop
 
 from magnetar.broker.records import dedup_key
+from magnetar.broker.shared_ownership import SharedOwnership
 from magnetar.broker.topic import Topic
-from magnetar.errors import InvariantBroken, MagnetarError, ServiceNotReady
+from magnetar.broker.topics import Topics
+from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed, ServiceNotReady
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.managed_ledger.names import cursors_directory, managed_ledger_key
 from magnetar.model.names import TopicName
@@ -47,26 +50,29 @@ from magnetar.scalable.records import (
     state_directory,
 )
 from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.scalable.segments import CursorWanted, LocalSegments, SegmentHost
 from magnetar.server.app import Server
 from magnetar.server.config import load
 from magnetar.server.machine import Machine
 from magnetar.testing.crash_points import CrashCount, CrashingDisk
 from magnetar.testing.server_crash_process import END_SECONDS, READY_SECONDS, SMALL_LIMITS
 
+LOST: Final = "before:write:journal"
 TORN: Final = "torn:write:journal"
 SYNCED: Final = "after:sync:journal"
 
 SUBSCRIPTIONS: Final = ("all", "rest")
 PARTITIONS: Final = 2
 
-_SETTLE_SECONDS: Final = 5.0
+_SETTLE_SECONDS: Final = 3.0
 """A change that takes longer than this is reported as it stands."""
 _LOOK_SECONDS: Final = 0.002
 _ANSWER_SECONDS: Final = 20.0
-_SEGMENTS: Final = {"split": 2, "merge": 4, "delete": 3, "create": 3}
+UNDO: Final = "undo"
+_SEGMENTS: Final = {"split": 2, "merge": 4, "delete": 3, "create": 3, UNDO: 2}
 _MERGED: Final = (0, 1, 2)
 
-CHANGES: Final = ("create", "split", "merge", "migrate", "delete")
+CHANGES: Final = ("create", "split", "merge", "migrate", "delete", UNDO)
 
 
 def topic_of(kind: str) -> TopicName:
@@ -100,6 +106,8 @@ class _Plan(NamedTuple):
     point: str
     nth: int
     """0: it lives until it is told otherwise."""
+    refuses: bool
+    """Whether no segment can be made, so that changes are undone."""
     plant: Callable[[], None]
     """Called before anything else."""
 
@@ -112,6 +120,15 @@ def nothing() -> None:
     """Of a process in which every rule holds."""
 
 
+def start_fork_server(*modules: str) -> None:
+    """Start what processes are forked from, if it does not run; it ends with this process.
+
+    It loads these modules too: what the main module needs, each process would load again.
+    """
+    forkserver.set_forkserver_preload([__name__, *modules])
+    forkserver.ensure_running()
+
+
 class Child:
     """One process. End it with `kill` or `stop`."""
 
@@ -122,14 +139,15 @@ class Child:
         point: str = SYNCED,
         nth: int = 0,
         port: int = 0,
+        refuses: bool = False,
         plant: Callable[[], None] = nothing,
     ) -> None:
         self.port = 0
         self._code: int | None = None
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", __name__])
+        start_fork_server()
         self._pipe, theirs = context.Pipe()
-        plan = _Plan(folder, port, point, nth, plant)
+        plan = _Plan(folder, port, point, nth, refuses, plant)
         self._process: ForkServerProcess = context.Process(target=_run, args=(plan, theirs))
         self._process.start()
         theirs.close()
@@ -191,6 +209,19 @@ class Child:
 # --- in the process
 
 
+class _RefusingMachine(Machine):
+    """Segments are made, and then called impossible."""
+
+    def segments(self, topics: Topics, sharing: SharedOwnership | None) -> SegmentHost:
+        return _RefusingSegments(topics)
+
+
+class _RefusingSegments(LocalSegments):
+    async def prepare(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
+        await super().prepare(name, cursors)
+        raise NotAllowed(f"{name} is refused")
+
+
 class _StepCount(CrashCount):
     """Counts nothing before it is armed."""
 
@@ -223,7 +254,8 @@ async def _serve(plan: _Plan, pipe: Connection) -> None:
     }
     count = _StepCount(plan.point, plan.nth)
     config = load(settings, {**os.environ, **SMALL_LIMITS})
-    server = Server(config, machine=Machine(disk=CrashingDisk(count)))
+    machine = _RefusingMachine if plan.refuses else Machine
+    server = Server(config, machine=machine(disk=CrashingDisk(count)))
     await server.start()
     served = _Served(server, count, time.monotonic())
     try:
@@ -291,6 +323,8 @@ class _Served:
                 await self._scalable.create(topic, _SEGMENTS[kind])
             case "split":
                 await self._scalable.split(topic, 0)
+            case "undo":
+                await self._split_or_undo(topic)
             case "merge":
                 await self._scalable.merge(topic, _MERGED)
             case "migrate":
@@ -299,6 +333,14 @@ class _Served:
                 await self._scalable.delete(topic, force=True)
         self._count.armed = False
         return self._count.steps
+
+    async def _split_or_undo(self, topic: TopicName) -> None:
+        try:
+            await self._scalable.split(topic, 0)
+        except ServiceNotReady:
+            record = await self._scalable.get(topic)
+            if not record.last_failure:
+                raise
 
     async def _until_quiet(self) -> None:
         """Until the elections, which begin with the server, are over."""
@@ -376,7 +418,7 @@ def _segments_ever(kind: str) -> list[TopicName]:
         layout = begun.change.after.layout()
     else:
         layout = SegmentLayout.create(_SEGMENTS[kind], now_ms=0)
-    if kind == "split":
+    if kind in ("split", UNDO):
         layout = layout.split(0, now_ms=0)
     elif kind == "merge":
         layout = layout.merge(_MERGED, now_ms=0)

@@ -192,10 +192,11 @@ class ScalableProducer(Service):
             gone = [lane for number, lane in self._lanes.items() if number not in active]
             for lane in gone:
                 lane.end()
-            for lane in gone:
-                await lane.ended.wait()
-            if layout is self._watch.layout:
+            ending = [lane for lane in gone if not lane.ended.is_set()]
+            if not ending:
                 break
+            for lane in ending:  # meanwhile layouts change, and messages make lanes by the old one
+                await lane.ended.wait()
         self._layout = layout
         for lane in gone:
             del self._lanes[lane.segment.segment_id]

@@ -20,7 +20,7 @@ from typing import Any, Final
 from magnetar.errors import InvariantBroken, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
-from magnetar.scalable.records import SubscriptionKind
+from magnetar.scalable.records import SubscriptionKind, kind_of_key, state_directory
 from magnetar.server.app import Server
 from magnetar.testing.faults import Operation
 from magnetar.testing.scalable_world import DiskHost, Host, ScalableWorld, SharedHost
@@ -28,6 +28,9 @@ from magnetar.testing.scalable_world import DiskHost, Host, ScalableWorld, Share
 CALL_SECONDS: Final = 60.0
 SEGMENTS_MAX: Final = 8
 
+_LOOK_SECONDS: Final = 1.0
+_STRIKE_RATES: Final = {"drained": 0.2, "done": 0.2, "sub": 0.2, "group": 0.05}
+"""How often something happens right behind the writing of such a record."""
 _DISK_SECONDS: Final = 5.0
 """After which a broker is killed that does nothing to its disk."""
 
@@ -178,6 +181,30 @@ class Trouble:
         task = asyncio.create_task(self._strike(), name="ambush")
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
+
+    async def watch(self, topic: TopicName) -> None:
+        """Strike when something about a topic has just been stored: there, steps end and begin."""
+        directory = state_directory(topic)
+        while not self._world.ending:
+            ready = self._world.ready
+            if ready:
+                await self._watch_at(self._random.choice(ready), directory)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _watch_at(self, host: Host, directory: str) -> None:
+        life = host.life
+        try:
+            async with host.server.metadata.watch(parent=directory) as watch:
+                while host.life is life and not self._world.ending:
+                    try:
+                        async with asyncio.timeout(_LOOK_SECONDS):
+                            event = await anext(watch)
+                    except TimeoutError:
+                        continue
+                    if self._random.random() < _STRIKE_RATES.get(kind_of_key(event.key), 0.0):
+                        await self._act(0.5 * self._random.random())
+        except (StopAsyncIteration, MagnetarError):
+            return  # the broker is gone, and its connection to the store with it
 
     async def _strike(self) -> None:
         await asyncio.sleep(self._random.choice((0.003, 0.02, 0.1)) * self._random.random())

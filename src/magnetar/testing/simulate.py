@@ -353,11 +353,7 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Report:
 
 # --- the command
 
-_PARTS: Final[dict[str, Simulate]] = {
-    "storage": simulate,
-    "broker": simulate_broker,
-    "scalable": simulate_scalable,
-}
+PARTS: Final = ("storage", "broker", "scalable")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -366,7 +362,8 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
-    for part, simulated in _PARTS.items():
+    simulations: tuple[Simulate, ...] = (simulate, simulate_broker, simulate_scalable)
+    for part, simulated in zip(PARTS, simulations, strict=True):
         if options.only in (None, part) and not _run(part, simulated, seeds, options.verbose):
             return 1
     return 0
@@ -411,7 +408,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--only", choices=tuple(_PARTS), help="one of the simulations")
+    parser.add_argument("--only", choices=PARTS, help="one of the simulations")
     parser.add_argument("--verbose", action="store_true", help="print every step")
     return parser.parse_args(arguments)
 

@@ -24,7 +24,9 @@ from typing import Any, Final
 
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.names import TopicName
+from magnetar.model.segments import NEVER
 from magnetar.runtime.limits import Limits
+from magnetar.scalable.records import GroupRecord
 from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import follow, present_life
 from magnetar.testing.broker_world import Bugs
@@ -105,9 +107,10 @@ class ScalableRun:
         await asyncio.gather(*(host.start() for host in world.hosts.values()))
         await self._create(random.choice((1, 1, 2, 4)))
         clients = self._clients()
-        operator = await self._disturbed_for(random.uniform(4.0, 20.0))
+        operator = await self._disturbed_for(random.uniform(6.0, 25.0))
         await calm(world)
         await self._come_to_rest(clients)
+        await self._have_their_places()
         await self._works(operator)
         self._stage.over = True
         await self._ended(clients)
@@ -180,6 +183,7 @@ class ScalableRun:
         )
         tasks = [
             asyncio.create_task(trouble.run(), name="trouble"),
+            asyncio.create_task(trouble.watch(TOPIC), name="watch of steps"),
             asyncio.create_task(operator.run(), name="operator"),
             asyncio.create_task(self._count_failovers(), name="leaders"),
         ]
@@ -220,6 +224,28 @@ class ScalableRun:
             f"no rest: producers {waiting} wait, {sorted(recorder.subscriptions)} are subscribed, "
             f"messages missing: {recorder.missing()}"
         )
+
+    async def _have_their_places(self) -> None:
+        """Whoever is connected is so by the record of its group, too."""
+        lost = set(self._stage.members)
+        for _ in range(_TRIES):
+            try:
+                lost = await self._lost_members()
+            except MagnetarError as error:
+                self._world.note(f"groups: {error.name}")
+            if not lost or self.findings.violations:
+                return
+            await asyncio.sleep(1.0)
+        self.findings.broken(f"{sorted(lost)} are connected, and their group takes them for lost")
+
+    async def _lost_members(self) -> set[str]:
+        found = await self._world.ready[0].ask(
+            lambda server: server.context.scalable.store.all(TOPIC, "group", GroupRecord)
+        )
+        groups = [group for group in found if group.kind == "STREAM"]
+        members = [member for group in groups for member in group.members]
+        connected = {member.name for member in members if member.lost_ms == NEVER}
+        return self._stage.members - connected
 
     async def _works(self, operator: Operator) -> None:
         """Without trouble the layout can be changed."""

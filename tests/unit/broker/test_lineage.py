@@ -446,3 +446,9 @@ def test_no_message_is_stored_twice_or_answered_without_being_stored() -> None:
         for segment in topic.segments:
             mine = [each.span[0] for each in topic.owed if each.place in segment.hash_range]
             assert set(mine[:1]) <= topic.refused, f"seed {seed}: {mine[0]} was never answered"
+
+
+def test_names_that_fall_together_are_merged() -> None:
+    lineage = Lineage({"p-seg-0": [Piece(FULL_RING, 4)], "q": [Piece(FULL_RING, 1)]})
+    renamed = lineage.renamed(lambda name: name.removesuffix("-seg-0"))
+    assert dict(renamed) == {"p": (Piece(FULL_RING, 4),), "q": (Piece(FULL_RING, 1),)}

@@ -172,14 +172,16 @@ def test_the_command_reports(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fake(seed: int, *, lines: list[str] | None = None) -> Report:
-        return Report(seed, 10, 4, 2, 1, "digest", ("it broke",) if seed == 3 else ())
+        broken = ("it broke",) if seed == 3 else ()
+        return Report(seed, 10, 4, 2, 1, splits=5, digest="digest", violations=broken)
 
-    monkeypatch.setattr(simulate, "simulate", fake)
-    monkeypatch.setattr(simulate, "simulate_broker", fake)
+    for name in ("simulate", "simulate_broker", "simulate_scalable"):
+        monkeypatch.setattr(simulate, name, fake)
     assert main(["--seeds", "3"]) == 0
     text = capsys.readouterr().out
-    for part in ("storage", "broker"):
+    for part in ("storage", "broker", "scalable"):
         assert f"{part}: 3 seeds, 30 operations, 12 starts, 6 crashes" in text
+    assert text.count("15 splits") == 1
     assert main(["--seeds", "1", "--only", "broker"]) == 0
     assert "storage" not in capsys.readouterr().out
     assert main(["--seeds", "3", "--first", "2"]) == 1

@@ -251,14 +251,14 @@ class Rules:
         "Nothing is dispatched or acknowledged before a subscription has recovered.",
         "messages that a transaction holds are given out again",
         "DESIGN 6.3 recovery of a subscription",
-        "ack-takeover",
+        "ack-conflict",
         names.ALL_OR_NOTHING,
     )
     lease_check_before_answer: bool = _rule(
         "Between an ack's durable intent and its answer the owner checks that it holds its lease.",
         "a former owner says 'ok' to an ack that the present one has not read",
         "DESIGN 6.3 ack",
-        "ack-takeover",
+        "ack-conflict",
         names.ALL_OR_NOTHING,
     )
     named_op_keys: bool = _rule(
@@ -267,6 +267,14 @@ class Rules:
         "DESIGN 6.2",
         "ack-takeover",
         names.INTENTS_OUTLIVE_CURSOR,
+    )
+    missing_header_drops_acks: bool = _rule(
+        "Pending acks whose header is found missing are dropped: it was aborted, and a former "
+        "owner deleted the ops.",
+        "they wait for a decision that nobody can tell any more",
+        "found by this model",
+        "ack-takeover",
+        names.NO_LEAK,
     )
     incarnation_checked: bool = _rule(
         "Ack ops of another incarnation of the cursor are dropped, not merged.",
@@ -293,7 +301,7 @@ class Rules:
         "A member's state is read from the group first, then from the header, which wins if final.",
         "the header is read first",
         "DESIGN 6.4",
-        "group-sequence",
+        "group-member",
         names.ONE_DECISION,
     )
     decided_before_epoch: bool = _rule(

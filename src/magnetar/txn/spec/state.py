@@ -122,6 +122,8 @@ class AckWork(NamedTuple):
 
     stage: str = "idle"
     pending: tuple[int, ...] = ()
+    # Keys (epoch, number) of the ops that this owner knows.
+    keys: tuple[tuple[int, int], ...] = ()
     # The ack whose command is not answered yet: number of its op, and message.
     asked: tuple[int, int] = (0, 0)
     command: str = "none"
@@ -183,7 +185,6 @@ class Budget(NamedTuple):
     cursor_crashes: int = 0
     seeks: int = 0
     opens: int = 0
-    deadlines: int = 0
 
 
 class State(NamedTuple):
@@ -260,6 +261,35 @@ def entries(segment: Segment) -> Iterator[tuple[Position, int]]:
     for ledger in segment.ledgers:
         for at, txn in enumerate(ledger.entries):
             yield (ledger.number, at), txn
+
+
+def with_cursor_owner(state: State, at: int, owner: CursorOwner) -> State:
+    subscription = state.subscription
+    owners = put(subscription.owners, at, owner)
+    return state._replace(subscription=subscription._replace(owners=owners))
+
+
+def without_cursor_owner(state: State, at: int) -> State:
+    """One owner stops; clients whose acks it had not answered see an error."""
+    subscription = state.subscription
+    failed = tuple(
+        failed or work.command != "none"
+        for failed, work in zip(state.failed, subscription.owners[at].work, strict=True)
+    )
+    owners = (*subscription.owners[:at], *subscription.owners[at + 1 :])
+    return state._replace(subscription=subscription._replace(owners=owners), failed=failed)
+
+
+def with_ack_work(state: State, at: int, txn: int, work: AckWork) -> State:
+    owner = state.subscription.owners[at]
+    return with_cursor_owner(state, at, owner._replace(work=put(owner.work, txn, work)))
+
+
+def ack_works(state: State) -> Iterator[tuple[int, int, CursorOwner, AckWork]]:
+    """Place among the subscription's owners, transaction, owner, work."""
+    for at, owner in enumerate(state.subscription.owners):
+        for txn, work in enumerate(owner.work):
+            yield at, txn, owner, work
 
 
 def last_position(segment: Segment) -> Position:

@@ -1,0 +1,211 @@
+"""What becomes of a transaction: the one decision, alone or in a group (pure).
+
+Owns: the transitions of headers and group records, and how a member's state is read from the two.
+
+Invariants:
+1. A final state never changes; who asks for the same one again gets the same answer.
+2. A transaction that is alone is decided by its header. A member of a group is decided by the
+   group's record alone, and its header is a copy of that: copied (`rolled_forward`) before the
+   record forgets the ids of a sequence.
+3. An epoch of a group is over when a later one begins: nothing of it is decided afterwards, and
+   what was not decided is aborted. A decided member stays committed.
+4. Sequences of a group are committed in ascending order, each at most once. Of a sequence that is
+   committed, or is below one that is, every other member is aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from magnetar.errors import (
+    GroupFenced,
+    InvalidTxnStatus,
+    NotAllowed,
+    TooManyRequests,
+    TransactionNotFound,
+)
+from magnetar.txn.ids import to_text
+from magnetar.txn.records import Group, Header, Membership, Retired, State
+from magnetar.wire.messages import TxnId
+
+ANY_RUN: Final = "*"
+"""As a retired run: all runs of that generation."""
+
+
+# --- one transaction
+
+
+def begun(
+    txn: TxnId,
+    *,
+    now_ms: int,
+    timeout_ms: int,
+    owner: str = "",
+    group: Membership | None = None,
+) -> Header:
+    return Header(to_text(txn), now_ms, now_ms + timeout_ms, owner=owner, group=group)
+
+
+def ended(header: Header, state: State, now_ms: int) -> Header:
+    """The header with that outcome; InvalidTxnStatus if it has another one."""
+    if header.state == state:
+        return header
+    if header.is_final:
+        raise InvalidTxnStatus(f"transaction {header.txn} is {header.state}, not {state}")
+    return replace(header, state=state, finalized_ms=now_ms)
+
+
+# --- members of a group
+
+
+def state_of(header: Header, group: Group | None) -> State:
+    """A transaction's state. The group was read first: what it says may be older, never wrong."""
+    if header.is_final or header.group is None:
+        return header.state
+    if group is None:
+        # A group outlives every header that points to it, unless nobody came for days.
+        return "ABORTED"
+    return member_state(header.txn, header.group, group)
+
+
+def member_state(txn: str, member: Membership, group: Group) -> State:
+    if txn in group.decided:
+        return "COMMITTED"
+    if txn in group.aborted or member.epoch != group.epoch or member.sequence <= group.sequence:
+        return "ABORTED"
+    return "OPEN"
+
+
+def opened(
+    group: Group | None,
+    application: str,
+    generation: str,
+    run: str,
+    *,
+    now_ms: int,
+    owner: str = "",
+    retired_max: int,
+) -> Group:
+    """A writer comes: the same one again, or a new one, whose epoch ends all older ones."""
+    if not generation or not run or ANY_RUN in (generation, run):
+        raise NotAllowed("a group needs a generation and a run", hint="use any text but '*'")
+    if group is None:
+        return Group(application, 1, generation, run, changed_ms=now_ms, owner=owner)
+    if (group.generation, group.run) == (generation, run):
+        return group
+    former = (Retired(generation, run), Retired(generation, ANY_RUN))
+    if any(each in group.retired for each in former):
+        raise GroupFenced(
+            f"run {run!r} of {application!r} was superseded",
+            hint="a later run writes for this application; stop this one",
+        )
+    over = Retired(group.generation, group.run if group.generation == generation else ANY_RUN)
+    kept = [each for each in group.retired if each.generation != over.generation or not _all(over)]
+    return replace(
+        group,
+        epoch=group.epoch + 1,
+        generation=generation,
+        run=run,
+        aborted=(),  # those of the epoch that is over are aborted by its end
+        retired=(*kept, over)[-retired_max:],
+        changed_ms=now_ms,
+    )
+
+
+def check_epoch(group: Group | None, application: str, epoch: int) -> Group:
+    """The group, if a writer of this epoch may still do something."""
+    if group is None:
+        raise TransactionNotFound(f"there is no group {application!r}", hint="open it first")
+    if epoch != group.epoch:
+        raise GroupFenced(f"{application!r} is at epoch {group.epoch}, not {epoch}")
+    return group
+
+
+def check_new_member(group: Group | None, member: Membership) -> None:
+    """Whether a transaction may be begun for a sequence."""
+    present = check_epoch(group, member.application, member.epoch)
+    if member.sequence <= present.sequence:
+        raise InvalidTxnStatus(
+            f"sequence {member.sequence} of {member.application!r} is behind "
+            f"{present.sequence}, which is committed"
+        )
+
+
+class Committed(NamedTuple):
+    """What COMMIT_GROUP came to."""
+
+    group: Group
+    replayed: bool
+    """The sequence was committed before: nothing changed."""
+
+
+def committed(
+    group: Group | None,
+    application: str,
+    epoch: int,
+    sequence: int,
+    headers: Mapping[str, Header | None],
+    *,
+    now_ms: int,
+    ids_max: int,
+) -> Committed:
+    """Name the winners of a sequence; `headers` holds all that are named.
+
+    Only once the ids of the last sequence are rolled forward, for they are forgotten here.
+    """
+    present = check_epoch(group, application, epoch)
+    if sequence <= present.sequence:
+        return Committed(present, replayed=True)
+    if len(headers) > ids_max:
+        raise TooManyRequests(f"{len(headers)} transactions in one commit; the limit is {ids_max}")
+    for txn, header in headers.items():
+        member = None if header is None else header.group
+        if header is None or member is None or member.application != application:
+            raise TransactionNotFound(f"transaction {txn} is not one of {application!r}")
+        if member.epoch != epoch or member.sequence != sequence:
+            raise InvalidTxnStatus(f"transaction {txn} was begun for sequence {member.sequence}")
+        if state_of(header, present) != "OPEN":
+            raise InvalidTxnStatus(f"transaction {txn} is {state_of(header, present)}")
+    later = replace(
+        present, sequence=sequence, decided=tuple(headers), aborted=(), changed_ms=now_ms
+    )
+    return Committed(replace(later, aborted=_still_needed(present, headers)), replayed=False)
+
+
+def _still_needed(group: Group, headers: Mapping[str, Header | None]) -> tuple[str, ...]:
+    """Aborted members may have a later sequence; which, the record does not say: keep them."""
+    return tuple(each for each in group.aborted if each not in headers)
+
+
+def member_aborted(
+    group: Group | None, header: Header, *, now_ms: int, aborted_max: int
+) -> Group | None:
+    """Abort one member: the group's record, or None if it is aborted without that."""
+    member = header.group
+    assert member is not None, "its caller has checked"
+    if group is None:
+        return None
+    state = member_state(header.txn, member, group)
+    if state == "COMMITTED":
+        raise InvalidTxnStatus(f"transaction {header.txn} is COMMITTED")
+    if state == "ABORTED":
+        return None
+    if len(group.aborted) >= aborted_max:
+        raise TooManyRequests(
+            f"{group.application!r} has {aborted_max} aborted members, its limit",
+            hint="commit the sequence, or open the group anew",
+        )
+    return replace(group, aborted=(*group.aborted, header.txn), changed_ms=now_ms)
+
+
+def forgotten(group: Group, gone: Sequence[str]) -> Group:
+    """Aborted members whose headers say so themselves need not be named any more."""
+    kept = tuple(each for each in group.aborted if each not in gone)
+    return group if kept == group.aborted else replace(group, aborted=kept)
+
+
+def _all(retired: Retired) -> bool:
+    return retired.run == ANY_RUN

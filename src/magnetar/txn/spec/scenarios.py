@@ -1,0 +1,132 @@
+"""The bounded worlds that are explored whole (pure).
+
+Owns: `SCENARIOS`. Together they use every action. Each is as small as what it is about allows; the
+`LARGE` ones join what the others look at apart, and take minutes rather than seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from magnetar.txn.spec.state import Budget
+from magnetar.txn.spec.world import Scenario
+
+_ALL = (
+    Scenario(
+        "publish",
+        "Two transactions write to one segment beside plain messages; no faults.",
+        txns=2,
+        sends=((1,),) * 2,
+        budget=Budget(plains=1),
+        symmetric=True,
+    ),
+    Scenario(
+        "takeover",
+        "One transaction, two messages, a plain one; a new owner comes while the former one goes "
+        "on; trim.",
+        sends=((2,),),
+        budget=Budget(loads=1, plains=1, trims=1),
+        zombies=True,
+    ),
+    Scenario(
+        "late-writes",
+        "One transaction, two messages; two owner changes and a crash, a zombie with late writes.",
+        sends=((2,),),
+        budget=Budget(loads=2, crashes=1, trims=1),
+        zombies=True,
+    ),
+    Scenario(
+        "split",
+        "One transaction over a segment that is sealed and its child; crashes of either owner.",
+        sends=((1, 1),),
+        budget=Budget(seals=1, crashes=1),
+        child=True,
+    ),
+    Scenario(
+        "store-failures",
+        "One transaction with a message and an ack whose metadata writes fail.",
+        sends=((1,),),
+        acks=(1,),
+        messages=1,
+        budget=Budget(failures=1),
+    ),
+    Scenario(
+        "dispatch",
+        "Two transactions and a plain message before a dispatcher that sleeps and is woken.",
+        txns=2,
+        sends=((1,),) * 2,
+        budget=Budget(plains=1),
+        dispatch=True,
+        symmetric=True,
+    ),
+    Scenario(
+        "acks",
+        "Two transactions acknowledge two messages; cursor writes overlap.",
+        txns=2,
+        sends=((0,),) * 2,
+        acks=(1, 1),
+        messages=2,
+        budget=Budget(cursor_crashes=1, cursor_loads=1),
+        symmetric=True,
+    ),
+    Scenario(
+        "ack-takeover",
+        "A transaction acknowledges two messages; a new owner comes while the former one goes on.",
+        acks=(2,),
+        messages=2,
+        budget=Budget(cursor_loads=1),
+        zombies=True,
+    ),
+    Scenario(
+        "ack-conflict",
+        "Two transactions want one message; a new owner comes while the former one goes on.",
+        txns=2,
+        sends=((0,),) * 2,
+        acks=(1, 1),
+        messages=1,
+        budget=Budget(cursor_loads=1),
+        zombies=True,
+        symmetric=True,
+    ),
+    Scenario(
+        "seek",
+        "A transaction acknowledges; a seek and an owner change come in between.",
+        acks=(2,),
+        messages=2,
+        budget=Budget(cursor_loads=1, seeks=1),
+        zombies=True,
+    ),
+    Scenario(
+        "group-sequence",
+        "Two members of a group in consecutive sequences; either may be aborted.",
+        txns=2,
+        sends=((0,),) * 2,
+        members=((1, 1), (1, 2)),
+        abortable=(0, 1),
+    ),
+    Scenario(
+        "group-attempts",
+        "Two attempts of one sequence; either may win, or be aborted.",
+        txns=2,
+        sends=((0,),) * 2,
+        members=((1, 1), (1, 1)),
+        abortable=(0, 1),
+    ),
+    Scenario(
+        "group-fencing",
+        "Members of one sequence in two epochs; a new run fences the old one.",
+        txns=2,
+        sends=((0,),) * 2,
+        members=((1, 1), (2, 1)),
+        abortable=(0,),
+        budget=Budget(opens=1),
+    ),
+    Scenario(
+        "group-member",
+        "A segment follows a member of a sequence while the next sequence commits.",
+        txns=2,
+        sends=((1,), (0,)),
+        members=((1, 1), (1, 2)),
+    ),
+)
+SCENARIOS: Final = {scenario.name: scenario for scenario in _ALL}

@@ -1,0 +1,312 @@
+"""The records of transactions in the metadata store.
+
+Owns: `TxnStore`: every read and write that coordinators and participants make.
+
+Invariants:
+1. What a method returned is durable. Nothing relies on two records at once.
+2. Who finds records by an index gets those whose names are the ones asked for: index keys of long
+   names are hashed, and records may have changed since the scan began.
+3. An outcome that is unknown is settled by reading, within a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from magnetar.errors import BadVersion, DeadlineExceeded, OutcomeUnknown, Unavailable
+from magnetar.managed_ledger.names import encode_name
+from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record
+from magnetar.model.ids import Position
+from magnetar.txn import decisions
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.records import (
+    ABORTED_BY_POSITION,
+    ACKS_BY_SUBSCRIPTION,
+    BY_DEADLINE,
+    BY_END,
+    BY_GROUP,
+    OPS_BY_TXN,
+    WRITES_BY_SEGMENT,
+    Aborted,
+    AckOp,
+    Group,
+    Header,
+    OpKey,
+    Pin,
+    State,
+    aborted_index,
+    aborted_key,
+    ack_key,
+    decode,
+    encode,
+    group_key,
+    header_indexes,
+    header_key,
+    number,
+    pin_key,
+    subscription_index,
+)
+from magnetar.wire.messages import TxnId
+
+STORE_SECONDS: Final = 10.0
+"""For one change of one record, however often it has to be tried."""
+
+_PAUSE_SECONDS: Final = 0.05
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class StoredOp(NamedTuple):
+    """An op record with its version: it is deleted only as it was seen."""
+
+    key: str
+    version: int
+
+
+class FoundPin(NamedTuple):
+    op: StoredOp
+    pin: Pin
+
+
+class FoundAck(NamedTuple):
+    op: StoredOp
+    ack: AckOp
+
+
+class TxnStore:
+    """All transactions of one metadata store."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self.metadata = metadata
+
+    # --- headers
+
+    def create(self, header: Header) -> Awaitable[object]:
+        """Submitted when called; BadVersion if there is one of that id."""
+        key = header_key(header.id)
+        indexes = header_indexes(header)
+        return self.metadata.put(key, encode(header), expected=ABSENT, indexes=indexes)
+
+    async def header(self, txn: TxnId) -> Header | None:
+        return await self._get(header_key(txn), Header)
+
+    async def state(self, txn: TxnId) -> State | None:
+        """The state of a transaction; None: there is no header."""
+        header = await self.header(txn)
+        if header is None or header.is_final or header.group is None:
+            return None if header is None else header.state
+        # The group first, then the header once more: a member that was rolled forward in between
+        # may be gone from the group's record.
+        group = await self.group(header.group.application)
+        again = await self.header(txn)
+        return None if again is None else decisions.state_of(again, group)
+
+    async def end(self, txn: TxnId, state: State, now_ms: int) -> Header | None:
+        """Decide a transaction that is alone, or copy a group's decision; None: no header."""
+
+        def ended(header: Header | None) -> Header | None:
+            return None if header is None else decisions.ended(header, state, now_ms)
+
+        return await self.change(header_key(txn), Header, ended, header_indexes)
+
+    async def forget(self, txn: TxnId) -> None:
+        await self.metadata.delete(header_key(txn))
+
+    def due(self, now_ms: int) -> AsyncIterator[Header]:
+        """Open transactions whose deadline has passed."""
+        return self._found(BY_DEADLINE, "", number(now_ms), Header)
+
+    def members(self, application: str) -> AsyncIterator[Header]:
+        """Open transactions of a group."""
+        name = encode_name(application)
+        return self._found(BY_GROUP, name, name, Header)
+
+    def finished(self, before_ms: int) -> AsyncIterator[Header]:
+        """Transactions that ended before a time."""
+        return self._found(BY_END, "", number(before_ms), Header)
+
+    # --- groups
+
+    async def group(self, application: str) -> Group | None:
+        found = await self._get(group_key(application), Group)
+        return found if found is not None and found.application == application else None
+
+    async def change_group(
+        self, application: str, change: Callable[[Group | None], Group | None]
+    ) -> Group | None:
+        """Compare-and-set of the group's record: the decision on its members."""
+        return await self.change(group_key(application), Group, change)
+
+    # --- pins
+
+    async def write_pin(self, txn: TxnId, segment: str, bound: Position, epoch: int) -> StoredOp:
+        """First of all that a transaction does to a segment; again: the same."""
+        pin = Pin(to_text(txn), segment, *bound, epoch)
+        return await self._put_op(pin_key(txn, segment), pin)
+
+    async def adopt_pin(self, found: FoundPin, epoch: int) -> StoredOp:
+        """Make a former owner's pin the present one's; BadVersion if it is not as it was found."""
+        pin = msgspec.structs.replace(found.pin, epoch=epoch)
+        _, indexes = pin_key(from_text(pin.txn), pin.segment)
+        stat = await self.metadata.put(
+            found.op.key, encode(pin), expected=found.op.version, indexes=indexes
+        )
+        return StoredOp(found.op.key, stat.version)
+
+    async def pin(self, txn: TxnId, segment: str) -> FoundPin | None:
+        key = pin_key(txn, segment).key
+        record = await self.metadata.get(key)
+        return None if record is None else FoundPin(_op(record), decode(record, Pin))
+
+    async def pins(self, segment: str) -> list[FoundPin]:
+        """All pins of a segment."""
+        name = encode_name(segment)
+        found = [
+            FoundPin(_op(record), decode(record, Pin))
+            async for record in self._records(WRITES_BY_SEGMENT, name, name)
+        ]
+        return [each for each in found if each.pin.segment == segment]
+
+    # --- acknowledgements
+
+    def write_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> Awaitable[StoredOp]:
+        """What a transaction acknowledges, durably."""
+        return self._put_op(ack_key(txn, ack.segment, ack.subscription, epoch, serial), ack)
+
+    async def acks(self, segment: str, subscription: str) -> list[FoundAck]:
+        """All that undecided or unmerged transactions acknowledge on a subscription."""
+        pair = subscription_index(segment, subscription)
+        found = [
+            FoundAck(_op(record), decode(record, AckOp))
+            async for record in self._records(ACKS_BY_SUBSCRIPTION, pair, pair)
+        ]
+        return [
+            each
+            for each in found
+            if each.ack.segment == segment and each.ack.subscription == subscription
+        ]
+
+    # --- ops of either kind
+
+    async def ops(self, txn: TxnId) -> list[Record]:
+        """All op records of a transaction."""
+        name = to_text(txn)
+        return [record async for record in self._records(OPS_BY_TXN, name, name)]
+
+    async def delete_ops(self, ops: Iterable[StoredOp]) -> None:
+        """Each only as it was seen; one that is gone, or another's by now, stays as it is."""
+        results = await asyncio.gather(
+            *(self.metadata.delete(op.key, expected=op.version) for op in ops),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, BadVersion):
+                raise result
+
+    # --- aborted
+
+    async def write_aborted(self, txn: TxnId, segment: str, last: Position) -> None:
+        """The higher of two last positions stays."""
+
+        def merged(present: Aborted | None) -> Aborted:
+            if present is not None and present.last >= last:
+                return present
+            return Aborted(to_text(txn), segment, *last)
+
+        key = aborted_key(segment, txn)
+        await self.change(key, Aborted, merged, lambda each: (aborted_index(segment, each.last),))
+
+    async def aborted(self, segment: str) -> list[Aborted]:
+        """All aborted records of a segment."""
+        name = encode_name(segment)
+        low, high = f"{name}:", f"{name};"  # the character behind ":"
+        found = [each async for each in self._found(ABORTED_BY_POSITION, low, high, Aborted)]
+        return [each for each in found if each.segment == segment]
+
+    async def aborted_record(self, txn: TxnId, segment: str) -> Aborted | None:
+        return await self._get(aborted_key(segment, txn), Aborted)
+
+    async def forget_aborted(self, segment: str, txns: Iterable[TxnId]) -> None:
+        await asyncio.gather(*(self.metadata.delete(aborted_key(segment, txn)) for txn in txns))
+
+    # --- parts
+
+    async def _put_op(self, target: OpKey, body: msgspec.Struct) -> StoredOp:
+        value = encode(body)
+        try:
+            stat = await self.metadata.put(target.key, value, indexes=target.indexes)
+        except OutcomeUnknown:
+            found = await self.metadata.get(target.key)
+            if found is None or found.value != value:
+                raise
+            return _op(found)
+        return StoredOp(target.key, stat.version)
+
+    async def _get(self, key: str, kind: type[Body]) -> Body | None:
+        record = await self.metadata.get(key)
+        return None if record is None else decode(record, kind)
+
+    async def change(
+        self,
+        key: str,
+        kind: type[Body],
+        change: Callable[[Body | None], Body | None],
+        indexes: Callable[[Body], tuple[Index, ...]] = lambda _: (),
+    ) -> Body | None:
+        """Put what `change` makes of a record until nobody came between; None: leave it."""
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                while True:
+                    record = await self._read(key)
+                    before = None if record is None else decode(record, kind)
+                    after = change(before)
+                    if after is None or after == before:
+                        return after
+                    version = ABSENT if record is None else record.version
+                    if await self._stored(key, encode(after), version, indexes(after)):
+                        return after
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{key}: not stored within {STORE_SECONDS:g} s") from error
+
+    async def _stored(
+        self, key: str, value: bytes, version: int, indexes: tuple[Index, ...]
+    ) -> bool:
+        try:
+            await self.metadata.put(key, value, expected=version, indexes=indexes)
+        except BadVersion:
+            return False
+        except Unavailable:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return False
+        except OutcomeUnknown:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            present = await self._read(key)
+            return present is not None and present.value == value
+        return True
+
+    async def _read(self, key: str) -> Record | None:
+        while True:  # within the deadline of the caller
+            try:
+                return await self.metadata.get(key)
+            except Unavailable:
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _found(
+        self, index: str, low: str, high: str, kind: type[Body]
+    ) -> AsyncIterator[Body]:
+        async for record in self._records(index, low, high):
+            yield decode(record, kind)
+
+    async def _records(self, index: str, low: str, high: str) -> AsyncIterator[Record]:
+        async with aclosing(self.metadata.scan_index(index, low, high)) as records:
+            async for record in records:
+                yield record
+
+
+def _op(record: Record) -> StoredOp:
+    return StoredOp(record.key, record.version)

@@ -1,0 +1,301 @@
+"""Regular topics that become scalable under their clients, through the wire (all of defect 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.errors import Conflict, RequestError, WireCode
+from magnetar.model.names import TopicName
+from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.scalable_clients import (
+    CheckpointConsumer,
+    QueueConsumer,
+    StreamConsumer,
+)
+from magnetar.testing.scalable_producer import ScalableProducer
+from magnetar.wire.messages import Delivered
+from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.server.scalable_stage import (
+    NAME,
+    Stage,
+    joined,
+    looked_up,
+    nothing_comes,
+    owned,
+    play,
+    read,
+    send,
+    told,
+    until,
+)
+from tests.unit.server.serving import refused
+
+REGULAR_NAME = "persistent://public/default/orders"
+REGULAR = TopicName.parse(REGULAR_NAME)
+PARTITIONS = [f"{REGULAR_NAME}-partition-{number}" for number in range(2)]
+MANAGED = [{"key": "__pulsar.v5.managed", "value": "true"}]
+EARLIEST = {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1}
+
+
+async def partitioned(stage: Stage) -> None:
+    await stage.host.ask(lambda server: server.topics.create_partitioned(REGULAR, 2))
+
+
+async def migrate(stage: Stage, *, force: bool = False) -> None:
+    await stage.ask(lambda scalable: scalable.migrate(REGULAR, force=force))
+
+
+async def publish(driver: Driver, topic: str, count: int, number: int = 1) -> None:
+    """As a v4 client does."""
+    await driver.request("PRODUCER", topic=topic, producer_id=number)
+    for sequence in range(count):
+        key = f"{topic[-1]}{sequence}"
+        await driver.publish(number, sequence, build_message(b"m", sequence_id=sequence, key=key))
+    await driver.request("CLOSE_PRODUCER", producer_id=number)
+
+
+async def take(driver: Driver, topic: str, count: int) -> None:
+    """A v4 consumer that acknowledges so many and goes."""
+    await driver.request("SUBSCRIBE", topic=topic, subscription="s", subType=0, consumer_id=1,
+                         initialPosition=1)  # fmt: skip
+    driver.send("FLOW", consumer_id=1, messagePermits=100)
+    body: Any = None
+    for _ in range(count):
+        push = await driver.pushes.get()
+        assert isinstance(push, Delivered)
+        body = push.body
+    at = {"ledgerId": body.message_id.ledgerId, "entryId": body.message_id.entryId}
+    await driver.request("ACK", consumer_id=1, ack_type=1, message_id=[at])
+    await driver.request("CLOSE_CONSUMER", consumer_id=1)
+    while len(driver.pushes):
+        driver.pushes.get_nowait()
+
+
+def test_a_partitioned_topic_is_migrated_under_v5_clients_of_every_kind() -> None:
+    """All messages from before and after come, to each of them, and nothing twice."""
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        async with stage.process() as links:
+            name = {"links": links, "topic": REGULAR_NAME}
+            async with (
+                ScalableProducer(**name, name="p") as producer,  # type: ignore[arg-type]
+                QueueConsumer(links, REGULAR_NAME, "q", "q1") as queue,
+                CheckpointConsumer(links, REGULAR_NAME, "c") as reader,
+            ):
+                await send(producer, 40)
+                await read(queue, 20)
+                await read(reader, 20)
+                await migrate(stage, force=True)
+                await send(producer, 40)
+                async with StreamConsumer(links, REGULAR_NAME, "s", "s1") as stream:
+                    streamed = [each.sequence for each in await read(stream, 80)]
+                    assert len(set(streamed)) == 80
+                    assert set(streamed[:40]) == set(range(40)), "parents first"
+                    await nothing_comes(stream)
+                for consumer in (queue, reader):
+                    assert len({each.sequence for each in await read(consumer, 60)}) == 60
+                    await nothing_comes(consumer)
+            layout = await stage.layout(TopicName.parse(NAME))
+            assert [each.segment_id for each in layout.active] == [2, 3]
+
+    play(story, checked=False)
+
+
+def test_a_stream_consumer_of_a_topic_that_is_not_migrated_yet() -> None:
+    """It is given the partitions, and follows when they become segments."""
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        async with (
+            stage.process() as links,
+            ScalableProducer(links, REGULAR_NAME, "p") as producer,
+            StreamConsumer(links, REGULAR_NAME, "s", "s1") as stream,
+        ):
+            await send(producer, 20)
+            await read(stream, 20)
+            await migrate(stage, force=True)
+            await send(producer, 20)
+            await read(stream, 20)
+
+    play(story, checked=False)
+
+
+def test_assignments_name_the_topics_that_were_there_before() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        for topic in PARTITIONS:
+            await publish(driver, topic, 3)
+        await migrate(stage)
+        first = await joined(driver, "a")
+        assert [each.segment_topic for each in first.segments] == PARTITIONS
+        found = await looked_up(driver, REGULAR_NAME, create=False)
+        assert found.resolved_topic_name == NAME
+        by_id = {each.segment_id: each for each in found.dag.segments}
+        assert [by_id[number].legacy_topic_name for number in (0, 1)] == PARTITIONS
+        assert not by_id[2].HasField("legacy_topic_name")
+        checkpoint = await joined(driver, "m", 2, subscription="g", consumer_type=pb.CHECKPOINT)
+        assert [each.segment_topic for each in checkpoint.segments] == PARTITIONS
+        # The children are given out when both are drained, not when one is.
+        for topic in PARTITIONS:
+            await take(driver, topic, 3)
+        update = await told(driver, "SCALABLE_TOPIC_ASSIGNMENT_UPDATE")
+        while len(update.assignment.segments) != 2 or update.consumer_id != 1:
+            update = await told(driver, "SCALABLE_TOPIC_ASSIGNMENT_UPDATE")
+        topics = {each.segment_topic for each in update.assignment.segments}
+        prefix = "segment://public/default/orders/"
+        assert topics == {f"{prefix}0000-7fff-2", f"{prefix}8000-ffff-3"}
+        await driver.close()
+
+    play(story)
+
+
+def test_subscriptions_go_on_where_they_were() -> None:
+    """What v4 consumers had acknowledged stays so; the children have the subscription too."""
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        for topic in PARTITIONS:
+            await publish(driver, topic, 10)
+            await take(driver, topic, 6)
+        await migrate(stage)
+        async with stage.process() as links, stage.producer(links) as producer:
+            await send(producer, 20)  # before any consumer comes back
+            async with stage.stream(links, earliest=False) as stream:
+                found = await read(stream, 28)
+                old = sorted(each.key for each in found[:8])
+                assert old == sorted(f"{number}{at}" for number in "01" for at in range(6, 10))
+                assert sorted(each.sequence for each in found[8:]) == list(range(20))
+                await nothing_comes(stream)
+                await until(lambda: owned(stream) == [2, 3], 2)
+        await driver.close()
+
+    play(story, checked=False)
+
+
+def test_a_v4_producer_is_told_that_its_topic_is_terminated() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        await driver.request("PRODUCER", topic=PARTITIONS[0], producer_id=1)
+        await driver.publish(1, 0, build_message(b"m"))
+        with pytest.raises(Conflict):
+            await migrate(stage)  # it would be cut off
+        await migrate(stage, force=True)
+        assert (await told(driver, "CLOSE_PRODUCER")).producer_id == 1
+        request = driver.request("PRODUCER", topic=PARTITIONS[0], producer_id=2)
+        assert await refused(request) == WireCode.TOPIC_TERMINATED
+        await driver.close()
+
+    play(story)
+
+
+def test_the_regular_topic_is_not_created_again() -> None:
+    """Neither while its partitions are read nor when they are pruned."""
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        for topic in PARTITIONS:
+            await publish(driver, topic, 2)
+        await migrate(stage)
+        for topic, code in (
+            (REGULAR_NAME, WireCode.NOT_ALLOWED),  # it is partitioned
+            (f"{REGULAR_NAME}-partition-7", WireCode.NOT_ALLOWED),
+            (PARTITIONS[0], WireCode.TOPIC_TERMINATED),
+        ):
+            made = driver.request("PRODUCER", topic=topic, producer_id=2)
+            assert await refused(made) == code
+        for _ in range(60):
+            await asyncio.sleep(10)
+            if len((await stage.layout()).segments) == 2:
+                break
+        assert sorted((await stage.layout()).segments) == [2, 3], "they are pruned"
+        for topic in (REGULAR_NAME, *PARTITIONS):
+            made = driver.request("PRODUCER", topic=topic, producer_id=3)
+            assert await refused(made) == WireCode.TOPIC_NOT_FOUND
+            assert not await stage.host.server.topics.exists(TopicName.parse(topic))
+        await driver.close()
+
+    play(story, scalable_sealed_seconds=60.0)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_clients_that_follow_layouts_do_not_stand_in_the_way(marked: bool) -> None:
+    """Those with the marker of v5; and readers of its checkpoint consumers, which have none.
+
+    The latter are told by the watch that their connection has on the topic.
+    """
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver(client_version="Pulsar-Java-v5.0.0")
+        await looked_up(driver, REGULAR_NAME, create=False)
+        metadata = MANAGED if marked else []
+        reader = {"subType": 0, "durable": False, "start_message_id": EARLIEST}
+        for number, topic in enumerate(PARTITIONS):
+            await driver.request(
+                "SUBSCRIBE", topic=topic, subscription=f"r{number}", consumer_id=number,
+                metadata=metadata, **reader,
+            )  # fmt: skip
+        if marked:
+            await driver.request("PRODUCER", topic=PARTITIONS[0], producer_id=1, metadata=MANAGED)
+        await migrate(stage)
+        dag = (await told(driver, "SCALABLE_TOPIC_UPDATE")).dag
+        assert len(dag.segments) == 4
+        await driver.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize("after_s", [0.005, 0.02, 0.05, 0.1])
+def test_a_migration_that_a_crash_interrupts_is_finished_or_undone(after_s: float) -> None:
+    """No writer of the regular topic is left beside the scalable one, and to migrate again works."""
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        for topic in PARTITIONS:
+            await publish(driver, topic, 5)
+        work = asyncio.create_task(migrate(stage))
+        await asyncio.sleep(after_s)
+        await stage.host.kill()
+        await asyncio.wait([work])
+        error = work.exception()  # it is seen: the broker died, or was done before
+        assert error is None or not isinstance(error, AssertionError)
+        assert await stage.host.start()
+        await asyncio.sleep(1)
+        try:
+            await migrate(stage)
+        except Conflict:
+            pass  # it was finished
+        driver = await stage.driver()
+        made = driver.request("PRODUCER", topic=PARTITIONS[0], producer_id=1)
+        assert await refused(made) == WireCode.TOPIC_TERMINATED
+        async with stage.process() as links, stage.producer(links) as producer:
+            await send(producer, 10)
+            async with StreamConsumer(links, NAME, "s", "s1") as stream:
+                assert len(await read(stream, 20)) == 20
+                await nothing_comes(stream)
+        await driver.close()
+
+    play(story, disk=True, checked=False)
+
+
+def test_a_topic_that_is_not_there_is_not_migrated() -> None:
+    async def story(stage: Stage) -> None:
+        driver = await stage.driver()
+        request = stage.ask(lambda scalable: scalable.migrate(REGULAR))
+        assert await refused(request) == WireCode.TOPIC_NOT_FOUND
+        found = await looked_up(driver, NAME, create=False)
+        assert found.error == WireCode.TOPIC_NOT_FOUND
+        with pytest.raises(RequestError):
+            await joined(driver, "a", topic=REGULAR_NAME)
+        await driver.close()
+
+    play(story)
