@@ -96,6 +96,10 @@ def test_a_partitioned_topic_is_migrated_under_v5_clients_of_every_kind() -> Non
                     assert len(set(streamed)) == 80
                     assert set(streamed[:40]) == set(range(40)), "parents first"
                     await nothing_comes(stream)
+                async with CheckpointConsumer(links, REGULAR_NAME, "m", group="g") as member:
+                    grouped = [each.sequence for each in await read(member, 80)]
+                    assert len(set(grouped)) == 80
+                    assert set(grouped[:40]) == set(range(40)), "parents first"
                 for consumer in (queue, reader):
                     assert len({each.sequence for each in await read(consumer, 60)}) == 60
                     await nothing_comes(consumer)
@@ -105,6 +109,11 @@ def test_a_partitioned_topic_is_migrated_under_v5_clients_of_every_kind() -> Non
     play(story, checked=False)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="a regular topic that is not migrated has no controller: its stream and managed "
+    "checkpoint consumers (73) are answered TopicNotFound",
+)
 def test_a_stream_consumer_of_a_topic_that_is_not_migrated_yet() -> None:
     """It is given the partitions, and follows when they become segments."""
 
@@ -195,8 +204,82 @@ def test_a_v4_producer_is_told_that_its_topic_is_terminated() -> None:
     play(story)
 
 
-def test_the_regular_topic_is_not_created_again() -> None:
-    """Neither while its partitions are read nor when they are pruned."""
+def test_the_regular_topic_takes_nothing_beside_the_scalable_one() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        await publish(driver, PARTITIONS[0], 2)
+        await migrate(stage)
+        for topic, code in (
+            (REGULAR_NAME, WireCode.NOT_ALLOWED),  # it is partitioned
+            (f"{REGULAR_NAME}-partition-7", WireCode.NOT_ALLOWED),
+            (PARTITIONS[0], WireCode.TOPIC_TERMINATED),
+            (PARTITIONS[1], WireCode.TOPIC_TERMINATED),
+        ):
+            made = driver.request("PRODUCER", topic=topic, producer_id=2)
+            assert await refused(made) == code
+        await driver.close()
+
+    play(story)
+
+
+async def _until_legacy_is_pruned(stage: Stage, left: int) -> None:
+    for _ in range(60):
+        await asyncio.sleep(10)
+        if len((await stage.layout()).segments) == left:
+            return
+    raise AssertionError("what was migrated is not pruned")
+
+
+def test_a_regular_topic_is_not_created_again_when_it_is_pruned() -> None:
+    async def story(stage: Stage) -> None:
+        driver = await stage.driver()
+        await publish(driver, REGULAR_NAME, 2)
+        await migrate(stage)
+        await _until_legacy_is_pruned(stage, 1)
+        made = driver.request("PRODUCER", topic=REGULAR_NAME, producer_id=3)
+        assert await refused(made) == WireCode.TOPIC_NOT_FOUND
+        assert not await stage.host.server.topics.exists(REGULAR)
+        await driver.close()
+
+    play(story, scalable_sealed_seconds=60.0)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the partitioned topic's record stays when its partitions are pruned, and so a producer "
+    "creates a partition anew beside the scalable topic: what it writes nobody reads",
+)
+def test_partitions_are_not_created_again_when_they_are_pruned() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        for topic in PARTITIONS:
+            await publish(driver, topic, 2)
+        await migrate(stage)
+        await _until_legacy_is_pruned(stage, 2)
+        assert await _is_refused(driver, PARTITIONS[0])
+        assert not await stage.host.server.topics.exists(TopicName.parse(PARTITIONS[0]))
+        await driver.close()
+
+    play(story, scalable_sealed_seconds=60.0)
+
+
+async def _is_refused(driver: Driver, topic: str) -> bool:
+    try:
+        await driver.request("PRODUCER", topic=topic, producer_id=3)
+    except RequestError:
+        return True
+    return False
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="deleting a migrated topic leaves the record of the partitioned topic: clients still "
+    "find two partitions, and no topic of that name can be created",
+)
+def test_a_migrated_topic_is_deleted_with_all_that_it_came_from() -> None:
+    """Defect 17 on a migrated topic: nothing is stranded."""
 
     async def story(stage: Stage) -> None:
         await partitioned(stage)
@@ -204,28 +287,33 @@ def test_the_regular_topic_is_not_created_again() -> None:
         for topic in PARTITIONS:
             await publish(driver, topic, 2)
         await migrate(stage)
-        for topic, code in (
-            (REGULAR_NAME, WireCode.NOT_ALLOWED),  # it is partitioned
-            (f"{REGULAR_NAME}-partition-7", WireCode.NOT_ALLOWED),
-            (PARTITIONS[0], WireCode.TOPIC_TERMINATED),
-        ):
-            made = driver.request("PRODUCER", topic=topic, producer_id=2)
-            assert await refused(made) == code
-        for _ in range(60):
-            await asyncio.sleep(10)
-            if len((await stage.layout()).segments) == 2:
-                break
-        assert sorted((await stage.layout()).segments) == [2, 3], "they are pruned"
-        for topic in (REGULAR_NAME, *PARTITIONS):
-            made = driver.request("PRODUCER", topic=topic, producer_id=3)
-            assert await refused(made) == WireCode.TOPIC_NOT_FOUND
-            assert not await stage.host.server.topics.exists(TopicName.parse(topic))
+        await stage.ask(lambda scalable: scalable.delete(TopicName.parse(NAME), force=True))
+        found = [
+            topic
+            for topic in (REGULAR_NAME, *PARTITIONS)
+            if await stage.host.server.topics.exists(TopicName.parse(topic))
+        ]
+        assert found == []
+        await stage.create()
         await driver.close()
 
-    play(story, scalable_sealed_seconds=60.0)
+    play(story)
 
 
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    "marked",
+    [
+        True,
+        pytest.param(
+            False,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="readers of v5 checkpoint consumers have no marker and block a migration, "
+                "though their connection watches the topic's layout",
+            ),
+        ),
+    ],
+)
 def test_clients_that_follow_layouts_do_not_stand_in_the_way(marked: bool) -> None:
     """Those with the marker of v5; and readers of its checkpoint consumers, which have none.
 
@@ -253,7 +341,7 @@ def test_clients_that_follow_layouts_do_not_stand_in_the_way(marked: bool) -> No
     play(story)
 
 
-@pytest.mark.parametrize("after_s", [0.005, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize("after_s", [0.005, 0.02, 0.04, 0.06])
 def test_a_migration_that_a_crash_interrupts_is_finished_or_undone(after_s: float) -> None:
     """No writer of the regular topic is left beside the scalable one, and to migrate again works."""
 

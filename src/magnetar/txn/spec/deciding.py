@@ -3,8 +3,8 @@
 Owns: END_TXN, deadlines and the collection of finished headers. The coordinator keeps nothing in
 memory: any broker may do each of these steps.
 
-Relies on: the retention of finished headers (at least 15 minutes) being longer than an owner that
-can still append works on one message. Those that are fenced may be later than that.
+Relies on: the retention of finished headers (at least 15 minutes) being longer than the present
+owner, or one that can still append, works on one message. Others may be later than that.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def _is_at_work(state: State, txn: int) -> bool:
     for segment in state.segments:
         for owner in segment.owners:
             ledger = ledger_of(segment, owner.ledger)
+            appends = ledger is not None and not ledger.fenced
             busy = owner.work[txn].waiting or owner.work[txn].flying
-            if busy and ledger is not None and not ledger.fenced:
+            if busy and (appends or owner.epoch == segment.epoch):
                 return True
     return any(owner.work[txn].command != "none" for owner in state.subscription.owners[-1:])
 

@@ -41,7 +41,7 @@ from magnetar.txn.spec.state import (
 from magnetar.txn.spec.symmetry import swapped
 from magnetar.txn.spec.world import Action, World, is_final, truth
 
-ACTIONS: Final[tuple[Action, ...]] = (
+ACTIONS: Final = (
     *publishing.ACTIONS,
     *owning.ACTIONS,
     *acking.ACTIONS,
@@ -124,9 +124,19 @@ def initial(world: World) -> State:
     )
 
 
+def actions_of(scenario: Scenario) -> tuple[Action, ...]:
+    """The actions that a scenario has a use for."""
+    writes = any(any(row) for row in scenario.sends)
+    used = [*deciding.ACTIONS]
+    used += [*publishing.ACTIONS, *owning.ACTIONS] if writes else []
+    used += [*acking.ACTIONS, *cursors.ACTIONS] if scenario.messages else []
+    used += groups.ACTIONS if scenario.members else []
+    return tuple(action for action in ACTIONS if action in used)
+
+
 def successors(world: World, state: State) -> Iterator[Step]:
     """Everything that may happen next, in a fixed order."""
-    for action in ACTIONS:
+    for action in world.actions:
         for where, after in action.steps(world, state):
             yield Step(action, where, _settled(world, state, after))
 

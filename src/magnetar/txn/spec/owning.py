@@ -124,12 +124,20 @@ def recover_pin(world: World, state: State) -> Steps:
     for number, at, segment, owner in _owners(state, "pins"):
         for txn in _left(owner):
             pin = segment.pins[txn]
+            if owner.work[txn].stage != "idle":
+                continue
             if pin.epoch > owner.epoch:
                 yield f"{_place(number, owner)} stops", without_owner(state, number, at)
                 continue
             seen = Work("seen", _recovered_bound(world, segment, owner, pin), pin)
             after = _done(world, owner, txn, Work() if pin == NO_PIN else seen)
+            if pin != NO_PIN and _adopts_unread(world):
+                after = owner._replace(work=put(owner.work, txn, seen._replace(stage="open")))
             yield f"t{txn} at {_place(number, owner)}", with_owner(state, number, at, after)
+
+
+def _adopts_unread(world: World) -> bool:
+    return world.rules.adopt_pins and not world.rules.adopt_only_open
 
 
 def _recovered_bound(world: World, segment: Segment, owner: Owner, pin: Pin) -> Position:
@@ -157,7 +165,7 @@ def recover_header(world: World, state: State) -> Steps:
 
 def _judged(world: World, work: Work, said: str) -> tuple[Work, bool]:
     if said == OPEN:
-        adopts = world.rules.adopt_pins
+        adopts = world.rules.adopt_pins and world.rules.adopt_only_open
         return work._replace(stage="open" if adopts else "pinned"), not adopts
     if said != MISSING:
         return work._replace(stage="pinned", decision=said), True
@@ -174,17 +182,20 @@ def recover_adopt(world: World, state: State) -> Steps:
         segment = state.segments[number]
         found = segment.pins[txn]
         place = f"t{txn} at {_place(number, owner)}"
+        unread = owner.phase == "pins"
         if found.epoch > owner.epoch:
             yield f"{place} stops", without_owner(state, number, at)
         elif found == work.pin:
             pin = Pin(owner.epoch, work.pin.bound)
             adopted = with_segment(state, number, segment._replace(pins=put(segment.pins, txn, pin)))
-            done = _done(world, owner, txn, work._replace(stage="pinned", pin=pin))
-            yield place, with_owner(adopted, number, at, done)
+            after = work._replace(stage="seen" if unread else "pinned", pin=pin)
+            yield place, with_owner(adopted, number, at, _done(world, owner, txn, after))
         else:
             # Its former owner deleted it: the header is final by now, or gone.
             again = work._replace(stage="seen")
-            yield f"{place}: gone", with_work(state, number, at, txn, again)
+            kept = owner._replace(work=put(owner.work, txn, again))
+            after_loss = _done(world, owner, txn, again) if unread else kept
+            yield f"{place}: gone", with_owner(state, number, at, after_loss)
 
 
 @ACTIONS("recover.reread", "read", "a pin without header is read again: aborted, or it is gone")

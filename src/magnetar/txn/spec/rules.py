@@ -167,6 +167,14 @@ class Rules:
         names.PIN_BEFORE_ENTRY,
         names.ABORTED_STAYS_KNOWN,
     )
+    adopt_only_open: bool = _rule(
+        "The header is read before the adoption, and only the pins of open transactions are "
+        "adopted: the epoch in a pin is one that could append under it.",
+        "each pin is adopted as it is found, a late one of a finished transaction too",
+        "found by this model",
+        "late-adoption",
+        names.ALL_OR_NOTHING,
+    )
     conditional_delete: bool = _rule(
         "An op is deleted only in the version that its owner wrote or adopted.",
         "whatever stands under the key is deleted",
