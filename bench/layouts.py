@@ -273,7 +273,7 @@ def not_as_wanted(rows: Iterable[Row]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.layouts")
-    parser.add_argument("--topics", type=int, default=1000, help=f"at least {FEW}")
+    parser.add_argument("--topics", type=int, default=1000, help=f"more than {FEW}")
     parser.add_argument("--segments", type=int, default=10, help="of each topic")
     parser.add_argument("--lookups", type=int, default=2000, help="one at a time; others by it")
     parser.add_argument("--splits", type=int, default=200)

@@ -146,9 +146,7 @@ class Stage:
     def queue(
         self, links: Links, name: str = "q1", subscription: str = "q", *, earliest: bool = True
     ) -> QueueConsumer:
-        return QueueConsumer(
-            links, NAME, subscription, name, earliest=earliest, record=self.record
-        )
+        return QueueConsumer(links, NAME, subscription, name, earliest=earliest, record=self.record)
 
     def stream(
         self, links: Links, name: str = "s1", subscription: str = "s", *, earliest: bool = True
@@ -235,9 +233,7 @@ async def told(driver: Driver, name: str, timeout_s: float = 10.0) -> Any:
 
 
 async def looked_up(driver: Driver, topic: str = NAME, *, session: int = 1, create: bool) -> Any:
-    driver.send(
-        "SCALABLE_TOPIC_LOOKUP", session_id=session, topic=topic, create_if_missing=create
-    )
+    driver.send("SCALABLE_TOPIC_LOOKUP", session_id=session, topic=topic, create_if_missing=create)
     return await told(driver, "SCALABLE_TOPIC_UPDATE")
 
 

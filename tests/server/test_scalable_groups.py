@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
+from typing import Any
 
 from magnetar.model.segments import NEVER
 from magnetar.scalable.records import DrainedRecord, GroupRecord
@@ -41,23 +43,28 @@ def test_two_stream_consumers_after_the_first_split_own_one_active_segment_each(
     async def story(stage: Stage) -> None:
         await stage.create()
         one, two = stage.process(), stage.process()
-        async with one, two, stage.producer(one) as producer:
-            async with stage.stream(one, "s1") as first, stage.stream(two, "s2") as second:
-                await send(producer, 50)
-                await stage.split(0)
-                await read_all(stage, first, second)
-                await until(lambda: sorted([*owned(first), *owned(second)]) == [1, 2], 2)
-                assert [len(owned(each)) for each in (first, second)] == [1, 1]
-                lost = owned(second)
-                two.kill()
-                await asyncio.sleep(GRACE_S - 5)
-                assert owned(first) != [1, 2]
-                assert (await stage.members())["s2"].lost_ms != NEVER
-                await until(lambda: owned(first) == [1, 2], 10)
-                assert "s2" not in await stage.members()
-                assert lost[0] in owned(first)
-                await send(producer, 50)
-                await read_all(stage, first)
+        async with (
+            one,
+            two,
+            stage.producer(one) as producer,
+            stage.stream(one, "s1") as first,
+            stage.stream(two, "s2") as second,
+        ):
+            await send(producer, 50)
+            await stage.split(0)
+            await read_all(stage, first, second)
+            await until(lambda: sorted([*owned(first), *owned(second)]) == [1, 2], 2)
+            assert [len(owned(each)) for each in (first, second)] == [1, 1]
+            lost = owned(second)
+            two.kill()
+            await asyncio.sleep(GRACE_S - 5)
+            assert owned(first) != [1, 2]
+            assert (await stage.members())["s2"].lost_ms != NEVER
+            await until(lambda: owned(first) == [1, 2], 10)
+            assert "s2" not in await stage.members()
+            assert lost[0] in owned(first)
+            await send(producer, 50)
+            await read_all(stage, first)
 
     play(story)
 
@@ -169,9 +176,7 @@ def test_consumers_go_on_while_their_controller_is_away() -> None:
             await send(producer, 40)
             await read_all(stage, consumer)
             (leader,) = [
-                host
-                for host in hosts
-                if host.server.context.scalable.controllers.leads(TOPIC)
+                host for host in hosts if host.server.context.scalable.controllers.leads(TOPIC)
             ]
             await leader.kill()
             await send(producer, 40)
@@ -272,7 +277,7 @@ def test_a_checkpoint_group_begun_at_latest_reads_later_children_from_their_star
         driver = await stage.driver()
         first = await joined(driver, "m1", subscription="g", consumer_type=pb.CHECKPOINT)
         assert [each.segment_id for each in first.segments] == [0]
-        reader = {"subType": 0, "durable": False, "start_message_id": _LATEST}
+        reader: dict[str, Any] = {"subType": 0, "durable": False, "start_message_id": _LATEST}
         segment = first.segments[0].segment_topic
         await driver.request(
             "SUBSCRIBE", topic=segment, subscription="r", consumer_id=7, consumer_name="m1-seg-0",
@@ -304,7 +309,7 @@ def test_members_that_cannot_be_placed_wait_and_are_told_when_there_is_work() ->
             await stage.split(0)
             await read_all(stage, *consumers)
             # Each half has two of the four buckets.
-            await until(lambda: sorted(sum(map(owned, consumers), [])) == [1, 1, 2, 2], 5)
+            await until(lambda: sorted(chain(*map(owned, consumers))) == [1, 1, 2, 2], 5)
             for consumer in consumers:
                 await consumer.stop()
 
@@ -333,3 +338,69 @@ def test_nothing_comes_of_children_while_a_parent_is_unread() -> None:
                 await until(lambda: owned(consumer) == [3, 5], 1)
 
     play(story)
+
+
+def test_a_process_that_comes_back_in_time_has_its_segments_and_nobody_else_moved() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(6)
+        one, two, again = stage.process(), stage.process(), stage.process()
+        async with (
+            one,
+            two,
+            again,
+            stage.producer(one) as producer,
+            stage.stream(one, "s1") as first,
+            stage.stream(two, "s2") as second,
+        ):
+            await until(lambda: len(owned(first)) == len(owned(second)) == 3, 5)
+            before = owned(first), owned(second)
+            changes = first.session.changes.version
+            two.kill()
+            await asyncio.sleep(GRACE_S - 10)
+            async with stage.stream(again, "s2") as back:
+                assert owned(back) == before[1]
+                await send(producer, 60)
+                await read_all(stage, first, back)
+                await asyncio.sleep(GRACE_S)
+                assert (owned(first), owned(back)) == before
+                assert first.session.changes.version == changes, "it was told nothing"
+
+    play(story)
+
+
+def test_members_of_a_broker_that_dies_are_lost_like_any_other() -> None:
+    """Their grace period begins when the broker is known to be dead; who comes back keeps all."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(4)
+        hosts = stage.world.hosts
+        drivers = {name: await stage.driver(name) for name in hosts}
+        await joined(drivers["a"], "stays")
+        await joined(drivers["b"], "returns")
+        await joined(drivers["b"], "goes", 2)
+        before = await _owners(stage)
+        await hosts["b"].kill()
+        await asyncio.sleep(30)
+        back = await joined(drivers["a"], "returns", 5)
+        now = await _owners(stage)
+        assert now == before
+        assert sorted(each.segment_id for each in back.segments) == before["returns"]
+        await asyncio.sleep(GRACE_S)
+        after = await _owners(stage)
+        assert set(after) == {"stays", "returns"}
+        assert sorted(len(each) for each in after.values()) == [2, 2]
+        assert set(before["returns"]) <= set(after["returns"])
+        await drivers["a"].close()
+        assert await hosts["b"].start()
+
+    play(story, brokers="ab")
+
+
+async def _owners(stage: Stage) -> dict[str, list[int]]:
+    """The segments of each member, as the stored group has them."""
+    (group,) = await stage.ask(lambda scalable: scalable.store.all(TOPIC, "group", GroupRecord))
+    found: dict[str, list[int]] = {}
+    for segment_id, names in sorted(group.owners.items()):
+        for name in names:
+            found.setdefault(name, []).append(segment_id)
+    return found

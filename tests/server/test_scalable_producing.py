@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from magnetar.errors import DeadlineExceeded, WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.scalable_feeds import Delivery
 from magnetar.testing.scalable_links import route
+from magnetar.wire.commands import NAMES
+from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (
     NAME,
@@ -174,6 +178,43 @@ def test_pipelined_sends_keep_the_order_of_each_key_over_changes_and_cuts() -> N
     play(story)
 
 
+def test_of_sends_in_flight_at_a_seal_a_first_part_is_stored_and_the_rest_refused() -> None:
+    """Defect 12: no send overtakes one that was refused, so a client can repeat them in order."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        await stage.ask(lambda scalable: scalable.create_subscription(TOPIC, "all", "QUEUE"))
+        driver = await stage.driver()
+        _, topic = await segment_of(stage, "k")
+        await opened(driver, topic, 1, "p-seg-0")
+        splitting = asyncio.create_task(stage.split(0))
+        sent = 0
+        while not splitting.done():
+            message = build_message(b"m", producer_name="p-seg-0", sequence_id=sent, key="k")
+            driver.send("SEND", message, producer_id=1, sequence_id=sent)
+            sent += 1
+            await asyncio.sleep(0.0002)
+        answers: dict[str, list[int]] = {"SEND_RECEIPT": [], "SEND_ERROR": []}
+        closed = False
+        with contextlib.suppress(DeadlineExceeded):
+            while True:
+                push = await driver.pushes.get(2.0)
+                assert isinstance(push, Received)
+                body: Any = push.body
+                closed |= NAMES[push.type] == "CLOSE_PRODUCER"
+                if NAMES[push.type] in answers:
+                    answers[NAMES[push.type]].append(body.sequence_id)
+        stored, refusals = answers.values()
+        assert stored == list(range(len(stored)))
+        assert refusals == list(range(len(stored), len(stored) + len(refusals)))
+        assert 0 < len(stored) < sent, "the seal came in the middle"
+        assert closed
+        assert await entries(stage) == len(stored)
+        await driver.close()
+
+    play(story)
+
+
 def test_concurrent_changes_of_one_topic_are_serialised() -> None:
     """Defect 6: no two changes have the same ids, and each one's segments are there."""
 
@@ -302,7 +343,7 @@ def test_two_consumers_share_one_segment_by_its_buckets() -> None:
                 found = await read_all(stage, first, second)
                 halves: dict[str, set[int]] = {"s1": set(), "s2": set()}
                 for each in found:
-                    halves[each.feed._consumer].add(bucket_hash(key_hash(each.key)) >> 14)  # noqa: SLF001
+                    halves[each.feed._consumer].add(bucket_hash(key_hash(each.key)) >> 14)
                 assert halves == {"s1": {0, 1}, "s2": {2, 3}}
 
     play(story)
@@ -353,12 +394,11 @@ async def _read_until(stage: Stage, sending: asyncio.Task[None], *consumers: Any
 
 async def _some(consumer: Any) -> None:
     """A few messages, acknowledged late."""
-    held = []
-    try:
-        for _ in range(5):
-            held.append(await consumer.receive(0.1))
-    except DeadlineExceeded:
-        await asyncio.sleep(0.05)
+    held: list[Delivery] = []
+    with contextlib.suppress(DeadlineExceeded):
+        while len(held) < 5:
+            held += [await consumer.receive(0.1)]
+    await asyncio.sleep(0.05)
     for delivery in held:
         consumer.ack(delivery)
 

@@ -131,7 +131,7 @@ def test_assignments_and_places_survive_a_crash_of_the_server(tmp_path: Path) ->
 
 def _unsettled(*consumers: StreamConsumer | QueueConsumer) -> int:
     """Acknowledgements that are not durable yet."""
-    return sum(len(feed._acks) for each in consumers for feed in each.feeds.values())  # noqa: SLF001
+    return sum(len(feed._acks) for each in consumers for feed in each.feeds.values())
 
 
 async def _read_quietly(consumer: StreamConsumer) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,10 @@ COOLDOWN_S = 60.0
 MERGE_S = 300.0
 """The window in which segments must be cold, and the pause between merges."""
 
-LIMITS = {"scalable_split_msg_rate_in": SPLIT_RATE, "scalable_merge_msg_rate_in": MERGE_RATE}
+LIMITS: dict[str, Any] = {
+    "scalable_split_msg_rate_in": SPLIT_RATE,
+    "scalable_merge_msg_rate_in": MERGE_RATE,
+}
 
 
 async def traffic(

@@ -1,8 +1,9 @@
-"""Subscriptions of scalable topics through the wire: where they begin, what they keep, their end."""
+"""Subscriptions of scalable topics through the wire: where they begin, what they keep."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.server.scalable_stage import (
     NAME,
     TOPIC,
     Stage,
+    joined,
     looked_up,
     nothing_comes,
     owned,
@@ -33,8 +35,8 @@ SEALED_S = 100.0
 HIGH = "segment://public/default/orders/8000-ffff-2"
 
 
-async def subscribe(driver: Driver, topic: str, number: int, **fields: object) -> None:
-    given: dict[str, object] = {"subscription": "q", "subType": 1, "initialPosition": 0}
+async def subscribe(driver: Driver, topic: str, number: int, **fields: Any) -> None:
+    given: dict[str, Any] = {"subscription": "q", "subType": 1, "initialPosition": 0}
     await driver.request("SUBSCRIBE", topic=topic, consumer_id=number, **(given | fields))
     driver.send("FLOW", consumer_id=number, messagePermits=1000)
 
@@ -147,6 +149,32 @@ def test_a_stream_consumer_at_latest_joins_a_topic_with_sealed_parents() -> None
                 assert {each.sequence for each in found} == set(range(40, 80))
                 await nothing_comes(consumer)
                 await until(lambda: owned(consumer) == [2, 3, 4], 1)
+
+    play(story)
+
+
+def test_a_split_between_the_assignment_and_the_subscribes_of_a_stream_consumer_at_latest() -> None:
+    """Defect 2: it subscribes to the parent that it was given, and gets what comes after that."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with stage.process() as links, stage.producer(links) as producer:
+            await send(producer, 20)
+            driver = await stage.driver()
+            assignment = await joined(driver, "a")
+            assert [each.segment_topic for each in assignment.segments] == [WHOLE]
+            await stage.split(0)
+            stream = {"subscription": "s", "subType": 0}
+            await subscribe(driver, WHOLE, 1, **stream)
+            await send(producer, 20)
+            while await _assigned(driver) != [1, 2]:
+                pass  # the new layout, before the parent is drained
+            for number, topic in enumerate((LOW, HIGH)):
+                await subscribe(driver, topic, 2 + number, **stream)
+            found = await delivered(driver, 20)
+            numbers = {metadata_of(each.headers_and_payload).sequence_id for each in found}
+            assert numbers == set(range(20, 40))
+            await driver.close()
 
     play(story)
 
@@ -312,6 +340,83 @@ def test_acknowledgements_after_the_seal_are_taken() -> None:
             assert type(end).__name__ == "Received"
             assert await backlog(stage, 0, "q") == 0
             await driver.close()
+
+    play(story)
+
+
+def test_a_seek_of_a_client_on_a_drained_segment_takes_its_children_away() -> None:
+    """The SEEK command, as a client sends it to one segment: parents first holds again."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with stage.process() as links, stage.producer(links) as producer:
+            await send(producer, 10)
+            await stage.split(0)
+            driver = await stage.driver()
+            await joined(driver, "a")
+            stream = {"subscription": "s", "subType": 0, "initialPosition": 1}
+            await subscribe(driver, WHOLE, 1, **stream)
+            found = await delivered(driver, 10)
+            await ack(driver, found[-1], cumulative=True)
+            assert await _assigned(driver) == [1, 2]
+            at = found[4].body.message_id
+            position = {"ledgerId": at.ledgerId, "entryId": at.entryId}
+            await driver.request("SEEK", consumer_id=1, message_id=position)
+            assert await _assigned(driver) == [0]
+            await subscribe(driver, WHOLE, 3, **stream)
+            again = await delivered(driver, 6)
+            numbers = [metadata_of(each.headers_and_payload).sequence_id for each in again]
+            assert numbers == list(range(4, 10))
+            await ack(driver, again[-1], cumulative=True)
+            assert await _assigned(driver) == [1, 2]
+            await driver.close()
+
+    play(story)
+
+
+async def _assigned(driver: Driver) -> list[int]:
+    """The next assignment that is told."""
+    update = await told(driver, "SCALABLE_TOPIC_ASSIGNMENT_UPDATE")
+    return sorted(each.segment_id for each in update.assignment.segments)
+
+
+def test_what_a_queue_consumer_held_on_sealed_segments_goes_to_the_next_one() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        one, two = stage.process(), stage.process()
+        async with one, two, stage.producer(two) as producer:
+            await send(producer, 40)
+            async with stage.queue(one, "q1") as first:
+                await read(first, 10)
+                held = [await first.receive() for _ in range(10)]
+                await stage.split(0)
+                await send(producer, 20)
+                await until(lambda: not any(feed._acks for feed in first.feeds.values()), 5)
+                one.kill()
+            async with stage.queue(two, "q2") as second:
+                found = {each.sequence for each in await read(second, 50)}
+                assert {each.sequence for each in held} <= found
+                await nothing_comes(second)
+
+    play(story)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="UNSUBSCRIBE on a segment deletes that segment's cursor only: the topic's record of the "
+    "subscription stays, and later children get a cursor that nobody reads",
+)
+def test_a_subscription_that_was_unsubscribed_everywhere_is_gone() -> None:
+    """It must not come back with the next split, and keep segments from being pruned."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        driver = await stage.driver()
+        await subscribe(driver, WHOLE, 1)
+        await driver.request("UNSUBSCRIBE", consumer_id=1)
+        await stage.split(0)
+        assert await backlog(stage, 1, "q") is None
+        await driver.close()
 
     play(story)
 

@@ -1,4 +1,4 @@
-"""What clients learn of scalable topics by watching, and of topics that are deleted or forbidden."""
+"""What clients learn of scalable topics by watching, and of those that are deleted or forbidden."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def test_a_topic_in_use_is_deleted_by_force_and_not_created_again() -> None:
         assert kinds == {"CLOSE_PRODUCER", "CLOSE_CONSUMER"}
         found = await looked_up(driver, session=2, create=False)
         assert found.error == WireCode.TOPIC_NOT_FOUND
-        for request in (
-            lambda: joined(driver, "b", 9),
-            lambda: driver.request("PRODUCER", topic=WHOLE, producer_id=3),
-            lambda: driver.request("SUBSCRIBE", consumer_id=4, **subscribing),
-        ):
-            assert await refused(request()) == WireCode.TOPIC_NOT_FOUND
+        again = joined(driver, "b", 9)
+        assert await refused(again) == WireCode.TOPIC_NOT_FOUND
+        again = driver.request("PRODUCER", topic=WHOLE, producer_id=3)
+        assert await refused(again) == WireCode.TOPIC_NOT_FOUND
+        again = driver.request("SUBSCRIBE", consumer_id=4, **subscribing)
+        assert await refused(again) == WireCode.TOPIC_NOT_FOUND
         await asyncio.sleep(120)
         assert await left(stage) == []
         await driver.close()
@@ -142,16 +142,20 @@ def test_a_topic_in_use_is_deleted_by_force_and_not_created_again() -> None:
 def test_clients_of_a_deleted_topic_that_go_on_trying_do_not_bring_it_back() -> None:
     async def story(stage: Stage) -> None:
         await stage.create()
-        async with stage.process() as links, stage.producer(links) as producer:
-            async with stage.queue(links) as queue, stage.stream(links) as stream:
-                await send(producer, 20)
-                await read_all(stage, queue, stream)
-                await stage.split(0)
-                await stage.ask(lambda scalable: scalable.delete(TOPIC, force=True))
-                await producer.send("k1", b"nobody takes it")
-                await asyncio.sleep(30)
-                assert await left(stage) == []
-                links.kill()
+        async with (
+            stage.process() as links,
+            stage.producer(links) as producer,
+            stage.queue(links) as queue,
+            stage.stream(links) as stream,
+        ):
+            await send(producer, 20)
+            await read_all(stage, queue, stream)
+            await stage.split(0)
+            await stage.ask(lambda scalable: scalable.delete(TOPIC, force=True))
+            await producer.send("k1", b"nobody takes it")
+            await asyncio.sleep(30)
+            assert await left(stage) == []
+            links.kill()
         stage.is_complete = False
 
     play(story)
@@ -166,9 +170,7 @@ def test_a_deletion_that_a_crash_interrupts_is_finished_or_never_was(after_s: fl
         async with stage.process() as links, stage.producer(links) as producer:
             await send(producer, 30)
         await stage.ask(lambda scalable: scalable.create_subscription(TOPIC, "s", "STREAM"))
-        work = asyncio.create_task(
-            stage.ask(lambda scalable: scalable.delete(TOPIC, force=True))
-        )
+        work = asyncio.create_task(stage.ask(lambda scalable: scalable.delete(TOPIC, force=True)))
         await asyncio.sleep(after_s)
         await stage.host.kill()
         await asyncio.wait([work])

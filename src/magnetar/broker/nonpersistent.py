@@ -49,6 +49,8 @@ class NonPersistentTopic:
     def __init__(self, name: TopicName, parts: TopicParts, policies: TopicPolicies) -> None:
         self.name = name
         self.policies = policies
+        self.load_number = 0
+        """How many topics its broker had loaded when this was: they come in that order."""
         self.used_at = parts.clock.monotonic()
         self._parts = parts
         self._clock = parts.clock

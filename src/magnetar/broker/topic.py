@@ -102,6 +102,8 @@ class Topic:
         self.policies = policies
         self.lost: MagnetarError | None = None
         """Why it cannot go on and must be loaded anew, if so."""
+        self.load_number = 0
+        """How many topics its broker had loaded when this was: they come in that order."""
         self.used_at = parts.clock.monotonic()
         """When it was last seen with a producer or consumer."""
         self._parts = parts

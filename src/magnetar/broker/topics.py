@@ -87,6 +87,7 @@ class Topics(Service):
         self._list_changes: dict[NamespaceName, Signal] = {}
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
+        self._loads_done = 0
 
     async def _start(self) -> None:
         self.spawn(self._care(), "care")
@@ -117,6 +118,15 @@ class Topics(Service):
     @property
     def loaded(self) -> Mapping[TopicName, LoadedTopic]:
         return MappingProxyType(self._loaded)
+
+    def loaded_since(self, number: int) -> tuple[int, list[LoadedTopic]]:
+        """How many topics were loaded so far, and those of them after the first `number`."""
+        found = []
+        for topic in reversed(self._loaded.values()):
+            if topic.load_number <= number:
+                break
+            found.append(topic)
+        return self._loads_done, found
 
     async def get(self, name: TopicName, *, create: bool = True) -> LoadedTopic:
         """A topic, loaded; created if there is none, `create` is set and the policy allows it."""
@@ -154,6 +164,8 @@ class Topics(Service):
             else:
                 record = await self._record(name, namespace, create, is_partition)
                 topic = await self._open(name, record, namespace)
+            self._loads_done += 1
+            topic.load_number = self._loads_done
             self._loaded[name] = topic
             self.loaded_changed.advance()
             if name.domain is Domain.NON_PERSISTENT:

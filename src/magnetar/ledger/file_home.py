@@ -14,9 +14,10 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -94,21 +95,17 @@ class LedgerHomes:
     def move(self, moves: Sequence[Move], deleted: Sequence[int]) -> None:
         """Write, then sync, then remove; a failed sync is final (StorageFenced)."""
         at_a_time = max(1, self.open_files_max // 4)
+        folders: set[Path] = set()
         for first in range(0, len(moves), at_a_time):
-            self._move_some(moves[first : first + at_a_time])
+            self._move_some(moves[first : first + at_a_time], folders)
+        _sync(partial(self.disk.sync_folder, folder) for folder in folders)
         self._remove(deleted)
 
-    def _move_some(self, moves: Sequence[Move]) -> None:
-        folders: set[Path] = set()
+    def _move_some(self, moves: Sequence[Move], folders: set[Path]) -> None:
+        """Write and sync; the folders that got new files are for the caller to sync."""
         with ExitStack() as opened:
             written = [file for move in moves for file in self._write(move, folders, opened)]
-            try:
-                for file in written:
-                    file.sync()
-                for folder in folders:
-                    self.disk.sync_folder(folder)
-            except StorageError as error:
-                raise StorageFenced(f"ledger files could not be synced: {error}") from error
+            _sync(file.sync for file in written)
 
     def _write(self, move: Move, folders: set[Path], opened: ExitStack) -> list[File]:
         """Write without syncing; the files written to, which `opened` will close."""
@@ -299,3 +296,12 @@ class LedgerHomes:
 def _end_by(header: LedgerHeader) -> int:
     """Offset behind the last entry of a ledger that has its end."""
     return ENTRIES_START + header.size_bytes + (header.last_entry + 1) * ENTRY_OVERHEAD
+
+
+def _sync(syncs: Iterable[Callable[[], None]]) -> None:
+    """A sync that failed is final: what it was to make durable may be lost."""
+    try:
+        for sync in syncs:
+            sync()
+    except StorageError as error:
+        raise StorageFenced(f"ledger files could not be synced: {error}") from error

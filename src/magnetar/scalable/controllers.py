@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import Final
 
 from magnetar.metadata.recipes import LeaderElection
@@ -24,7 +25,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_CONTROLLER_FAILOVERS, SCALABLE_CONTROLLERS
 from magnetar.runtime.service import Service
 from magnetar.scalable.controller import Controller, ControllerParts
-from magnetar.scalable.records import CONTROLLERS
+from magnetar.scalable.records import CONTROLLERS, ScalableRecord, topic_key
 
 SLOTS: Final = 16
 
@@ -32,7 +33,11 @@ _LOG: Final = logger(__name__)
 
 
 def slot_of(topic: TopicName) -> int:
-    return key_hash(str(topic.scalable_topic())) % SLOTS
+    return _slot(str(topic.scalable_topic()))
+
+
+def _slot(name: str) -> int:
+    return key_hash(name) % SLOTS
 
 
 class Controllers(Service):
@@ -41,6 +46,7 @@ class Controllers(Service):
     def __init__(self, parts: ControllerParts, broker: str, url: str) -> None:
         super().__init__("controllers", stop_seconds=parts.limits.close_seconds)
         self._parts = parts
+        self._url = url
         value = f"{broker} {url}".encode()
         self._elections = [
             LeaderElection(parts.store.metadata, f"{CONTROLLERS}/{slot}", value)
@@ -68,11 +74,13 @@ class Controllers(Service):
 
     def controller(self, topic: TopicName) -> Controller | None:
         """The controller of a topic, if it is here."""
-        running = self._running.get(str(topic.scalable_topic()))
+        running = self._running.get(topic_key(topic))
         return None if running is None else running.controller
 
     async def leader_url(self, topic: TopicName) -> str | None:
         """Where the controller of a topic is; None: nobody leads it now."""
+        if self.leads(topic):
+            return self._url
         found = await self._parts.store.metadata.get(f"{CONTROLLERS}/{slot_of(topic)}")
         return None if found is None else found.value.decode().partition(" ")[2]
 
@@ -85,14 +93,14 @@ class Controllers(Service):
             if election.leading and another_led:
                 SCALABLE_CONTROLLER_FAILOVERS.inc()
             another_led = not election.leading
-            await self._arrange()
+            await self._arrange(self._parts.layouts.records.keys())
             seen = await election.changes.past(seen)
 
     async def _follow_topics(self) -> None:
-        seen = 0
+        layouts, seen = self._parts.layouts, 0
         while True:
-            seen = await self._parts.layouts.news.past(seen)
-            await self._arrange()
+            since, seen = seen, await layouts.news.past(seen)
+            await self._arrange(layouts.changed_since(since))
 
     async def _follow_brokers(self) -> None:
         seen = 0
@@ -101,23 +109,23 @@ class Controllers(Service):
             for running in self._running.values():
                 running.controller.wake.advance()
 
-    async def _arrange(self) -> None:
-        """Run the controllers that are to run here, and no others."""
-        if self.stopping:
-            return
-        led = {
-            record.name: record.topic
-            for record in self._parts.layouts.records.values()
-            if self.leads(record.topic)
-        }
-        for name in [each for each, running in self._running.items() if running.is_over]:
-            del self._running[name]
-        for name in [each for each in self._running if each not in led]:
-            await self._running.pop(name).stop()
-        for name, topic in led.items():
-            if name not in self._running and not self.stopping:
-                self._running[name] = _Running(Controller(topic, self._parts))
+    async def _arrange(self, keys: Set[str]) -> None:
+        """Of these topics, run the controllers that are to run here, and no others."""
+        for key in list(keys):
+            if self.stopping:
+                return
+            record = self._parts.layouts.records.get(key)
+            running = self._running.get(key)
+            if running is not None and (running.is_over or not self._is_led(record)):
+                del self._running[key]
+                await running.stop()
+            if self._is_led(record) and key not in self._running and not self.stopping:
+                assert record is not None, "what is led exists"
+                self._running[key] = _Running(Controller(record.topic, self._parts))
         SCALABLE_CONTROLLERS.set(len(self._running))
+
+    def _is_led(self, record: ScalableRecord | None) -> bool:
+        return record is not None and self._elections[_slot(record.name)].leading
 
 
 class _Running:

@@ -20,15 +20,21 @@ from typing import Final
 from magnetar.broker.consumer import Consumer
 from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.topics import LoadedTopic, Topics
 from magnetar.errors import MagnetarError
-from magnetar.model.names import Domain, TopicName
+from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_DRAINED_SEGMENTS
 from magnetar.runtime.service import Service
 from magnetar.scalable.layouts import Layouts
-from magnetar.scalable.records import DrainedRecord, GroupRecord, done_key, drained_key
+from magnetar.scalable.records import (
+    DrainedRecord,
+    GroupRecord,
+    done_key,
+    drained_key,
+    sealed_topics,
+)
 from magnetar.scalable.store import ScalableStore
 
 _RETRY_SECONDS: Final = 1.0
@@ -67,44 +73,38 @@ class Drains(Service):
     # --- which segments
 
     async def _follow_topics(self) -> None:
-        seen = -1
+        seen, loads = -1, 0
         while True:
             seen = await self._topics.loaded_changed.past(seen)
-            self._arrange()
+            loads, loaded = self._topics.loaded_since(loads)
+            for topic in loaded:
+                self._look_at(topic)
 
     async def _follow_layouts(self) -> None:
-        seen = -1
+        seen = 0
         while True:
-            seen = await self._layouts.news.past(seen)
-            self._arrange()
+            since, seen = seen, await self._layouts.news.past(seen)
+            for key in list(self._layouts.changed_since(since)):
+                record = self._layouts.records.get(key)
+                for name in () if record is None else sealed_topics(record):
+                    topic = self._topics.loaded.get(name)
+                    if topic is not None:
+                        self._look_at(topic)
 
-    def _arrange(self) -> None:
-        """Watch every loaded segment that the layouts call sealed."""
-        if self.stopping:
+    def _look_at(self, topic: LoadedTopic) -> None:
+        """Watch it if it is a sealed segment."""
+        if self.stopping or not isinstance(topic, Topic):
+            return
+        if topic in self._watched and not self._watched[topic].done():
+            return
+        record = self._layouts.cached(topic.name.scalable_topic())
+        number = None if record is None else sealed_topics(record).get(topic.name)
+        if number is None:
             return
         for gone in [each for each, task in self._watched.items() if task.done()]:
             del self._watched[gone]
-        for topic in self._topics.loaded.values():
-            if isinstance(topic, Topic) and topic not in self._watched:
-                number = self._sealed_segment(topic.name)
-                if number is not None:
-                    work = self._watch(topic, number)
-                    self._watched[topic] = asyncio.create_task(work, name=f"{topic.name}: drain")
-
-    def _sealed_segment(self, name: TopicName) -> int | None:
-        """The id of a sealed segment, if that is what a topic is."""
-        if name.domain is Domain.NON_PERSISTENT:
-            return None
-        record = self._layouts.cached(name.scalable_topic())
-        if record is None or record.layout is None:
-            return None
-        for segment in record.layout.segments:
-            if segment.state == "SEALED":
-                if name.descriptor is not None and segment.segment_id == name.descriptor.segment_id:
-                    return segment.segment_id
-                if segment.legacy_topic_name == str(name):
-                    return segment.segment_id
-        return None
+        work = self._watch(topic, number)
+        self._watched[topic] = asyncio.create_task(work, name=f"{topic.name}: drain")
 
     # --- one segment
 

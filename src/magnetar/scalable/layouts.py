@@ -15,7 +15,8 @@ reads (`read`); who shows something may look at the cache.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Set
 from typing import Final
 
 from magnetar.errors import CorruptMetadata, StoreClosed, Unavailable
@@ -26,6 +27,9 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.scalable.records import TOPICS, ScalableRecord, decode, topic_key
 from magnetar.scalable.store import ScalableStore
+
+RECENT_MAX: Final = 10_000
+"""Changes that are remembered one by one."""
 
 _LOG: Final = logger(__name__)
 _PAUSE_SECONDS: Final = 0.1
@@ -43,6 +47,8 @@ class Layouts(Service):
         self._changed: dict[str, Signal] = {}
         self._told: dict[str, Signal] = {}
         self._namespaces: dict[NamespaceName, Signal] = {}
+        self._recent: deque[tuple[int, str]] = deque(maxlen=RECENT_MAX)
+        """The versions of `news`, and which record it was about, oldest first."""
 
     async def _start(self) -> None:
         self.spawn(self._follow(), "follow")
@@ -66,6 +72,18 @@ class Layouts(Service):
         """Advances when the cached record of a topic comes, changes or goes."""
         return self._changed.setdefault(topic_key(topic), Signal())
 
+    def changed_since(self, version: int) -> Set[str]:
+        """The keys of records that changed after a version of `news`; all, if that is long ago."""
+        recent = self._recent
+        if len(recent) == RECENT_MAX and recent[0][0] > version:
+            return self._records.keys()
+        found = set()
+        for at, key in reversed(recent):
+            if at <= version:
+                break
+            found.add(key)
+        return found
+
     def tell(self, topic: TopicName, signal: Signal) -> None:
         """Advance this one too when the cached record of a topic comes, changes or goes."""
         self._told[topic_key(topic)] = signal
@@ -88,7 +106,7 @@ class Layouts(Service):
         )
 
     def namespace_changed(self, namespace: NamespaceName) -> Signal:
-        """Advances when a topic of a namespace comes, changes or goes."""
+        """Advances when a topic of a namespace comes or goes, or its properties change."""
         return self._namespaces.setdefault(namespace, Signal())
 
     # --- following
@@ -144,8 +162,15 @@ class Layouts(Service):
             signal = signals.get(key)
             if signal is not None:
                 signal.advance()
-        present = after or before
-        assert present is not None, "the two differ"
-        namespace = self._namespaces.get(present.topic.namespace)
-        if namespace is not None:
-            namespace.advance()
+        self._recent.append((self.news.version + 1, key))
+        if _listing(before) != _listing(after):
+            present = after or before
+            assert present is not None, "the two differ"
+            namespace = self._namespaces.get(present.topic.namespace)
+            if namespace is not None:
+                namespace.advance()
+
+
+def _listing(record: ScalableRecord | None) -> dict[str, str] | None:
+    """What lists of topics depend on."""
+    return None if record is None or record.layout is None else record.properties

@@ -273,6 +273,15 @@ def segment_topic(topic: TopicName, segment: Segment) -> TopicName:
     return topic.segment(segment.descriptor)
 
 
+def sealed_topics(record: ScalableRecord) -> dict[TopicName, int]:
+    """The topics that hold the sealed segments of a topic, and the ids of those."""
+    if record.layout is None:
+        return {}
+    topic = record.topic
+    sealed = [_segment(each) for each in record.layout.segments if each.state == "SEALED"]
+    return {segment_topic(topic, each): each.segment_id for each in sealed}
+
+
 def _full(topic: TopicName) -> str:
     return str(topic.scalable_topic())
 

@@ -153,7 +153,9 @@ class ScalableTopics(Service):
         if name.partition is not None:
             raise TopicNotFound(f"{name} is one partition", hint="look up the whole topic")
         topic = name.scalable_topic()
-        record = await self.layouts.read(topic)
+        record = self.layouts.cached(topic)
+        if record is None or record.layout is None:
+            record = await self.layouts.read(topic)
         if record is None and name.domain is Domain.PERSISTENT:
             return await self._regular(name, create)
         if record is None:

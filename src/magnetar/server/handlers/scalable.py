@@ -44,7 +44,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 _log: Final = logger(__name__)
 
 _GATHER_SECONDS: Final = 0.05
-"""Topics that come and go within this time are told together."""
+"""Topics that come and go within this time after a change was told are told together."""
 
 _CANNOT_SHARE: Final = "5.0.0-M1"
 """Clients of this version do not know entry buckets; they own whole segments only."""
@@ -323,7 +323,6 @@ async def _tell_topics(
     known = set(names)
     while True:
         await changes.past(seen)
-        await session.context.clock.sleep(_GATHER_SECONDS)
         await session.outbound.writable()
         seen = changes.version
         present = set(layouts.names(namespace, filters))
@@ -332,6 +331,7 @@ async def _tell_topics(
             known = present
             session.write(_listed(watch_id, diff=diff))
             SCALABLE_UPDATES.labels("topics").inc()
+        await session.context.clock.sleep(_GATHER_SECONDS)
 
 
 def _listed(watch_id: int, **fields: Any) -> bytes:

@@ -78,9 +78,7 @@ def ack_ask(world: World, state: State) -> Steps:
                 asked=(owner.numbered, message),
                 command="reading",
             )
-            numbered = owner._replace(
-                numbered=owner.numbered + 1, work=put(owner.work, txn, after)
-            )
+            numbered = owner._replace(numbered=owner.numbered + 1, work=put(owner.work, txn, after))
             yield f"t{txn} m{message} {_place(owner)}", with_cursor_owner(asked, at, numbered)
 
 
@@ -106,15 +104,15 @@ def ack_put(world: World, state: State) -> Steps:
             op = AckOp(txn, epoch, number, owner.incarnation, message)
             kept = state.subscription._replace(ops=tuple(sorted((*ops, op))))
             intents = tuple(sorted({*state.intents[txn], (owner.incarnation, message)}))
-            stored = state._replace(
-                subscription=kept, intents=put(state.intents, txn, intents)
-            )
+            stored = state._replace(subscription=kept, intents=put(state.intents, txn, intents))
         keys = tuple(sorted({*work.keys, (epoch, number)}))
         after = work._replace(command="landed", keys=keys)
         yield f"t{txn} m{message} {_place(owner)}", with_ack_work(stored, at, txn, after)
 
 
-@ACTIONS("ack.put-fails", "fault", "the store refuses the intent; the ack is answered with an error")
+@ACTIONS(
+    "ack.put-fails", "fault", "the store refuses the intent; the ack is answered with an error"
+)
 def ack_put_fails(world: World, state: State) -> Steps:
     if not state.budget.failures:
         return
@@ -205,8 +203,7 @@ def flush_land(world: World, state: State) -> Steps:
             continue
         cursor = Cursor(subscription.cursor.epoch, owner.incarnation, owner.flush[0])
         durable = tuple(
-            work._replace(stage="durable") if work.stage in counted else work
-            for work in owner.work
+            work._replace(stage="durable") if work.stage in counted else work for work in owner.work
         )
         landed = state._replace(subscription=subscription._replace(cursor=cursor))
         after = owner._replace(flush=(), work=durable)

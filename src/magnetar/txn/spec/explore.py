@@ -13,50 +13,16 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from magnetar.txn.spec import acking, cursors, deciding, groups, owning, publishing
-from magnetar.txn.spec.invariants import INVARIANTS, Invariant
-from magnetar.txn.spec.owning import readable_end
-from magnetar.txn.spec.state import (
-    NO_PIN,
-    NOWHERE,
-    OPEN,
-    UNKNOWN,
-    AckWork,
-    Cursor,
-    CursorOwner,
-    Group,
-    Job,
-    Ledger,
-    Owner,
-    Segment,
-    State,
-    Subscription,
-    Work,
-    put,
-    with_owner,
-)
+from magnetar.txn.spec.invariants import INVARIANTS
+from magnetar.txn.spec.machine import Step, actions_of, initial, successors
+from magnetar.txn.spec.state import State
 from magnetar.txn.spec.symmetry import swapped
-from magnetar.txn.spec.world import Action, World, is_final, truth
+from magnetar.txn.spec.world import World
 
-ACTIONS: Final = (
-    *publishing.ACTIONS,
-    *owning.ACTIONS,
-    *acking.ACTIONS,
-    *cursors.ACTIONS,
-    *deciding.ACTIONS,
-    *groups.ACTIONS,
-)
-
-
-class Step(NamedTuple):
-    """One step: which action, where, and the state after it."""
-
-    action: Action
-    where: str
-    after: State
+STATES_MAX: Final = 1_000_000
 
 
 class Violation(NamedTuple):
@@ -72,179 +38,104 @@ class Violation(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an exploration found."""
+    """What an exploration found. `fired` counts the steps of each action."""
 
     states: int
     steps: int
     depth: int
-    fired: Counter[str]
     at_rest: int
+    fired: dict[str, int]
     complete: bool
     violation: Violation | None
 
 
-def initial(world: World) -> State:
-    """Every transaction open, every segment and the subscription served by a first owner."""
-    scenario = world.scenario
-    txns = scenario.txns
-    work = (Work(),) * txns
-    nothing = (False,) * txns
-    owner = Owner(1, 1, "serving", nothing, work, (NOWHERE,) * txns, True)
-    segment = Segment(
-        epoch=1,
-        ledgers=(Ledger(1, False, ()),),
-        sealed=False,
-        pins=(NO_PIN,) * txns,
-        aborted=(NOWHERE,) * txns,
-        owners=(owner,),
-    )
-    acks = scenario.acks or (0,) * txns
-    cursor_owner = CursorOwner(1, "serving", nothing, 1, (), (AckWork(),) * txns, (), 0)
-    used = int(bool(scenario.messages))
-    group = Group(1, 0, (), ())
-    jobs = [("commit", txn) for txn in range(len(scenario.members))]
-    jobs += [("abort", txn) for txn in scenario.abortable]
-    return State(
-        headers=(OPEN,) * txns,
-        outcomes=(UNKNOWN,) * txns,
-        collectable=nothing,
-        sends=scenario.sends,
-        acks=acks,
-        failed=nothing,
-        intents=((),) * txns,
-        answered=((),) * txns,
-        segments=(segment,) * len(scenario.sends[0]),
-        subscription=Subscription(used, Cursor(used, used, ()), (), (cursor_owner,) * used),
-        group=group,
-        jobs=tuple(
-            Job(kind, txn, scenario.members[txn][0], "idle", group) for kind, txn in jobs
-        ),
-        copies=(UNKNOWN,) * txns,
-        budget=scenario.budget,
-    )
-
-
-def actions_of(scenario: Scenario) -> tuple[Action, ...]:
-    """The actions that a scenario has a use for."""
-    writes = any(any(row) for row in scenario.sends)
-    used = [*deciding.ACTIONS]
-    used += [*publishing.ACTIONS, *owning.ACTIONS] if writes else []
-    used += [*acking.ACTIONS, *cursors.ACTIONS] if scenario.messages else []
-    used += groups.ACTIONS if scenario.members else []
-    return tuple(action for action in ACTIONS if action in used)
-
-
-def successors(world: World, state: State) -> Iterator[Step]:
-    """Everything that may happen next, in a fixed order."""
-    for action in world.actions:
-        for where, after in action.steps(world, state):
-            yield Step(action, where, _settled(world, state, after))
-
-
-def _settled(world: World, before: State, after: State) -> State:
-    """The state after a step, with what follows from it without a step of its own."""
-    for txn, outcome in enumerate(after.outcomes):
-        said = truth(world, after, txn)
-        if outcome == UNKNOWN and is_final(said):
-            after = after._replace(outcomes=put(after.outcomes, txn, said))
-    return _woken(world, before, after) if world.scenario.dispatch else after
-
-
-def _woken(world: World, before: State, after: State) -> State:
-    """A dispatcher is woken when the end of what it may read has moved."""
-    for number, segment in enumerate(after.segments):
-        if not segment.owners:
-            continue
-        at = len(segment.owners) - 1
-        owner = segment.owners[at]
-        appended = segment.ledgers != before.segments[number].ledgers
-        moved = readable_end(world, segment, owner) != owner.seen
-        if moved and not owner.awake and (world.rules.wake_on_ceiling or appended):
-            after = with_owner(after, number, at, owner._replace(awake=True))
-    return after
-
-
-Seen = dict[State, State | None]
-
-
 def explore(
-    world: World,
-    wanted: Sequence[str] | None = None,
-    states_max: int = 2_000_000,
+    world: World, wanted: Sequence[str] | None = None, states_max: int = STATES_MAX
 ) -> Report:
     """Visit every state; stop at the first broken invariant (of the `wanted` ones, if given)."""
-    checked = [rule for rule in INVARIANTS if wanted is None or rule.name in wanted]
-    of_step = [(rule, rule.of_step) for rule in checked if rule.of_step is not None]
-    canonical = _canonical(world)
-    first = canonical(initial(world))
-    seen: Seen = {first: None}
-    level, depth, steps, at_rest = [first], 0, 0, 0
-    fired: Counter[str] = Counter()
-    while level:
-        found: list[State] = []
-        for state in level:
-            rests = True
-            for step in successors(world, state):
-                steps += 1
-                fired[step.action.name] += 1
-                rests = rests and step.action.kind == "fault"
-                for rule, check in of_step:
-                    for problem in check(world, state, step.action.name, step.after):
-                        trace = (*_trace(world, seen, state), _line(step))
-                        broken = Violation(rule.name, problem, trace)
-                        return Report(len(seen), steps, depth, fired, at_rest, False, broken)
-                after = canonical(step.after)
-                if after not in seen:
-                    seen[after] = state
-                    found.append(after)
-            at_rest += rests
-            problem_here = _broken(world, checked, state, rests)
-            if problem_here is not None:
-                broken = Violation(*problem_here, _trace(world, seen, state))
-                return Report(len(seen), steps, depth, fired, at_rest, False, broken)
-        if len(seen) > states_max:
-            return Report(len(seen), steps, depth, fired, at_rest, False, None)
-        level = found
-        depth += 1
-    return Report(len(seen), steps, depth, fired, at_rest, True, None)
+    return _Search(world, wanted).run(states_max)
 
 
-def _broken(
-    world: World, checked: Sequence[Invariant], state: State, rests: bool
-) -> tuple[str, str] | None:
-    for rule in checked:
-        if rule.of_state is not None:
-            for problem in rule.of_state(world, state):
-                return rule.name, problem
-        if rests and rule.at_rest is not None:
-            for problem in rule.at_rest(world, state):
-                return rule.name, f"at rest: {problem}"
-    return None
+class _Search:
+    """An exploration under way: what was seen, and from where it was reached first."""
 
+    def __init__(self, world: World, wanted: Sequence[str] | None) -> None:
+        self._world = world
+        self._actions = actions_of(world.scenario)
+        checked = [one for one in INVARIANTS if wanted is None or one.name in wanted]
+        self._of_state = [(one.name, one.of_state) for one in checked if one.of_state is not None]
+        self._of_step = [(one.name, one.of_step) for one in checked if one.of_step is not None]
+        self._at_rest = [(one.name, one.at_rest) for one in checked if one.at_rest is not None]
+        self._seen: dict[State, State | None] = {}
+        self._fired: Counter[str] = Counter()
+        self._resting = 0
 
-def _canonical(world: World) -> Callable[[State], State]:
-    if not world.scenario.symmetric:
-        return lambda state: state
-    return lambda state: min(state, swapped(state))
+    def run(self, states_max: int) -> Report:
+        level = [self._canonical(initial(self._world))]
+        self._seen[level[0]] = None
+        depth = 0
+        while level and len(self._seen) <= states_max:
+            found: list[State] = []
+            for state in level:
+                violation = self._visit(state, found)
+                if violation is not None:
+                    return self._report(depth, False, violation)
+            level = found
+            depth += 1
+        return self._report(depth, not level, None)
 
+    def _report(self, depth: int, complete: bool, violation: Violation | None) -> Report:
+        return Report(
+            states=len(self._seen),
+            steps=self._fired.total(),
+            depth=depth,
+            at_rest=self._resting,
+            fired=dict(self._fired),
+            complete=complete,
+            violation=violation,
+        )
 
-def _trace(world: World, seen: Seen, state: State) -> tuple[str, ...]:
-    """The steps to a state. States of a symmetric world are stored under either naming of the
-    transactions, so the way is walked again under the names of its beginning."""
-    path: list[State] = []
-    at: State | None = state
-    while at is not None:
-        path.append(at)
-        at = seen[at]
-    path.reverse()
-    canonical = _canonical(world)
-    here, lines = initial(world), []
-    for goal in path[1:]:
-        step = next(step for step in successors(world, here) if canonical(step.after) == goal)
-        lines.append(_line(step))
-        here = step.after
-    return tuple(lines)
+    def _visit(self, state: State, found: list[State]) -> Violation | None:
+        """Check a state and all its steps; what is new goes into `found`."""
+        rests = True
+        for step in successors(self._world, self._actions, state):
+            name = step.action.name
+            self._fired[name] += 1
+            rests = rests and step.action.kind == "fault"
+            for invariant, check in self._of_step:
+                for problem in check(self._world, state, name, step.after):
+                    return Violation(invariant, problem, self._trace(state, step))
+            if step.after in self._seen:
+                continue
+            after = self._canonical(step.after)
+            if after not in self._seen:
+                self._seen[after] = state
+                found.append(after)
+        self._resting += rests
+        for invariant, of_state in self._of_state + (self._at_rest if rests else []):
+            for problem in of_state(self._world, state):
+                return Violation(invariant, problem, self._trace(state))
+        return None
 
+    def _canonical(self, state: State) -> State:
+        return min(state, swapped(state)) if self._world.scenario.symmetric else state
 
-def _line(step: Step) -> str:
-    return f"{step.action.name:18} {step.where}"
+    def _trace(self, state: State, last: Step | None = None) -> tuple[str, ...]:
+        """The steps to a state, and one more.
+
+        A symmetric world's states are kept under either naming of the transactions, so the way is
+        walked again, from the beginning and under its names.
+        """
+        path: list[State] = []
+        back: State | None = state
+        while back is not None:
+            path.append(back)
+            back = self._seen[back]
+        goals = path[-2::-1] + ([self._canonical(last.after)] if last is not None else [])
+        here, lines = initial(self._world), []
+        for goal in goals:
+            steps = successors(self._world, self._actions, here)
+            step = next(step for step in steps if self._canonical(step.after) == goal)
+            lines.append(f"{step.action.name:18} {step.where}")
+            here = step.after
+        return tuple(lines)

@@ -76,8 +76,9 @@ def own_load(world: World, state: State) -> Steps:
         epoch = segment.epoch + 1
         taken = segment._replace(epoch=epoch, owners=(*former, new_owner(world, epoch)))
         after = with_segment(state, number, taken)
-        yield f"segment {number}, epoch {epoch}", after._replace(
-            budget=state.budget._replace(loads=loads)
+        yield (
+            f"segment {number}, epoch {epoch}",
+            after._replace(budget=state.budget._replace(loads=loads)),
         )
 
 
@@ -187,7 +188,9 @@ def recover_adopt(world: World, state: State) -> Steps:
             yield f"{place} stops", without_owner(state, number, at)
         elif found == work.pin:
             pin = Pin(owner.epoch, work.pin.bound)
-            adopted = with_segment(state, number, segment._replace(pins=put(segment.pins, txn, pin)))
+            adopted = with_segment(
+                state, number, segment._replace(pins=put(segment.pins, txn, pin))
+            )
             after = work._replace(stage="seen" if unread else "pinned", pin=pin)
             yield place, with_owner(adopted, number, at, _done(world, owner, txn, after))
         else:
@@ -287,7 +290,9 @@ def seal(world: World, state: State) -> Steps:
         ledgers = tuple(ledger._replace(fenced=True) for ledger in segment.ledgers)
         sealed = segment._replace(ledgers=ledgers, sealed=True)
         at = len(segment.owners) - 1
-        after = with_owner(with_segment(state, number, sealed), number, at, owner._replace(ledger=0))
+        after = with_owner(
+            with_segment(state, number, sealed), number, at, owner._replace(ledger=0)
+        )
         budget = state.budget._replace(seals=state.budget.seals - 1)
         yield f"segment {number}", after._replace(budget=budget)
 

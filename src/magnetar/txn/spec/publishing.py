@@ -105,7 +105,10 @@ def publish_track(world: World, state: State) -> Steps:
         bound = next_position(state.segments[number], owner)
         stage = "tracked" if world.rules.track_before_read else "peeking"
         after = Work(stage, bound, waiting=True)
-        yield _place(number, owner, txn), _sent(with_work(state, number, at, txn, after), txn, number)
+        yield (
+            _place(number, owner, txn),
+            _sent(with_work(state, number, at, txn, after), txn, number),
+        )
 
 
 @ACTIONS("publish.more", "memory", "a later message of a pinned transaction is submitted at once")

@@ -32,7 +32,7 @@ _ALL = (
         "late-writes",
         "One transaction, two messages; two owner changes and a crash, a zombie with late writes.",
         sends=((2,),),
-        budget=Budget(loads=2, crashes=1, trims=1),
+        budget=Budget(loads=2, crashes=1),
         zombies=True,
     ),
     Scenario(
@@ -100,7 +100,7 @@ _ALL = (
         sends=((0,),) * 2,
         acks=(1, 1),
         messages=2,
-        budget=Budget(cursor_crashes=1, cursor_loads=1),
+        budget=Budget(cursor_crashes=1),
         symmetric=True,
     ),
     Scenario(
