@@ -6,6 +6,7 @@ find nothing with the rule in place is shown by `test_scalable_seeds.py` and `ma
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,6 +113,12 @@ def test_marks_before_the_acknowledgements_are_durable_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge = Drains._judge
+    durable = Subscription.ack_durable
+
+    async def slowly(self: Subscription) -> None:
+        """It always may take so long; seldom enough, though, that few seeds would see it."""
+        await asyncio.sleep(0.5)
+        await durable(self)
 
     async def at_once(
         self: Drains, topic: Topic, segment_id: int, subscription: Subscription
@@ -124,6 +131,7 @@ def test_marks_before_the_acknowledgements_are_durable_are_caught(
         key = drained_key(topic.name.scalable_topic(), segment_id, name)
         await self._store.change(key, DrainedRecord, lambda _: wanted)
 
+    monkeypatch.setattr(Subscription, "ack_durable", slowly)
     monkeypatch.setattr(Drains, "_judge", at_once)
     assert _first_violation()
 

@@ -43,7 +43,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 _log: Final = logger(__name__)
 
-_GATHER_SECONDS: Final = 0.05
+_GATHER_SECONDS: Final = 0.005
 """Topics that come and go within this time after a change was told are told together."""
 
 _CANNOT_SHARE: Final = "5.0.0-M1"

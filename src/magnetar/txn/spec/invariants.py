@@ -66,7 +66,8 @@ def _one_decision(world: World, state: State) -> Problems:
         known = work.decision
         if known != UNKNOWN and not work.late and known != state.outcomes[txn]:
             outcome = state.outcomes[txn] or OPEN
-            yield f"segment {number}, owner epoch {owner.epoch} takes t{txn}, {outcome}, for {known}"
+            place = f"segment {number}, owner epoch {owner.epoch}"
+            yield f"{place} takes t{txn}, which is {outcome}, for {known}"
 
 
 def _all_or_nothing(world: World, state: State) -> Problems:
@@ -105,7 +106,7 @@ def _acks_agree(state: State) -> Problems:
         asked = {work.asked[1]} if work.command != "none" else set()
         present = owner.epoch == state.subscription.epoch and work.stage == "pending"
         for message in set(work.pending) - durable - asked:
-            if present and state_is_open(state, txn):
+            if present and _is_open(state, txn):
                 yield f"message {message} is withheld for t{txn}, which has no intent"
 
 
@@ -131,11 +132,11 @@ def _gate(world: World, state: State) -> Problems:
 
 def _held(world: World, segment: Segment, owner: Owner) -> Problems:
     for txn, work in enumerate(owner.work):
-        busy = work.waiting or work.flying
-        if holds(world, work) and not busy and segment.pins[txn] == NO_PIN:
-            # Recovery finds out by itself that a pin was deleted under it.
-            if work.stage not in ("seen", "open", "missing") and work.decision == UNKNOWN:
-                yield f"t{txn} holds the ceiling without a pin and without work"
+        # Recovery finds out by itself that a pin was deleted under it.
+        recovers = work.stage in ("seen", "open", "missing") or work.decision != UNKNOWN
+        idle = not (recovers or work.waiting or work.flying)
+        if idle and holds(world, work) and segment.pins[txn] == NO_PIN:
+            yield f"t{txn} holds the ceiling without a pin and without work"
 
 
 def _aborted_stays_known(world: World, state: State) -> Problems:
@@ -189,11 +190,11 @@ def _sealing_irrelevant(world: World, before: State, action: str, after: State) 
             if ledger_of(after.segments[number], ledger.number) is not None:
                 continue
             for txn in ledger.entries:
-                if txn != PLAIN and state_is_open(before, txn):
+                if txn != PLAIN and _is_open(before, txn):
                     yield f"ledger {ledger.number} is trimmed with an entry of open t{txn}"
 
 
-def state_is_open(state: State, txn: int) -> bool:
+def _is_open(state: State, txn: int) -> bool:
     return state.outcomes[txn] == UNKNOWN
 
 

@@ -4,8 +4,8 @@ Owns: `ACTIONS`, the table of all actions; `initial` and `successors`.
 
 Invariants:
 1. Equal states have equal successors, in equal order.
-2. What follows from a step without a choice (the ghost outcome, a dispatcher's wake-up) is a part of
-   that step.
+2. What follows from a step without a choice (the ghost outcome, a dispatcher's wake-up) is a part
+   of that step.
 """
 
 from __future__ import annotations
