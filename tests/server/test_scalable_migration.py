@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.errors import Conflict, RequestError, WireCode
@@ -21,6 +22,7 @@ from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (
     NAME,
+    TOPIC,
     Stage,
     joined,
     looked_up,
@@ -372,6 +374,42 @@ def test_a_migration_that_a_crash_interrupts_is_finished_or_undone(after_s: floa
         await driver.close()
 
     play(story, disk=True, checked=False)
+
+
+@pytest.mark.parametrize("suffix", ["", "-seg-0"])
+def test_a_send_that_is_repeated_after_a_migration_is_stored_once(suffix: str) -> None:
+    """Where the regular topic had deduplication; with the names of v4 and of v5 producers."""
+
+    async def story(stage: Stage) -> None:
+        await stage.host.ask(
+            lambda server: server.topics.change_namespace(
+                REGULAR.namespace,
+                lambda policies: msgspec.structs.replace(policies, deduplication_enabled=True),
+            )
+        )
+        driver = await stage.driver()
+        await _open_as(driver, REGULAR_NAME, 1, f"p{suffix}")
+        message = build_message(b"m", producer_name=f"p{suffix}", sequence_id=7, key="k")
+        assert (await driver.publish(1, 7, message)).message_id.ledgerId < 2**63
+        await migrate(stage, force=True)
+        (segment,) = (await stage.layout()).active
+        await _open_as(driver, str(TOPIC.segment(segment.descriptor)), 2, "p-seg-1")
+        message = build_message(b"m", producer_name="p-seg-1", sequence_id=7, key="k")
+        again = (await driver.publish(2, 7, message)).message_id
+        assert again.ledgerId == 2**64 - 1, "a duplicate has no place"
+        await driver.close()
+
+    play(story)
+
+
+async def _open_as(driver: Driver, topic: str, number: int, name: str) -> None:
+    await driver.request(
+        "PRODUCER",
+        topic=topic,
+        producer_id=number,
+        producer_name=name,
+        user_provided_producer_name=True,
+    )
 
 
 def test_a_topic_that_is_not_there_is_not_migrated() -> None:

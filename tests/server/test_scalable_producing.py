@@ -17,6 +17,7 @@ from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (
+    GRACE_S,
     NAME,
     TOPIC,
     Stage,
@@ -65,7 +66,8 @@ async def entries(stage: Stage) -> int:
 # --- once
 
 
-def test_a_send_that_is_repeated_after_a_split_is_stored_once() -> None:
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_send_that_is_repeated_after_a_split_is_stored_once(crashes: bool) -> None:
     """The receipt was lost with the segment: the child knows what its parent has stored."""
 
     async def story(stage: Stage) -> None:
@@ -77,7 +79,14 @@ def test_a_send_that_is_repeated_after_a_split_is_stored_once() -> None:
         await opened(driver, parent, 1, "p-seg-0")
         for sequence, key in enumerate(keys):
             await published(driver, 1, "p-seg-0", sequence, key)
+        if crashes:
+            await stage.host.kill()
+            assert await stage.host.start()
         await stage.split(0)
+        if crashes:
+            await stage.host.kill()
+            assert await stage.host.start()
+            driver = await stage.driver()
         children: set[str] = set()
         for sequence, key in enumerate(keys):
             number, child = await segment_of(stage, key)
@@ -93,7 +102,7 @@ def test_a_send_that_is_repeated_after_a_split_is_stored_once() -> None:
         assert await entries(stage) == 9
         await driver.close()
 
-    play(story)
+    play(story, disk=crashes)
 
 
 def test_a_send_that_is_repeated_after_a_merge_is_stored_once() -> None:
@@ -368,6 +377,39 @@ def test_the_order_of_keys_is_kept_while_a_third_consumer_joins_and_one_leaves()
                 await sending
                 await asyncio.gather(reading, also)
                 assert not producer.waiting
+
+    play(story)
+
+
+def test_what_a_sharing_consumer_held_goes_to_the_other_at_once_and_the_segment_after_grace() -> (
+    None
+):
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        one, two = stage.process(), stage.process()
+        async with (
+            one,
+            two,
+            stage.producer(two) as producer,
+            stage.stream(one, "s1") as first,
+            stage.stream(two, "s2") as second,
+        ):
+            await until(lambda: len(first.feeds) == len(second.feeds) == 1, 5)
+            await until(lambda: _are_subscribed(first, second), 5)
+            await send(producer, 100)
+            for _ in range(10):
+                await first.receive()  # and it acknowledges none of them
+            one.kill()
+            await send(producer, 100)
+            begun = stage.world.now()
+            await read_all(stage, second)
+            assert stage.world.now() - begun < 5
+            assert second.session.assignment is not None
+            assert second.session.assignment.segments[0].bucket_ranges
+            await asyncio.sleep(GRACE_S + 5)
+            assert not second.session.assignment.segments[0].bucket_ranges, "it is alone now"
+            await send(producer, 50)
+            await read_all(stage, second)
 
     play(story)
 

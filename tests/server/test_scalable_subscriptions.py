@@ -12,8 +12,11 @@ from magnetar.model.ids import Checkpoint, MessageId, SegmentPosition
 from magnetar.model.names import TopicName
 from magnetar.testing.driver import Driver
 from magnetar.testing.scalable_clients import FROM_LATEST, CheckpointConsumer
+from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.wire.messages import Delivered, metadata_of
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (
+    KEYS,
     NAME,
     TOPIC,
     Stage,
@@ -179,6 +182,35 @@ def test_a_split_between_the_assignment_and_the_subscribes_of_a_stream_consumer_
     play(story)
 
 
+@pytest.mark.parametrize("after_ms", range(0, 30, 3))
+def test_consumers_that_come_at_latest_in_the_middle_of_a_split(after_ms: int) -> None:
+    """Defects 1 and 2 at any moment of a change, with traffic all the while."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with stage.process() as links, stage.producer(links) as producer:
+            await send(producer, 20)
+            sending = asyncio.create_task(_trickle(producer, 100))
+            splitting = asyncio.create_task(stage.split(0))
+            await asyncio.sleep(after_ms / 1000)
+            async with (
+                stage.queue(links, earliest=False) as queue,
+                stage.stream(links, earliest=False) as stream,
+            ):
+                await stage.split(1)
+                await asyncio.gather(sending, splitting)
+                await read_all(stage, queue, stream)
+
+    play(story)
+
+
+async def _trickle(producer: ScalableProducer, count: int) -> None:
+    for number in range(count):
+        await producer.send(f"k{number % KEYS}", b"m")
+        await asyncio.sleep(0.001)
+    await producer.flush()
+
+
 def test_checkpoint_consumers_at_latest_read_later_children_from_their_start() -> None:
     """Defect 2, without a group: also when the split comes before anything was delivered."""
 
@@ -269,6 +301,29 @@ def test_sealed_segments_are_kept_for_a_checkpoint_without_a_group() -> None:
                 await nothing_comes(reader)
 
     play(story, scalable_sealed_seconds=SEALED_S, scalable_auto_scale_interval_seconds=5.0)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the segments that a checkpoint group has not read are pruned when their time is over "
+    "and no reader is attached at that moment, though the controller has given them to a member",
+)
+def test_what_a_member_of_a_checkpoint_group_has_not_read_is_not_pruned() -> None:
+    """A member that reconnects, or waits for its turn, still needs what it was assigned."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with stage.process() as links, stage.producer(links) as producer:
+            await send(producer, 30)
+        driver = await stage.driver()
+        assignment = await joined(driver, "m", subscription="g", consumer_type=pb.CHECKPOINT)
+        assert [each.segment_topic for each in assignment.segments] == [WHOLE]
+        await stage.split(0)
+        await asyncio.sleep(2 * SEALED_S)
+        assert 0 in (await stage.layout()).segments
+        await driver.close()
+
+    play(story, scalable_sealed_seconds=SEALED_S)
 
 
 # --- acknowledgements
@@ -378,6 +433,25 @@ async def _assigned(driver: Driver) -> list[int]:
     """The next assignment that is told."""
     update = await told(driver, "SCALABLE_TOPIC_ASSIGNMENT_UPDATE")
     return sorted(each.segment_id for each in update.assignment.segments)
+
+
+def test_a_backlog_that_is_dropped_gives_the_children_out_and_nothing_older_comes() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with stage.process() as links, stage.producer(links) as producer:
+            await stage.ask(lambda scalable: scalable.create_subscription(TOPIC, "s", "STREAM"))
+            await send(producer, 10)
+            await stage.split(0)
+            await send(producer, 10)
+            await stage.ask(lambda scalable: scalable.skip_all(TOPIC, "s"))
+            async with stage.stream(links) as consumer:
+                await until(lambda: owned(consumer) == [1, 2], 1)
+                await send(producer, 10)
+                found = {each.sequence for each in await read(consumer, 10)}
+                assert found == set(range(20, 30))
+                await nothing_comes(consumer)
+
+    play(story, checked=False)
 
 
 def test_what_a_queue_consumer_held_on_sealed_segments_goes_to_the_next_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from magnetar.errors import Conflict, WireCode
+from magnetar.errors import Conflict, DeadlineExceeded, WireCode
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import state_directory
 from magnetar.server.admin import create_admin
@@ -157,6 +158,28 @@ def test_clients_of_a_deleted_topic_that_go_on_trying_do_not_bring_it_back() -> 
             assert await left(stage) == []
             links.kill()
         stage.is_complete = False
+
+    play(story)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the session of a member ends with its topic, and nobody tells the client: when the "
+    "topic is created anew its stream consumers stay without segments as long as they live",
+)
+def test_a_member_of_a_topic_that_is_deleted_and_created_anew_is_told() -> None:
+    """By an assignment, or by the end of its connection, which makes it register again."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        driver = await stage.driver()
+        await joined(driver, "a")
+        await stage.ask(lambda scalable: scalable.delete(TOPIC, force=True))
+        await stage.create(2)
+        with contextlib.suppress(DeadlineExceeded):
+            await driver.lost(5.0)
+        assert len(driver.pushes) or driver.failure is not None
+        await driver.close()
 
     play(story)
 

@@ -212,6 +212,31 @@ class Limits:
         10.0, "seconds", "for the controller of a scalable topic to do what was asked"
     )
 
+    txn_open_per_owner_max: int = _limit(
+        100_000, "transactions", "of one owner that are open at a time at one broker"
+    )
+    txn_timeout_max_seconds: float = _limit(
+        86_400.0, "seconds", "a transaction may stay open at most, as its client asks"
+    )
+    txn_retention_seconds: float = _limit(
+        900.0, "seconds", "the outcome of a transaction is kept at least"
+    )
+    txn_collect_seconds: float = _limit(
+        60.0, "seconds", "between two collections of transactions that are no longer kept"
+    )
+    txn_group_commit_max: int = _limit(
+        10_000, "transactions", "decided by one commit of a transaction group"
+    )
+    txn_group_aborted_max: int = _limit(
+        5000, "transactions", "of one group aborted one by one and not yet noted as such"
+    )
+    txn_group_retired_max: int = _limit(
+        100, "runs", "and generations of a transaction group that are known to be over"
+    )
+    txn_group_retention_seconds: float = _limit(
+        14 * 86_400.0, "seconds", "a transaction group is remembered after its last use"
+    )
+
     close_seconds: float = _limit(30.0, "seconds", "how long a component may take to close")
 
     def __post_init__(self) -> None:

@@ -223,3 +223,34 @@ SCALABLE_WATCHES = gauge(
 SCALABLE_UPDATES = counter(
     "magnetar_scalable_updates_total", "Changes that clients were told unasked.", ["kind"]
 )
+
+# --- transactions ---
+
+TXN_COORDINATORS = gauge(
+    "magnetar_txn_coordinators", "Transaction coordinators that this broker leads."
+)
+TXN_OPEN = gauge("magnetar_txn_open", "Open transactions that this broker coordinates.")
+TXN_BEGUN = counter("magnetar_txn_begun_total", "Transactions begun at this broker.")
+TXN_ENDED = counter(
+    "magnetar_txn_ended_total", "Transactions decided at this broker, by how.", ["outcome"]
+)
+TXN_OPEN_SECONDS = histogram(
+    "magnetar_txn_open_seconds",
+    "Time of a transaction from its beginning to its decision.",
+    buckets=(0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 10_800.0),
+)
+TXN_LATE_SECONDS = histogram(
+    "magnetar_txn_late_seconds",
+    "How long after its deadline a transaction was aborted.",
+    buckets=(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0),
+)
+TXN_COLLECTED = counter(
+    "magnetar_txn_collected_total", "Records of finished transactions that were removed."
+)
+TXN_REPAIRS = counter(
+    "magnetar_txn_repairs_total",
+    "Topics and subscriptions that were asked to finish a transaction that ended long ago.",
+)
+TXN_GROUP_COMMITS = counter(
+    "magnetar_txn_group_commits_total", "Commits of transaction groups, by how.", ["outcome"]
+)

@@ -65,6 +65,9 @@ _CLIENT_ONLY: Final = frozenset(
         "SCALABLE_TOPIC_UNSUBSCRIBE",
         "WATCH_SCALABLE_TOPICS",
         "WATCH_SCALABLE_TOPICS_CLOSE",
+        "OPEN_GROUP",
+        "COMMIT_GROUP",
+        "GROUP_STATUS",
     }
 )
 
@@ -103,6 +106,9 @@ _SERVER_ONLY: Final = frozenset(
         "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE",
         "SCALABLE_TOPIC_ASSIGNMENT_UPDATE",
         "WATCH_SCALABLE_TOPICS_UPDATE",
+        "OPEN_GROUP_RESPONSE",
+        "COMMIT_GROUP_RESPONSE",
+        "GROUP_STATUS_RESPONSE",
     }
 )
 

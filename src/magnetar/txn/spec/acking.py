@@ -44,10 +44,11 @@ STAGES: Final = {
 EDGES: Final = (
     Edge("idle", "pending", "ack.ask"),
     Edge("pending", "pending", "ack.read, ack.put, ack.answer, ack.learn"),
-    Edge("pending", "idle", "refused, ack.put-fails"),
+    Edge("pending", "idle", "ack.read: refused, ack.put-fails"),
     Edge("pending", "merged", "ack.merge"),
     Edge("merged", "snapped", "flush.start"),
     Edge("snapped", "durable", "flush.land"),
+    Edge("merged", "durable", "cursor.seek"),
     Edge("durable", "idle", "ack.delete"),
     Edge("pending", "dropped", "ack.drop"),
     Edge("dropped", "idle", "ack.delete"),
@@ -170,7 +171,6 @@ def ack_drop(world: World, state: State) -> Steps:
     for at, txn, owner, work in ack_works(state):
         if _is_settled(owner, work) and work.decision == ABORTED:
             after = work._replace(stage="dropped", pending=())
-            after = after if work.keys else AckWork()
             yield f"t{txn} {_place(owner)}", with_ack_work(state, at, txn, after)
 
 

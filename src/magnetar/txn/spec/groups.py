@@ -33,24 +33,19 @@ def group_open(world: World, state: State) -> Steps:
 @ACTIONS("group.read", "read", "COMMIT_GROUP, or an abort of a member, reads the group record")
 def group_read(world: World, state: State) -> Steps:
     for at, job in enumerate(state.jobs):
-        if job.stage == "idle":
+        # A member of an epoch begins after that epoch was opened.
+        if job.stage == "idle" and job.epoch <= state.group.epoch:
             judged = job._replace(stage=_judge(world, state.group, job), read=state.group)
             yield _name(job), state._replace(jobs=put(state.jobs, at, judged))
 
 
 def _judge(world: World, group: Group, job: Job) -> str:
     """'read' if there is something to write, else 'done' (replayed, refused or too late)."""
-    said = verdict(world, group, job.txn)
-    if said == OPEN:
-        return "read"
-    sequence = world.scenario.members[job.txn][1]
-    only_outdated = (
-        job.kind == "commit"
-        and not world.rules.old_epochs_fenced
-        and job.txn not in group.aborted
-        and sequence > group.sequence
-    )
-    return "read" if only_outdated else "done"
+    unfenced = job.kind == "commit" and not world.rules.old_epochs_fenced
+    judged = group._replace(epoch=job.epoch) if unfenced else group
+    is_open = [verdict(world, judged, txn) == OPEN for txn in job.txns]
+    enough = all(is_open) if world.rules.listed_all_open else any(is_open)
+    return "read" if enough else "done"
 
 
 @ACTIONS("group.roll", "write", "COMMIT_GROUP n+1 first copies n's commits to their headers")
@@ -85,10 +80,11 @@ def _may_decide(world: World, state: State, job: Job) -> bool:
 
 def _decided(world: World, group: Group, job: Job) -> Group:
     if job.kind == "abort":
-        return group._replace(aborted=tuple(sorted({*group.aborted, job.txn})))
-    sequence = world.scenario.members[job.txn][1]
+        return group._replace(aborted=tuple(sorted({*group.aborted, *job.txns})))
+    sequence = world.scenario.members[job.txns[0]][1]
     later = tuple(txn for txn in group.aborted if world.scenario.members[txn][1] > sequence)
-    return Group(group.epoch, sequence, (job.txn,), later)
+    winners = tuple(txn for txn in job.txns if txn not in group.aborted)
+    return Group(group.epoch, sequence, winners, later)
 
 
 @ACTIONS("group.abort-header", "write", "(only without group_decides_alone) a header is aborted")
@@ -99,9 +95,9 @@ def group_abort_header(world: World, state: State) -> Steps:
         if job.kind == "abort" and job.stage == "read":
             jobs = put(state.jobs, at, job._replace(stage="done"))
             headers = state.headers
-            if headers[job.txn] == OPEN:
-                headers = put(headers, job.txn, ABORTED)
-            yield f"t{job.txn}", state._replace(headers=headers, jobs=jobs)
+            if headers[job.txns[0]] == OPEN:
+                headers = put(headers, job.txns[0], ABORTED)
+            yield _name(job), state._replace(headers=headers, jobs=jobs)
 
 
 @ACTIONS("copy.read", "read", "a roll-forward reads what the group says of a member")
@@ -126,4 +122,5 @@ def copy_write(world: World, state: State) -> Steps:
 
 
 def _name(job: Job) -> str:
-    return f"{job.kind} t{job.txn} (epoch {job.epoch})"
+    listed = ", ".join(f"t{txn}" for txn in job.txns)
+    return f"{job.kind} {listed} (epoch {job.epoch})"

@@ -80,6 +80,9 @@ def _all_or_nothing(world: World, state: State) -> Problems:
             for owner in segment.owners:
                 if position <= owner.aborted[txn]:
                     yield f"owner epoch {owner.epoch} hides committed entry {position} of t{txn}"
+    for listed in world.scenario.listed:
+        if {state.outcomes[txn] for txn in listed} >= {COMMITTED, ABORTED}:
+            yield "of the transactions of one COMMIT_GROUP some are committed and some aborted"
     yield from _acks_agree(state)
 
 
@@ -271,7 +274,7 @@ INVARIANTS: Final = (
         names.ALL_OR_NOTHING,
         "Entries of a committed transaction are never hidden; the cursor holds acks of committed "
         "transactions only; no two of them acknowledged one message; a message is withheld only "
-        "for an intent.",
+        "for an intent; what one COMMIT_GROUP lists has one outcome.",
         of_state=_all_or_nothing,
     ),
     Invariant(

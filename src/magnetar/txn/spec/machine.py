@@ -73,8 +73,9 @@ def initial(world: World) -> State:
     cursor_owner = CursorOwner(1, "serving", nothing, 1, (), (AckWork(),) * txns, (), 0)
     used = int(bool(scenario.messages))
     group = Group(1, 0, (), ())
-    jobs = [("commit", txn) for txn in range(len(scenario.members))]
-    jobs += [("abort", txn) for txn in scenario.abortable]
+    listed = scenario.listed or tuple((txn,) for txn in range(len(scenario.members)))
+    jobs = [("commit", asked) for asked in listed]
+    jobs += [("abort", (txn,)) for txn in scenario.abortable]
     return State(
         headers=(OPEN,) * txns,
         outcomes=(UNKNOWN,) * txns,
@@ -87,7 +88,9 @@ def initial(world: World) -> State:
         segments=(segment,) * len(scenario.sends[0]),
         subscription=Subscription(used, Cursor(used, used, ()), (), (cursor_owner,) * used),
         group=group,
-        jobs=tuple(Job(kind, txn, scenario.members[txn][0], "idle", group) for kind, txn in jobs),
+        jobs=tuple(
+            Job(kind, asked, scenario.members[asked[0]][0], "idle", group) for kind, asked in jobs
+        ),
         copies=(UNKNOWN,) * txns,
         budget=scenario.budget,
     )

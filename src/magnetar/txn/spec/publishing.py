@@ -74,7 +74,7 @@ EDGES: Final = (
     Edge("open", "seen", "recover.adopt: gone"),
     Edge("seen", "pinned", "recover.header: decided"),
     Edge("seen", "missing", "recover.header: missing"),
-    Edge("missing", "pinned", "recover.reread: still there, aborted"),
+    Edge("missing", "pinned", "recover.reread: still there"),
     Edge("missing", "idle", "recover.reread: gone"),
 )
 HOLDING: Final = frozenset(

@@ -344,6 +344,14 @@ class Rules:
         "group-sequence",
         names.ONE_DECISION,
     )
+    listed_all_open: bool = _rule(
+        "COMMIT_GROUP with a listed transaction that is not open is refused; nothing is decided.",
+        "those that are open are committed",
+        "groups",
+        "",
+        "group-winners",
+        names.ALL_OR_NOTHING,
+    )
     group_before_header: bool = _rule(
         "A member's state is read from the group first, then from the header, which wins if final.",
         "the header is read first",
@@ -371,10 +379,7 @@ class Rules:
 
 
 def _described() -> tuple[Rule, ...]:
-    found = []
-    for switch in fields(Rules):
-        found.append(Rule(switch.name, *switch.metadata["described"]))
-    return tuple(found)
+    return tuple(Rule(switch.name, *switch.metadata["described"]) for switch in fields(Rules))
 
 
 RULES: Final = _described()

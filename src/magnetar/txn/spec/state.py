@@ -166,7 +166,7 @@ class Job(NamedTuple):
     """A coordinator's work on a group: what it wants, and what it has read."""
 
     kind: str
-    txn: int
+    txns: tuple[int, ...]
     epoch: int
     stage: str
     read: Group

@@ -44,6 +44,8 @@ class Scenario:
     messages: int = 0
     # Epoch and sequence of each transaction in the group; empty: no group.
     members: tuple[tuple[int, int], ...] = ()
+    # The transactions that each COMMIT_GROUP lists; empty: one for each member.
+    listed: tuple[tuple[int, ...], ...] = ()
     # Members that a deadline, an END_TXN abort or an operator may abort.
     abortable: tuple[int, ...] = ()
     budget: Budget = field(default_factory=Budget)
@@ -52,6 +54,8 @@ class Scenario:
     # Segment 1 is the child of segment 0: nobody writes to it before 0 is sealed.
     child: bool = False
     dispatch: bool = False
+    # How many states it has under all rules, up to the names of transactions if symmetric.
+    states: int = 0
     # Transactions may change places without changing anything.
     symmetric: bool = False
 

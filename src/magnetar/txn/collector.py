@@ -1,0 +1,163 @@
+"""Finished transactions are forgotten, once all that they did is done.
+
+Owns: `Collector`, the loop of one broker for all coordinators that it leads.
+
+Invariants:
+1. A header is deleted only when its retention has passed and, after that, no op record of it was
+   found: nothing is forced.
+2. Op records are deleted by the participant that they belong to. The collector asks it to look
+   again; it deletes them itself only if there is no such topic or subscription any more.
+3. The ops of many transactions are looked for in one pass: a round costs the finished headers that
+   are due, and the op records that exist, which are few.
+
+Relies on: the retention being longer than an owner that can still append works on one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+from magnetar.errors import MagnetarError, StoreClosed
+from magnetar.metadata.api import Record
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import TXN_COLLECTED, TXN_REPAIRS
+from magnetar.txn.ids import from_text
+from magnetar.txn.partitions import Partitions
+from magnetar.txn.records import BY_END, OPS, AckOp, Header, Pin, decode, number
+from magnetar.txn.store import StoredOp, TxnStore
+
+_ROUND_MAX: Final = 5000
+"""Finished transactions looked at in one pass."""
+
+_DELETES_AT_ONCE: Final = 500
+
+_LOG: Final = logger(__name__)
+
+
+class Leftover(NamedTuple):
+    """A participant that has not finished a transaction."""
+
+    segment: str
+    subscription: str | None
+    """None: what it wrote; else what it acknowledged there."""
+
+
+Repair = Callable[[Leftover], Awaitable[bool]]
+"""Make the participant, wherever it is, look at its op records again; False: there is none."""
+
+
+class Collector:
+    """Run by its owner until the store is closed."""
+
+    def __init__(
+        self,
+        store: TxnStore,
+        partitions: Partitions,
+        clock: Clock,
+        limits: Limits,
+        repair: Repair,
+        forget_groups: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._partitions = partitions
+        self._clock = clock
+        self._limits = limits
+        self._repair = repair
+        self._forget_groups = forget_groups
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(self._limits.txn_collect_seconds)
+            try:
+                await self.collect()
+                await self._forget_groups()
+            except StoreClosed:
+                return
+            except MagnetarError as error:
+                _LOG.warning("txn-collection-failed", error=str(error))
+
+    async def collect(self) -> None:
+        """One round: everything that is due and led here."""
+        kept: set[str] = set()
+        repaired: set[Leftover] = set()
+        while True:
+            names = await self._due(kept)
+            if not names:
+                return
+            ops = await self._ops(names)
+            await self._forget([name for name in names if name not in ops])
+            kept.update(ops)
+            for name, records in ops.items():
+                await self._finish(name, records, repaired)
+            if len(names) < _ROUND_MAX:
+                return
+
+    async def _due(self, kept: set[str]) -> list[str]:
+        before = self._clock.now_ms() - round(self._limits.txn_retention_seconds * 1000)
+        found: list[str] = []
+        records = self._store.metadata.scan_index(BY_END, "", number(before))
+        async with aclosing(records) as due:
+            async for record in due:
+                header = decode(record, Header)
+                if header.txn not in kept and self._partitions.leads(header.id.most):
+                    found.append(header.txn)
+                if len(found) >= _ROUND_MAX:
+                    break
+        return found
+
+    async def _ops(self, names: list[str]) -> dict[str, list[Record]]:
+        """The op records that are left of these transactions."""
+        # What participants elsewhere wrote before now must be seen.
+        await self._store.metadata.sync()
+        wanted = set(names)
+        found: dict[str, list[Record]] = {}
+        async with aclosing(self._store.metadata.scan(OPS)) as records:
+            async for record in records:
+                name = _txn_of(record)
+                if name in wanted:
+                    found.setdefault(name, []).append(record)
+        return found
+
+    async def _forget(self, names: list[str]) -> None:
+        for first in range(0, len(names), _DELETES_AT_ONCE):
+            some = names[first : first + _DELETES_AT_ONCE]
+            await asyncio.gather(*(self._store.forget(from_text(name)) for name in some))
+            TXN_COLLECTED.inc(len(some))
+
+    async def _finish(self, name: str, records: list[Record], repaired: set[Leftover]) -> None:
+        for left, ops in _by_participant(records).items():
+            if left in repaired:
+                continue  # it has looked at all its records
+            try:
+                is_there = await self._repair(left)
+            except MagnetarError as error:
+                _LOG.warning(
+                    "txn-repair-failed", txn=name, topic=left.segment, error=str(error)
+                )
+                continue
+            TXN_REPAIRS.inc()
+            if is_there:
+                repaired.add(left)
+            else:
+                await self._store.delete_ops(ops)
+
+
+def _txn_of(record: Record) -> str:
+    return record.key[len(OPS) + 1 :].partition("-")[0]
+
+
+def _by_participant(records: list[Record]) -> dict[Leftover, list[StoredOp]]:
+    found: dict[Leftover, list[StoredOp]] = {}
+    for record in records:
+        if record.key[len(OPS) + 1 :].split("-", 2)[1] == "w":
+            left = Leftover(decode(record, Pin).segment, None)
+        else:
+            ack = decode(record, AckOp)
+            left = Leftover(ack.segment, ack.subscription)
+        found.setdefault(left, []).append(StoredOp(record.key, record.version))
+    return found

@@ -1,0 +1,109 @@
+"""Transactions that nobody ends are aborted at their deadlines.
+
+Owns: `Deadlines`, the loop of one broker for all coordinators that it leads.
+
+Invariants:
+1. The book is seeded from the stored records when a coordinator comes to this broker. What a former
+   leader began after that is found once its deadline has passed: the index is read every second.
+2. What cannot be aborted now (the store does not answer) is tried again a second later, and stops
+   nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from magnetar.errors import MagnetarError, StoreClosed
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.txn.open_book import OpenBook
+from magnetar.txn.partitions import Partitions
+from magnetar.txn.records import Header
+from magnetar.txn.store import TxnStore
+
+REFRESH_SECONDS: Final = 1.0
+"""Between two reads of the index, and between two attempts to abort a transaction."""
+
+_SHORTEST_SECONDS: Final = 0.01
+_AT_ONCE: Final = 256
+_EVER_MS: Final = 10**17
+"""Later than any deadline."""
+
+Expire = Callable[[Sequence[Header]], Awaitable[None]]
+"""Abort these; those that could not be aborted are still in the book afterwards."""
+
+_LOG: Final = logger(__name__)
+
+
+class Deadlines:
+    """Run by its owner until the store is closed."""
+
+    def __init__(
+        self,
+        store: TxnStore,
+        partitions: Partitions,
+        book: OpenBook,
+        clock: Clock,
+        expire: Expire,
+    ) -> None:
+        self._store = store
+        self._partitions = partitions
+        self._book = book
+        self._clock = clock
+        self._expire = expire
+        self._seeded: dict[int, int] = {}
+        """The epoch of each leadership whose transactions are in the book."""
+        self._read_at = -REFRESH_SECONDS
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._follow_leaders()
+                await self._refresh()
+                await self._abort_due()
+            except StoreClosed:
+                return
+            except MagnetarError as error:
+                _LOG.warning("txn-deadlines-late", error=str(error))
+            await self._clock.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Until the next deadline that is known, and never longer than a second."""
+        deadline = self._book.next_deadline_ms()
+        if deadline is None:
+            return REFRESH_SECONDS
+        seconds = (deadline - self._clock.now_ms()) / 1000
+        return min(max(seconds, _SHORTEST_SECONDS), REFRESH_SECONDS)
+
+    async def _follow_leaders(self) -> None:
+        led = self._partitions.led
+        if led == self._seeded:
+            return
+        self._book.keep_only(frozenset(led))
+        new = {each for each, epoch in led.items() if self._seeded.get(each) != epoch}
+        self._seeded = {each: epoch for each, epoch in led.items() if each not in new}
+        async for header in self._store.due(_EVER_MS):
+            self._add(header, new)
+        self._seeded = led
+
+    async def _refresh(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._read_at < REFRESH_SECONDS:
+            return
+        self._read_at = now
+        led = set(self._partitions.led)
+        async for header in self._store.due(self._clock.now_ms()):
+            self._add(header, led)
+
+    def _add(self, header: Header, partitions: set[int]) -> None:
+        most = header.id.most
+        if most in partitions and self._partitions.leads(most) and not header.is_final:
+            self._book.add(header)
+
+    async def _abort_due(self) -> None:
+        while due := self._book.take_due(self._clock.now_ms(), _AT_ONCE):
+            await self._expire(due)
+            later = self._clock.now_ms() + round(REFRESH_SECONDS * 1000)
+            for header in due:
+                self._book.try_again(header, later)

@@ -1,0 +1,379 @@
+"""Transaction groups: one record decides on all transactions of a distributed writer.
+
+Owns: `Groups`: OPEN_GROUP, COMMIT_GROUP, GROUP_STATUS, aborts of members, and the copies of what the
+group's record says into the headers of its members.
+
+Invariants:
+1. A member is decided by a compare-and-set of the group's record and nothing else.
+2. Every change of a record moves its `changed_ms` forward: equal records are the same record. A
+   commit is decided on the very record that was read before the headers that it names.
+3. A record forgets the ids of a sequence only after their headers say COMMITTED, and the name of an
+   aborted member only after its header says ABORTED.
+4. After a change of the record everyone on this broker learns all that it decided without an await.
+5. A record is deleted only after its retention, with no open member left.
+
+All changes of one group are made by the broker that leads its coordinator, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from magnetar.errors import BadVersion, InvalidTxnStatus, NotAllowed, ServiceNotReady
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.metrics import TXN_GROUP_COMMITS
+from magnetar.txn import decisions
+from magnetar.txn.decisions import Committed
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.open_book import Cause, OpenBook
+from magnetar.txn.partitions import Partitions, partition_of
+from magnetar.txn.records import GROUPS, Group, Header, Membership, State, decode
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import TxnId
+
+NAME_LENGTH_MAX: Final = 256
+"""Of an application, a generation, a run."""
+
+_ATTEMPTS: Final = 10
+_AT_ONCE: Final = 100
+_TOUCH_PART: Final = 10
+"""A group in use is touched when this part of its retention has passed."""
+
+Background = Callable[[Coroutine[Any, Any, None], str], None]
+
+
+class _Desk:
+    """What is known of one group."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.rolled: tuple[str, ...] = ()
+        """The decided ids whose headers say COMMITTED."""
+        self.final: set[str] = set()
+        """Aborted members whose headers say so: the next change of the record forgets them."""
+
+
+class Groups:
+    """The groups of the coordinators that this broker leads."""
+
+    def __init__(
+        self,
+        store: TxnStore,
+        partitions: Partitions,
+        book: OpenBook,
+        clock: Clock,
+        limits: Limits,
+        background: Background,
+    ) -> None:
+        self._store = store
+        self._partitions = partitions
+        self._book = book
+        self._clock = clock
+        self._limits = limits
+        self._background = background
+        self._desks: dict[str, _Desk] = {}
+
+    # --- commands
+
+    async def open(self, application: str, generation: str, run: str, owner: str) -> Group:
+        """A run of a writer begins; all epochs before its own are over."""
+        self._partitions.check(partition_of(application))
+        for name in (application, generation, run):
+            if not 0 < len(name) <= NAME_LENGTH_MAX:
+                raise NotAllowed(f"a name of a group has 1 to {NAME_LENGTH_MAX} characters")
+
+        def opened(present: Group | None) -> Group:
+            _check_owner(present, owner)
+            group = decisions.opened(
+                present,
+                application,
+                generation,
+                run,
+                now_ms=self._later(present),
+                owner=owner,
+                retired_max=self._limits.txn_group_retired_max,
+            )
+            return self._touched(group) if group is present else group
+
+        desk = self._desk(application)
+        async with desk.turn:
+            group = await self._store.change_group(application, opened)
+            assert group is not None, "a group that was opened is there"
+            self._tell(group)
+        self._background(self._settle(application), f"group {application}")
+        return group
+
+    async def check_new(self, member: Membership, owner: str) -> None:
+        """Whether a transaction may be begun in a group."""
+        group = await self._store.group(member.application)
+        _check_owner(group, owner)
+        decisions.check_new_member(group, member)
+
+    async def commit(
+        self, application: str, epoch: int, sequence: int, txns: Sequence[TxnId], owner: str
+    ) -> Committed:
+        """The transactions listed commit, all others up to that sequence abort."""
+        self._partitions.check(partition_of(application))
+        desk = self._desk(application)
+        async with desk.turn:
+            outcome, headers = await self._decide(desk, application, epoch, sequence, txns, owner)
+            self._tell(outcome.group)
+            if outcome.replayed:
+                lost = [
+                    header
+                    for header in headers.values()
+                    if header is not None and _is_of(header, application)
+                ]
+                await self._abort(desk, application, lost)
+        TXN_GROUP_COMMITS.labels("replayed" if outcome.replayed else "committed").inc()
+        self._background(self._settle(application), f"group {application}")
+        return outcome
+
+    async def status(self, application: str, owner: str) -> Group | None:
+        """What was decided last, also in the headers; None: there is no such group."""
+        self._partitions.check(partition_of(application))
+        desk = self._desk(application)
+        async with desk.turn:
+            group = await self._rolled_forward(desk, application)
+        if group is None:
+            del self._desks[application]
+        _check_owner(group, owner)
+        return group
+
+    async def abort(
+        self, application: str, members: Sequence[Header], cause: Cause = "asked"
+    ) -> Group | None:
+        """Abort those that are open; the record afterwards says what became of each."""
+        desk = self._desk(application)
+        async with desk.turn:
+            return await self._abort(desk, application, members, cause)
+
+    # --- the decision
+
+    async def _decide(
+        self,
+        desk: _Desk,
+        application: str,
+        epoch: int,
+        sequence: int,
+        txns: Sequence[TxnId],
+        owner: str,
+    ) -> tuple[Committed, dict[str, Header | None]]:
+        for _ in range(_ATTEMPTS):
+            # In this order: what the record says may be older than the headers, never newer.
+            group = await self._rolled_forward(desk, application)
+            _check_owner(group, owner)
+            headers = await self._headers(txns)
+            outcome: Committed | None = None
+
+            def committed(
+                present: Group | None,
+                before: Group | None = group,
+                headers: dict[str, Header | None] = headers,
+            ) -> Group | None:
+                nonlocal outcome
+                outcome = None
+                if present != before:
+                    return None
+                outcome = decisions.committed(
+                    present,
+                    application,
+                    epoch,
+                    sequence,
+                    headers,
+                    now_ms=self._later(present),
+                    ids_max=self._limits.txn_group_commit_max,
+                )
+                return outcome.group
+
+            await self._store.change_group(application, committed)
+            if outcome is not None:
+                return outcome, headers
+        raise ServiceNotReady(f"the group {application!r} changes too often")
+
+    async def _headers(self, txns: Sequence[TxnId]) -> dict[str, Header | None]:
+        if len(txns) > self._limits.txn_group_commit_max:
+            return dict.fromkeys(map(to_text, txns))  # refused by their number, unless replayed
+        found: dict[str, Header | None] = {}
+        for some in _batches(list(dict.fromkeys(txns))):
+            headers = await asyncio.gather(*map(self._store.header, some))
+            found.update(zip(map(to_text, some), headers, strict=True))
+        return found
+
+    async def _abort(
+        self, desk: _Desk, application: str, members: Sequence[Header], cause: Cause = "asked"
+    ) -> Group | None:
+        """In the record, then everyone here learns it, then in the headers."""
+        after = await self._store.group(application)
+        for some in _batches(members):
+            after = await self._abort_some(desk, application, some)
+            states = {each.id: decisions.state_of(each, after) for each in some}
+            for txn, state in states.items():
+                self._book.over(txn, state, self._clock.now_ms(), cause)
+            await self._copy(desk, states)
+        return after
+
+    async def _abort_some(
+        self, desk: _Desk, application: str, members: Sequence[Header]
+    ) -> Group | None:
+        forget = frozenset(desk.final)
+
+        def aborted(present: Group | None) -> Group | None:
+            if present is None:
+                return None
+            group = decisions.forgotten(present, [*forget])
+            for header in members:
+                if decisions.state_of(header, group) == "OPEN":
+                    group = (
+                        decisions.member_aborted(
+                            group,
+                            header,
+                            now_ms=self._later(present),
+                            aborted_max=self._limits.txn_group_aborted_max,
+                        )
+                        or group
+                    )
+            if group == present:
+                return present
+            return replace(group, changed_ms=self._later(present))
+
+        after = await self._store.change_group(application, aborted)
+        desk.final -= forget
+        return after
+
+    # --- copies of the decision
+
+    async def _settle(self, application: str) -> None:
+        desk = self._desk(application)
+        async with desk.turn:
+            await self._rolled_forward(desk, application)
+
+    async def _rolled_forward(self, desk: _Desk, application: str) -> Group | None:
+        """Make the headers of all members say what the record says; the record as it is then."""
+        group = await self._store.group(application)
+        if group is None:
+            return None
+        if group.decided == desk.rolled and not group.aborted:
+            return group
+        # Headers that another broker wrote must be found, too.
+        await self._store.metadata.sync()
+        still_open: set[str] = set()
+        states: dict[TxnId, State] = {}
+        async for header in self._store.members(application):
+            if header.is_final or not _is_of(header, application):
+                continue
+            state = decisions.state_of(header, group)
+            if state == "OPEN":
+                still_open.add(header.txn)
+            else:
+                states[header.id] = state
+        self._tell(group)
+        await self._copy(desk, states)
+        desk.rolled = group.decided
+        return await self._without(desk, group, still_open)
+
+    async def _without(self, desk: _Desk, group: Group, still_open: set[str]) -> Group | None:
+        """The record without the names of members whose headers say that they were aborted."""
+        gone = [name for name in group.aborted if name not in still_open]
+        if not gone:
+            return group
+
+        def forgotten(present: Group | None) -> Group | None:
+            if present is None:
+                return None
+            left = decisions.forgotten(present, gone)
+            return present if left == present else replace(left, changed_ms=self._later(present))
+
+        after = await self._store.change_group(group.application, forgotten)
+        desk.final -= set(gone)
+        return after
+
+    async def _copy(self, desk: _Desk, states: dict[TxnId, State]) -> None:
+        final = {txn: state for txn, state in states.items() if state != "OPEN"}
+        now = self._clock.now_ms()
+        for some in _batches(list(final)):
+            await asyncio.gather(*(self._store.end(txn, final[txn], now) for txn in some))
+        desk.final.update(to_text(txn) for txn, state in final.items() if state == "ABORTED")
+
+    def _tell(self, group: Group) -> None:
+        """Everyone on this broker learns what the record decided, commits first, in one turn."""
+        now = self._clock.now_ms()
+        for name in group.decided:
+            self._book.over(from_text(name), "COMMITTED", now)
+        for header in self._book.members(group.application):
+            state = decisions.state_of(header, group)
+            if state != "OPEN":
+                self._book.over(header.id, state, now)
+
+    # --- the end of a group
+
+    async def forget_old(self) -> None:
+        """Delete the records that nobody came for in days."""
+        before = self._clock.now_ms() - round(self._limits.txn_group_retention_seconds * 1000)
+        old: list[tuple[str, int]] = []
+        async with aclosing(self._store.metadata.scan(GROUPS)) as records:
+            async for record in records:
+                group = decode(record, Group)
+                if group.changed_ms <= before and self._partitions.leads(
+                    partition_of(group.application)
+                ):
+                    old.append((group.application, group.changed_ms))
+        for application, changed_ms in old:
+            await self._forget(application, changed_ms)
+
+    async def _forget(self, application: str, changed_ms: int) -> None:
+        desk = self._desk(application)
+        async with desk.turn:
+            group = await self._rolled_forward(desk, application)
+            if group is None or group.changed_ms != changed_ms:
+                return
+            if [header async for header in self._store.members(application)]:
+                return  # it outlives every header that needs it
+            record = await self._store.group_record(application)
+            if record is None or decode(record, Group) != group:
+                return
+            try:
+                await self._store.metadata.delete(record.key, expected=record.version)
+            except BadVersion:
+                return  # somebody came
+            del self._desks[application]
+
+    # --- parts
+
+    def _desk(self, application: str) -> _Desk:
+        return self._desks.setdefault(application, _Desk())
+
+    def _later(self, group: Group | None) -> int:
+        now = self._clock.now_ms()
+        return now if group is None else max(now, group.changed_ms + 1)
+
+    def _touched(self, group: Group) -> Group:
+        """Used, though nothing of it changes."""
+        step = round(self._limits.txn_group_retention_seconds * 1000 / _TOUCH_PART)
+        now = self._clock.now_ms()
+        return replace(group, changed_ms=now) if now - group.changed_ms > step else group
+
+
+def check_not_committed(header: Header, group: Group | None) -> None:
+    """Raise if a member that was to be aborted has committed."""
+    if decisions.state_of(header, group) == "COMMITTED":
+        raise InvalidTxnStatus(f"transaction {header.txn} is COMMITTED")
+
+
+def _check_owner(group: Group | None, owner: str) -> None:
+    if group is not None and group.owner and group.owner != owner:
+        raise NotAllowed(f"the group {group.application!r} is another owner's")
+
+
+def _is_of(header: Header, application: str) -> bool:
+    return header.group is not None and header.group.application == application
+
+
+def _batches(items: Sequence[Any]) -> Iterable[Any]:
+    return (items[first : first + _AT_ONCE] for first in range(0, len(items), _AT_ONCE))

@@ -1,0 +1,158 @@
+"""The open transactions that one broker coordinates.
+
+Owns: `OpenBook`: which they are, by deadline, owner and group; and the one place where it is told
+that a transaction began or was decided.
+
+Invariants:
+1. The book is a help, not the truth: it may miss a transaction for a while, or hold one that was
+   decided elsewhere. Who decides looks at the stored records.
+2. `over` tells everyone on this broker without an await: whoever calls it for several transactions
+   in a row makes them visible together.
+3. The heap holds each open transaction at least once; entries of those that are over are skipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import Final, Literal, Protocol, TypeAlias
+
+from magnetar.errors import TooManyRequests
+from magnetar.runtime.metrics import TXN_ENDED, TXN_LATE_SECONDS, TXN_OPEN, TXN_OPEN_SECONDS
+from magnetar.txn.records import Header, State
+from magnetar.wire.messages import TxnId
+
+Cause: TypeAlias = Literal["asked", "timeout"]
+
+_COMPACT_AT: Final = 1024
+"""A heap that is larger, and mostly of transactions that are over, is made anew."""
+
+
+class Audience(Protocol):
+    """Who is told, on this broker, what becomes of transactions."""
+
+    def opened(self, header: Header) -> None:
+        """A transaction began here."""
+        ...
+
+    def learn(self, txn: TxnId, state: State) -> None:
+        """The decision on a transaction; may be told more than once."""
+        ...
+
+
+class OpenBook:
+    """All that is open, as far as it is known."""
+
+    def __init__(self, audience: Audience, *, per_owner_max: int) -> None:
+        self._audience = audience
+        self._per_owner_max = per_owner_max
+        self._headers: dict[TxnId, Header] = {}
+        self._owners: Counter[str] = Counter()
+        self._groups: dict[str, set[TxnId]] = {}
+        self._heap: list[tuple[int, TxnId]] = []
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    def get(self, txn: TxnId) -> Header | None:
+        return self._headers.get(txn)
+
+    def members(self, application: str) -> list[Header]:
+        """The open transactions of a group."""
+        return [self._headers[txn] for txn in self._groups.get(application, ())]
+
+    # --- coming and going
+
+    @contextmanager
+    def place(self, owner: str) -> Iterator[None]:
+        """Room for one more transaction of an owner, held while it is being begun."""
+        if self._owners[owner] >= self._per_owner_max:
+            whose = f"of {owner!r}" if owner else "of clients that are not identified"
+            raise TooManyRequests(
+                f"{self._per_owner_max} transactions {whose} are open, the limit",
+                hint="end some of them, or raise txn_open_per_owner_max",
+            )
+        self._owners[owner] += 1
+        try:
+            yield
+        finally:
+            self._leave(owner)
+
+    def began(self, header: Header) -> None:
+        """A transaction was begun here."""
+        self.add(header)
+        self._audience.opened(header)
+
+    def add(self, header: Header) -> None:
+        """A transaction that was found open."""
+        txn = header.id
+        if txn in self._headers:
+            return
+        self._headers[txn] = header
+        self._owners[header.owner] += 1
+        if header.group is not None:
+            self._groups.setdefault(header.group.application, set()).add(txn)
+        heappush(self._heap, (header.deadline_ms, txn))
+        TXN_OPEN.set(len(self._headers))
+
+    def over(self, txn: TxnId, state: State, now_ms: int, cause: Cause = "asked") -> None:
+        """A transaction was decided: tell everyone, and forget it."""
+        self._audience.learn(txn, state)
+        header = self._headers.get(txn)
+        if header is None:
+            return
+        self._discard(header)
+        TXN_ENDED.labels("timeout" if cause == "timeout" else state.lower()).inc()
+        TXN_OPEN_SECONDS.observe(max(now_ms - header.created_ms, 0) / 1000)
+        if cause == "timeout":
+            TXN_LATE_SECONDS.observe(max(now_ms - header.deadline_ms, 0) / 1000)
+
+    def keep_only(self, partitions: frozenset[int]) -> None:
+        """Forget what other brokers coordinate by now."""
+        for header in [each for txn, each in self._headers.items() if txn.most not in partitions]:
+            self._discard(header)
+
+    def _discard(self, header: Header) -> None:
+        txn = header.id
+        del self._headers[txn]
+        self._leave(header.owner)
+        if header.group is not None:
+            members = self._groups[header.group.application]
+            members.discard(txn)
+            if not members:
+                del self._groups[header.group.application]
+        TXN_OPEN.set(len(self._headers))
+        if len(self._heap) > max(_COMPACT_AT, 2 * len(self._headers)):
+            self._heap = sorted((each.deadline_ms, txn) for txn, each in self._headers.items())
+
+    def _leave(self, owner: str) -> None:
+        self._owners[owner] -= 1
+        if not self._owners[owner]:
+            del self._owners[owner]
+
+    # --- deadlines
+
+    def next_deadline_ms(self) -> int | None:
+        """Of those that are open; None: there are none."""
+        while self._heap and self._heap[0][1] not in self._headers:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now_ms: int, most: int) -> list[Header]:
+        """Open transactions whose deadline has passed; they stay in the book until they are over.
+
+        One that cannot be aborted now must be put back with `try_again`.
+        """
+        due: list[Header] = []
+        while len(due) < most:
+            deadline = self.next_deadline_ms()
+            if deadline is None or deadline > now_ms:
+                break
+            due.append(self._headers[heappop(self._heap)[1]])
+        return due
+
+    def try_again(self, header: Header, at_ms: int) -> None:
+        if header.id in self._headers:
+            heappush(self._heap, (at_ms, header.id))
