@@ -248,11 +248,6 @@ def test_a_regular_topic_is_not_created_again_when_it_is_pruned() -> None:
     play(story, scalable_sealed_seconds=60.0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the partitioned topic's record stays when its partitions are pruned, and so a producer "
-    "creates a partition anew beside the scalable topic: what it writes nobody reads",
-)
 def test_partitions_are_not_created_again_when_they_are_pruned() -> None:
     async def story(stage: Stage) -> None:
         await partitioned(stage)
@@ -276,11 +271,6 @@ async def _is_refused(driver: Driver, topic: str) -> bool:
     return False
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="deleting a migrated topic leaves the record of the partitioned topic: clients still "
-    "find two partitions, and no topic of that name can be created",
-)
 def test_a_migrated_topic_is_deleted_with_all_that_it_came_from() -> None:
     """Defect 17 on a migrated topic: nothing is stranded."""
 
@@ -303,20 +293,7 @@ def test_a_migrated_topic_is_deleted_with_all_that_it_came_from() -> None:
     play(story)
 
 
-@pytest.mark.parametrize(
-    "marked",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="readers of v5 checkpoint consumers have no marker and block a migration, "
-                "though their connection watches the topic's layout",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("marked", [True, False])
 def test_clients_that_follow_layouts_do_not_stand_in_the_way(marked: bool) -> None:
     """Those with the marker of v5; and readers of its checkpoint consumers, which have none.
 

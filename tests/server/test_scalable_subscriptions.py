@@ -303,11 +303,6 @@ def test_sealed_segments_are_kept_for_a_checkpoint_without_a_group() -> None:
     play(story, scalable_sealed_seconds=SEALED_S, scalable_auto_scale_interval_seconds=5.0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the segments that a checkpoint group has not read are pruned when their time is over "
-    "and no reader is attached at that moment, though the controller has given them to a member",
-)
 def test_what_a_member_of_a_checkpoint_group_has_not_read_is_not_pruned() -> None:
     """A member that reconnects, or waits for its turn, still needs what it was assigned."""
 
@@ -475,11 +470,6 @@ def test_what_a_queue_consumer_held_on_sealed_segments_goes_to_the_next_one() ->
     play(story)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="UNSUBSCRIBE on a segment deletes that segment's cursor only: the topic's record of the "
-    "subscription stays, and later children get a cursor that nobody reads",
-)
 def test_a_subscription_that_was_unsubscribed_everywhere_is_gone() -> None:
     """It must not come back with the next split, and keep segments from being pruned."""
 
@@ -524,11 +514,6 @@ def test_a_sealed_segment_is_pruned_only_when_every_subscription_has_drained_it(
     play(story, scalable_sealed_seconds=SEALED_S)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a sealed segment with a consumer is not pruned, though the consumer's subscription has "
-    "drained it; and a queue consumer closes it only once it is gone from the layout",
-)
 def test_a_drained_segment_is_pruned_though_a_queue_consumer_is_still_there() -> None:
     """Queue consumers stay on every sealed segment of the layout: they must not keep it there."""
 

@@ -162,11 +162,6 @@ def test_clients_of_a_deleted_topic_that_go_on_trying_do_not_bring_it_back() -> 
     play(story)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the session of a member ends with its topic, and nobody tells the client: when the "
-    "topic is created anew its stream consumers stay without segments as long as they live",
-)
 def test_a_member_of_a_topic_that_is_deleted_and_created_anew_is_told() -> None:
     """By an assignment, or by the end of its connection, which makes it register again."""
 

@@ -213,7 +213,7 @@ class Topics(Service):
         if not is_partition:
             if name.domain is Domain.SEGMENT or not (create and _creation(namespace)):
                 raise _missing(name)
-            await self._check_not_scalable(name)
+        await self._check_not_scalable(name)
         return await self._create_record(name, namespace)
 
     async def _check_not_scalable(self, name: TopicName) -> None:
@@ -404,6 +404,11 @@ class Topics(Service):
         if name.partition is None and isinstance(topic, Topic):
             await self._parts.schemas.forget(name.schema_id)
         self._list_changed(name.namespace)
+
+    async def forget_partitions(self, name: TopicName) -> None:
+        """A partitioned topic was migrated, and the last of its partitions is gone."""
+        if await self.partitioned.delete(name):
+            self._list_changed(name.namespace)
 
     async def forget_schema(self, name: TopicName) -> None:
         """Of a scalable topic, whose segments share it."""

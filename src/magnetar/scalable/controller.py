@@ -11,8 +11,8 @@ Invariants:
 3. A consumer keeps its segments while it is connected, and for the grace period after; nobody else
    gets them before.
 4. A sealed segment is pruned only when its parents are, when every subscription has drained it,
-   when nobody is connected to it, and when both retention and `scalable_sealed_seconds` have
-   passed.
+   and every checkpoint group and every reader that is connected has read it, and when both
+   retention and `scalable_sealed_seconds` have passed.
 """
 
 from __future__ import annotations
@@ -233,6 +233,8 @@ class Controller:
         """Delete the topics of pruned segments."""
         doomed = record.garbage
         await all_done(self._host.delete(TopicName.parse(name)) for name in doomed)
+        if not any(each.legacy_topic_name for each in changes.layout_of(record).segments.values()):
+            await self._host.forget_partitions(self.topic)
         swept = await self._store.change_topic(
             self.topic, lambda present: changes.swept(present, doomed)
         )
@@ -279,7 +281,10 @@ class Controller:
                 return False
             if not subscription.established:
                 return False
-        return not any(await self._host.use(name))
+        groups_left = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
+        if any(segment.segment_id not in self.state.done(each) for each in groups_left):
+            return False
+        return not (await self._host.use(name)).readers
 
     async def _kept_seconds(self) -> float | None:
         """How long a sealed segment is kept; None: for ever."""

@@ -159,6 +159,7 @@ class LayoutChanges:
     async def _delete(self, record: ScalableRecord, change: Change) -> ScalableRecord | None:
         await all_done(self._host.delete(TopicName.parse(name)) for name in record.garbage)
         await self._host.forget_schema(self._topic)
+        await self._host.forget_partitions(self._topic)
         await self._store.forget(self._topic)
         return await self._store.step(self._topic, change, lambda _: None)
 

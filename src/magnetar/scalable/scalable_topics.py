@@ -37,6 +37,7 @@ from magnetar.scalable.autoscale import check_override, split_point
 from magnetar.scalable.controller import KEY_SAMPLES, ControllerParts
 from magnetar.scalable.controllers import Controllers
 from magnetar.scalable.drains import Drains
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.layout_changes import all_done
 from magnetar.scalable.layouts import Layouts
 from magnetar.scalable.living import LivingBrokers
@@ -82,6 +83,7 @@ class ScalableTopics(Service):
         url: str,
         auto_scale: bool = True,
         host: SegmentHost | None = None,
+        followers: Followers | None = None,
     ) -> None:
         super().__init__("scalable topics", stop_seconds=limits.close_seconds)
         stop_seconds = limits.close_seconds
@@ -89,7 +91,9 @@ class ScalableTopics(Service):
         self._clock = clock
         self._limits = limits
         self.store = ScalableStore(metadata)
-        self.host = host or LocalSegments(topics)
+        self.followers = followers or Followers()
+        """Who watches layouts; the host knows them too."""
+        self.host = host or LocalSegments(topics, self.followers)
         self.layouts = Layouts(self.store, stop_seconds=stop_seconds)
         wait_seconds = limits.scalable_controller_wait_seconds
         self.living = LivingBrokers(
@@ -222,6 +226,19 @@ class ScalableTopics(Service):
             "earliest" if earliest else "latest",
             options.subscription_properties,
         )
+
+    async def unsubscribed(self, name: TopicName, subscription: str) -> None:
+        """A consumer has deleted its subscription of a segment: if it was the last, of all."""
+        record = self.layouts.cached(name.scalable_topic())
+        if record is None or record.layout is None or not _has(record, name):
+            return
+        topic, layout = record.topic, record.layout.layout()
+        others = await all_done(
+            self.host.consumers(segment_topic(topic, each), subscription)
+            for each in layout.segments.values()
+        )
+        if not any(others):
+            await self.subscriptions.delete(topic, subscription)
 
     # --- what operators ask
 

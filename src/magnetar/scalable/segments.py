@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from magnetar.broker.api import ConsumerOptions, ProducerOptions
 from magnetar.broker.lineage import Lineage
 from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
@@ -23,6 +24,7 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.scalable.autoscale import Sample
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.loads import sample_positions
 from magnetar.scalable.records import StartPosition, SubscriptionKind
 
@@ -48,8 +50,10 @@ class SegmentUse(NamedTuple):
 
     producers: int
     consumers: int
+    readers: int
+    """Consumers without a durable subscription that have not read it all."""
     unmanaged: int
-    """Those of both whose client does not follow a layout: a migration would cut them off."""
+    """Those of all whose client does not follow a layout: a migration would cut them off."""
 
 
 class SegmentHost(Protocol):
@@ -97,6 +101,12 @@ class SegmentHost(Protocol):
     async def forget_schema(self, topic: TopicName) -> None:
         """Of a scalable topic that is deleted."""
 
+    async def forget_partitions(self, topic: TopicName) -> None:
+        """Of the regular topic that a scalable one was migrated from, if it had any."""
+
+    async def consumers(self, name: TopicName, subscription: str) -> int:
+        """How many are connected to a subscription of a segment."""
+
 
 MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
 """What clients that follow a layout put into the metadata of producers and consumers."""
@@ -105,8 +115,9 @@ MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
 class LocalSegments:
     """All segments are topics of this broker."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, followers: Followers) -> None:
         self._topics = topics
+        self._followers = followers
 
     async def prepare(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
         await self._topics.create(name)
@@ -144,16 +155,21 @@ class LocalSegments:
     async def use(self, name: TopicName) -> SegmentUse:
         topic = self._topics.loaded.get(name)
         if not isinstance(topic, Topic):
-            return SegmentUse(0, 0, 0)
-        producers = [each.options.metadata for each in topic.producers.connected.values()]
-        consumers = [
-            consumer.options.metadata
-            for subscription in topic.subscriptions.values()
-            for consumer in subscription.consumers
-        ]
-        clients = [*producers, *consumers]
-        unmanaged = sum(metadata.get(MANAGED_PROPERTY) != "true" for metadata in clients)
-        return SegmentUse(len(producers), len(consumers), unmanaged)
+            return SegmentUse(0, 0, 0, 0)
+        subscriptions = topic.subscriptions.values()
+        producers = [each.options for each in topic.producers.connected.values()]
+        consumers = [each.options for found in subscriptions for each in found.consumers]
+        reading = [each for each in subscriptions if not each.durable and each.backlog()]
+        readers = sum(len(each.consumers) for each in reading)
+        clients: list[ProducerOptions | ConsumerOptions] = [*producers, *consumers]
+        unmanaged = sum(not self._is_managed(name, each) for each in clients)
+        return SegmentUse(len(producers), len(consumers), readers, unmanaged)
+
+    def _is_managed(self, name: TopicName, options: ProducerOptions | ConsumerOptions) -> bool:
+        if options.metadata.get(MANAGED_PROPERTY) == "true":
+            return True
+        # Clients do not mark their readers, but watch the layout on the same connection.
+        return self._followers.follows(name.scalable_topic(), options.connection)
 
     async def cursors(self, name: TopicName) -> list[CursorFound]:
         topic = await self._topic(name)
@@ -183,6 +199,16 @@ class LocalSegments:
 
     async def forget_schema(self, topic: TopicName) -> None:
         await self._topics.forget_schema(topic)
+
+    async def forget_partitions(self, topic: TopicName) -> None:
+        if "/" not in topic.local_name:  # else no regular topic can have the name
+            regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
+            await self._topics.forget_partitions(regular)
+
+    async def consumers(self, name: TopicName, subscription: str) -> int:
+        topic = self._topics.loaded.get(name)
+        found = None if topic is None else topic.subscriptions.get(subscription)
+        return 0 if found is None else len(found.consumers)
 
     # --- parts
 

@@ -33,6 +33,7 @@ from magnetar.broker.topics import Topics
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
@@ -138,6 +139,7 @@ class Server(Service):
         )
 
     def _scalable_topics(self) -> ScalableTopics:
+        followers = Followers()
         return ScalableTopics(
             self.topics,
             self.metadata,
@@ -147,7 +149,8 @@ class Server(Service):
             broker=f"{urlsplit(self.service_url).netloc}-{self.clock.now_ms()}",
             url=self.service_url,
             auto_scale=self.config.scalable_auto_scale_enabled,
-            host=self.machine.segments(self.topics, self._sharing),
+            host=self.machine.segments(self.topics, self._sharing, followers),
+            followers=followers,
         )
 
     def _new_session(self) -> Session:

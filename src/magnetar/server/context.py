@@ -25,6 +25,7 @@ from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.inflow import Inflow, WriteQueue
+from magnetar.txn.coordinator import Coordinators
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session
@@ -63,6 +64,7 @@ class Context:
         queue: WriteQueue,
         scalable: ScalableTopics | None = None,
         owners: TopicOwners | None = None,
+        coordinators: Coordinators | None = None,
     ) -> None:
         self.config = config
         self.limits = config.limits
@@ -75,6 +77,7 @@ class Context:
         """What lookups answer."""
         self._scalable = scalable
         self._owners = owners
+        self._coordinators = coordinators
         self.inflow = Inflow(queue, config.limits, self._judge_publishers)
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -92,6 +95,16 @@ class Context:
     def check_scalable(self) -> None:
         """Raise if scalable topics are switched off."""
         _ = self.scalable
+
+    @property
+    def has_transactions(self) -> bool:
+        return self._coordinators is not None
+
+    @property
+    def coordinators(self) -> Coordinators:
+        if self._coordinators is None:
+            raise NotAllowed("transactions are not enabled on this server")
+        return self._coordinators
 
     @property
     def is_reachable(self) -> bool:

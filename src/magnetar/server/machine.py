@@ -27,6 +27,7 @@ from magnetar.runtime.disk import Disk, LocalDisk
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import ThreadWorker, Worker
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.segments import LocalSegments, SegmentHost
 from magnetar.server import embedded
 
@@ -140,6 +141,8 @@ class Machine:
         """How topics are shared with other brokers on the same storage; None: it is alone."""
         return None
 
-    def segments(self, topics: Topics, sharing: SharedOwnership | None) -> SegmentHost:
+    def segments(
+        self, topics: Topics, sharing: SharedOwnership | None, followers: Followers
+    ) -> SegmentHost:
         """The way to the segments of scalable topics."""
-        return LocalSegments(topics)
+        return LocalSegments(topics, followers)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed
+from magnetar.txn.partitions import partition_of
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -106,7 +107,39 @@ def _by(field: str, reply: str) -> _Refusal:
     return refuse
 
 
-# Transactions are refused with ERROR, as a broker does on which they are switched off.
+def _of_transaction(reply: str) -> _Refusal:
+    """Clients find the request by its coordinator, the upper half of the id: it is always set."""
+
+    def refuse(body: Any, code: int, text: str) -> bytes:
+        most = body.tc_id if reply == "NEW_TXN_RESPONSE" else body.txnid_most_bits
+        least = 0 if reply == "NEW_TXN_RESPONSE" else body.txnid_least_bits
+        return command(
+            reply,
+            request_id=body.request_id,
+            txnid_most_bits=most,
+            txnid_least_bits=least,
+            error=code,
+            message=text,
+        )
+
+    return refuse
+
+
+def _of_group(reply: str) -> _Refusal:
+    """Also a refusal says who coordinates the group: it may be refused for that alone."""
+
+    def refuse(body: Any, code: int, text: str) -> bytes:
+        return command(
+            reply,
+            request_id=body.request_id,
+            tc_id=partition_of(body.application),
+            error=code,
+            message=text,
+        )
+
+    return refuse
+
+
 _T = pb.BaseCommand
 _REFUSALS: Final[dict[int, _Refusal]] = {
     **dict.fromkeys(
@@ -121,13 +154,6 @@ _REFUSALS: Final[dict[int, _Refusal]] = {
             _T.GET_TOPICS_OF_NAMESPACE,
             _T.WATCH_TOPIC_LIST,
             _T.WATCH_TOPIC_LIST_CLOSE,
-            _T.TC_CLIENT_CONNECT_REQUEST,
-            _T.NEW_TXN,
-            _T.ADD_PARTITION_TO_TXN,
-            _T.ADD_SUBSCRIPTION_TO_TXN,
-            _T.END_TXN,
-            _T.END_TXN_ON_PARTITION,
-            _T.END_TXN_ON_SUBSCRIPTION,
             _T.SCALABLE_TOPIC_UNSUBSCRIBE,
         ),
         _plain,
@@ -144,4 +170,20 @@ _REFUSALS: Final[dict[int, _Refusal]] = {
     _T.SCALABLE_TOPIC_SUBSCRIBE: _by("request_id", "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE"),
     _T.WATCH_SCALABLE_TOPICS: _by("watch_id", "WATCH_SCALABLE_TOPICS_UPDATE"),
     _T.WATCH_TC_ASSIGNMENTS: _by("watch_id", "WATCH_TC_ASSIGNMENTS_UPDATE"),
+    _T.TC_CLIENT_CONNECT_REQUEST: _by("request_id", "TC_CLIENT_CONNECT_RESPONSE"),
+    **{
+        _T.Type.Value(name): _of_transaction(f"{name}_RESPONSE")
+        for name in (
+            "NEW_TXN",
+            "ADD_PARTITION_TO_TXN",
+            "ADD_SUBSCRIPTION_TO_TXN",
+            "END_TXN",
+            "END_TXN_ON_PARTITION",
+            "END_TXN_ON_SUBSCRIPTION",
+        )
+    },
+    **{
+        _T.Type.Value(name): _of_group(f"{name}_RESPONSE")
+        for name in ("OPEN_GROUP", "COMMIT_GROUP", "GROUP_STATUS")
+    },
 }

@@ -1,4 +1,4 @@
-"""What a connection holds on scalable topics: watches, and its places in consumer groups.
+"""What a connection holds beyond topics: watches, and its places in consumer groups.
 
 Owns: `ScalableHandles`, one per session; `OpenWatch`, a watch from the command that asks for it to
 its end; `MemberHandle`, one consumer that has segments assigned to it.
@@ -6,7 +6,7 @@ its end; `MemberHandle`, one consumer that has segments assigned to it.
 Invariants:
 1. A handle is registered before anything is awaited for it: a close that overtakes the answer finds
    it, and nothing is sent for it afterwards.
-2. The three kinds have ids of their own, chosen by the client for this connection.
+2. Each kind has ids of its own, chosen by the client for this connection.
 3. When the connection is gone every consumer is detached, never removed: it keeps its segments for
    the grace period.
 """
@@ -96,13 +96,16 @@ class ScalableHandles:
         """By session id."""
         self.topics: dict[int, OpenWatch] = {}
         """By watch id."""
+        self.coordinators: dict[int, OpenWatch] = {}
+        """Of who coordinates transactions; by watch id."""
         self.members: dict[int, MemberHandle] = {}
         """By consumer id."""
         self._session = session
         self._attached = 0
 
     def __len__(self) -> int:
-        return len(self.layouts) + len(self.topics) + len(self.members)
+        watches = len(self.layouts) + len(self.topics) + len(self.coordinators)
+        return watches + len(self.members)
 
     def connection_name(self) -> str:
         """A name for one attachment, like no other of this broker."""
@@ -111,9 +114,10 @@ class ScalableHandles:
         return f"{session.address} {session.connected_at_ms} {self._attached}"
 
     def close_watches(self) -> None:
-        for watch in [*self.layouts.values(), *self.topics.values()]:
-            watch.close()
-        self.layouts, self.topics = {}, {}
+        for watches in (self.layouts, self.topics, self.coordinators):
+            for watch in watches.values():
+                watch.close()
+            watches.clear()
 
     async def detach(self) -> None:
         """The connection is gone, and no request of it runs any more."""

@@ -21,6 +21,7 @@ from magnetar.broker.topics import Topics
 from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
 from magnetar.model.names import TopicName
 from magnetar.scalable.autoscale import Sample
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.segments import (
     CursorFound,
     CursorWanted,
@@ -30,6 +31,7 @@ from magnetar.scalable.segments import (
 )
 
 if TYPE_CHECKING:
+    from magnetar.server.app import Server
     from magnetar.testing.scalable_world import ScalableWorld
 
 Result = TypeVar("Result")
@@ -46,7 +48,7 @@ class RoutedSegments:
         self, world: ScalableWorld, topics: Topics, ownership: SharedOwnership, random: Random
     ) -> None:
         self._world = world
-        self._local = LocalSegments(topics)
+        self._local = LocalSegments(topics, Followers())
         self._ownership = ownership
         self._random = random
 
@@ -92,6 +94,12 @@ class RoutedSegments:
     async def forget_schema(self, topic: TopicName) -> None:
         await self._local.forget_schema(topic)  # a record: any broker can
 
+    async def forget_partitions(self, topic: TopicName) -> None:
+        await self._local.forget_partitions(topic)
+
+    async def consumers(self, name: TopicName, subscription: str) -> int:
+        return await self._at(name, lambda segments: segments.consumers(name, subscription))
+
     async def _at(
         self, name: TopicName, work: Callable[[SegmentHost], Coroutine[Any, Any, Result]]
     ) -> Result:
@@ -101,7 +109,7 @@ class RoutedSegments:
         try:
             async with asyncio.timeout(_SECONDS):
                 await self._travel(name)
-                result = await host.ask(lambda server: work(LocalSegments(server.topics)))
+                result = await host.ask(lambda server: work(_local(server)))
                 await self._travel(name)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{url} does not answer about {name}") from error
@@ -118,3 +126,7 @@ class RoutedSegments:
             raise ServiceNotReady(f"{name}: its broker is not ready")
         if kind < 0.025:
             await asyncio.sleep(2 * _SECONDS)
+
+
+def _local(server: Server) -> LocalSegments:
+    return LocalSegments(server.topics, server.context.scalable.followers)

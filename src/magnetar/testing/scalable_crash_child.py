@@ -42,6 +42,7 @@ from magnetar.model.segments import SegmentLayout
 from magnetar.runtime import logs
 from magnetar.scalable.changes import begin_migrate
 from magnetar.scalable.controllers import SLOTS
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.records import (
     CONTROLLERS,
     LayoutRecord,
@@ -212,8 +213,10 @@ class Child:
 class _RefusingMachine(Machine):
     """Segments are made, and then called impossible."""
 
-    def segments(self, topics: Topics, sharing: SharedOwnership | None) -> SegmentHost:
-        return _RefusingSegments(topics)
+    def segments(
+        self, topics: Topics, sharing: SharedOwnership | None, followers: Followers
+    ) -> SegmentHost:
+        return _RefusingSegments(topics, followers)
 
 
 class _RefusingSegments(LocalSegments):

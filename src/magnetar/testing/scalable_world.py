@@ -31,6 +31,7 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
+from magnetar.scalable.followers import Followers
 from magnetar.scalable.segments import SegmentHost
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
@@ -116,7 +117,9 @@ class SharedMachine(Machine):
     def share_topics(self, metadata: MetadataStore, url: str) -> SharedOwnership:
         return SharedOwnership(metadata, url, self.clock)
 
-    def segments(self, topics: Topics, sharing: SharedOwnership | None) -> SegmentHost:
+    def segments(
+        self, topics: Topics, sharing: SharedOwnership | None, followers: Followers
+    ) -> SegmentHost:
         assert self.route is not None
         assert sharing is not None
         return self.route(topics, sharing)

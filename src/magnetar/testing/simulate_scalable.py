@@ -52,6 +52,7 @@ _END_SECONDS: Final = 200.0
 _TRIES: Final = 20
 _SAMPLE_SECONDS: Final = 0.2
 _LONG_GRACE_SECONDS: Final = 60.0
+_CRASHES: Final = frozenset({"service-task-crashed", "controller-crashed"})
 
 
 class ScalableRun:
@@ -68,7 +69,7 @@ class ScalableRun:
         self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
 
     def go(self) -> Report:
-        bugs = Bugs(self.findings, _is_alive)
+        bugs = _ServiceBugs(self.findings, _is_alive)
         log = logging.getLogger("magnetar")
         log.addHandler(bugs)
         try:
@@ -278,6 +279,19 @@ class ScalableRun:
         if isinstance(error, Exception) and not isinstance(error, MagnetarError) and _is_alive():
             text = f"{context['message']}: {type(error).__name__}: {error}"
             self.findings.broken(text)
+
+
+class _ServiceBugs(Bugs):
+    """Also finds loops of brokers that have ended with an error: nothing does their work now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() in _CRASHES:
+            if present_life() is None or not _is_alive():
+                return  # of a client, or of a broker that is dead
+            fields: dict[str, object] = getattr(record, "magnetar_fields", {})
+            self._findings.broken(f"{fields.get('task')} has crashed: {fields.get('error')}")
+            return
+        super().emit(record)
 
 
 def _is_alive() -> bool:

@@ -136,9 +136,7 @@ class Collector:
             try:
                 is_there = await self._repair(left)
             except MagnetarError as error:
-                _LOG.warning(
-                    "txn-repair-failed", txn=name, topic=left.segment, error=str(error)
-                )
+                _LOG.warning("txn-repair-failed", txn=name, topic=left.segment, error=str(error))
                 continue
             TXN_REPAIRS.inc()
             if is_there:

@@ -1,7 +1,7 @@
 """Transaction groups: one record decides on all transactions of a distributed writer.
 
-Owns: `Groups`: OPEN_GROUP, COMMIT_GROUP, GROUP_STATUS, aborts of members, and the copies of what the
-group's record says into the headers of its members.
+Owns: `Groups`: OPEN_GROUP, COMMIT_GROUP, GROUP_STATUS, aborts of members, and the copies of what
+the group's record says into the headers of its members.
 
 Invariants:
 1. A member is decided by a compare-and-set of the group's record and nothing else.
@@ -18,13 +18,13 @@ All changes of one group are made by the broker that leads its coordinator, one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, Set
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from magnetar.errors import BadVersion, InvalidTxnStatus, NotAllowed, ServiceNotReady
+from magnetar.errors import BadVersion, NotAllowed, ServiceNotReady, TooManyRequests
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import TXN_GROUP_COMMITS
@@ -33,7 +33,7 @@ from magnetar.txn.decisions import Committed
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.open_book import Cause, OpenBook
 from magnetar.txn.partitions import Partitions, partition_of
-from magnetar.txn.records import GROUPS, Group, Header, Membership, State, decode
+from magnetar.txn.records import GROUPS, Group, Header, Membership, State, decode, group_key
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
@@ -45,6 +45,7 @@ _AT_ONCE: Final = 100
 _TOUCH_PART: Final = 10
 """A group in use is touched when this part of its retention has passed."""
 
+Item = TypeVar("Item")
 Background = Callable[[Coroutine[Any, Any, None], str], None]
 
 
@@ -53,8 +54,8 @@ class _Desk:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        self.rolled: tuple[str, ...] = ()
-        """The decided ids whose headers say COMMITTED."""
+        self.rolled: tuple[int, int] | None = None
+        """The epoch and sequence up to which all headers say what the record said."""
         self.final: set[str] = set()
         """Aborted members whose headers say so: the next change of the record forgets them."""
 
@@ -110,27 +111,34 @@ class Groups:
         return group
 
     async def check_new(self, member: Membership, owner: str) -> None:
-        """Whether a transaction may be begun in a group."""
+        """Raise unless a transaction may be begun in a group."""
         group = await self._store.group(member.application)
         _check_owner(group, owner)
         decisions.check_new_member(group, member)
+
+    async def began(self, header: Header) -> None:
+        """A member was stored: it counts from now on, unless its time was over meanwhile."""
+        member = header.group
+        assert member is not None, "its caller has checked"
+        async with self._desk(member.application).turn:
+            await self.check_new(member, header.owner)
+            self._book.began(header)
 
     async def commit(
         self, application: str, epoch: int, sequence: int, txns: Sequence[TxnId], owner: str
     ) -> Committed:
         """The transactions listed commit, all others up to that sequence abort."""
         self._partitions.check(partition_of(application))
+        most = self._limits.txn_group_commit_max
+        if len(txns) > most:
+            raise TooManyRequests(f"{len(txns)} transactions in one commit; the limit is {most}")
+        decisions.check_epoch(await self._store.group(application), application, epoch)
         desk = self._desk(application)
         async with desk.turn:
             outcome, headers = await self._decide(desk, application, epoch, sequence, txns, owner)
             self._tell(outcome.group)
             if outcome.replayed:
-                lost = [
-                    header
-                    for header in headers.values()
-                    if header is not None and _is_of(header, application)
-                ]
-                await self._abort(desk, application, lost)
+                await self._abort(desk, application, _members(headers.values(), application))
         TXN_GROUP_COMMITS.labels("replayed" if outcome.replayed else "committed").inc()
         self._background(self._settle(application), f"group {application}")
         return outcome
@@ -138,18 +146,18 @@ class Groups:
     async def status(self, application: str, owner: str) -> Group | None:
         """What was decided last, also in the headers; None: there is no such group."""
         self._partitions.check(partition_of(application))
+        group = await self._store.group(application)
+        if group is None:
+            return None
+        _check_owner(group, owner)
         desk = self._desk(application)
         async with desk.turn:
-            group = await self._rolled_forward(desk, application)
-        if group is None:
-            del self._desks[application]
-        _check_owner(group, owner)
-        return group
+            return await self._rolled_forward(desk, application)
 
     async def abort(
         self, application: str, members: Sequence[Header], cause: Cause = "asked"
-    ) -> Group | None:
-        """Abort those that are open; the record afterwards says what became of each."""
+    ) -> dict[TxnId, State]:
+        """Abort those that are open; what became of each. One that is missing has no header."""
         desk = self._desk(application)
         async with desk.turn:
             return await self._abort(desk, application, members, cause)
@@ -170,15 +178,15 @@ class Groups:
             group = await self._rolled_forward(desk, application)
             _check_owner(group, owner)
             headers = await self._headers(txns)
-            outcome: Committed | None = None
+            made: list[Committed] = []
 
             def committed(
                 present: Group | None,
                 before: Group | None = group,
                 headers: dict[str, Header | None] = headers,
+                made: list[Committed] = made,
             ) -> Group | None:
-                nonlocal outcome
-                outcome = None
+                made.clear()
                 if present != before:
                     return None
                 outcome = decisions.committed(
@@ -190,16 +198,15 @@ class Groups:
                     now_ms=self._later(present),
                     ids_max=self._limits.txn_group_commit_max,
                 )
+                made.append(outcome)
                 return outcome.group
 
             await self._store.change_group(application, committed)
-            if outcome is not None:
-                return outcome, headers
+            if made:
+                return made[0], headers
         raise ServiceNotReady(f"the group {application!r} changes too often")
 
-    async def _headers(self, txns: Sequence[TxnId]) -> dict[str, Header | None]:
-        if len(txns) > self._limits.txn_group_commit_max:
-            return dict.fromkeys(map(to_text, txns))  # refused by their number, unless replayed
+    async def _headers(self, txns: Iterable[TxnId]) -> dict[str, Header | None]:
         found: dict[str, Header | None] = {}
         for some in _batches(list(dict.fromkeys(txns))):
             headers = await asyncio.gather(*map(self._store.header, some))
@@ -208,16 +215,25 @@ class Groups:
 
     async def _abort(
         self, desk: _Desk, application: str, members: Sequence[Header], cause: Cause = "asked"
-    ) -> Group | None:
+    ) -> dict[TxnId, State]:
         """In the record, then everyone here learns it, then in the headers."""
-        after = await self._store.group(application)
+        group = await self._store.group(application)
+        most = self._limits.txn_group_aborted_max
+        if group is not None and len(group.aborted) + len(members) > most:
+            await self._rolled_forward(desk, application)
+        found: dict[TxnId, State] = {}
         for some in _batches(members):
             after = await self._abort_some(desk, application, some)
-            states = {each.id: decisions.state_of(each, after) for each in some}
+            # The headers after the record: one that is final goes before what the record says.
+            headers = await self._headers(each.id for each in some)
+            present = [each for each in headers.values() if each is not None]
+            states = {each.id: decisions.state_of(each, after) for each in present}
             for txn, state in states.items():
-                self._book.over(txn, state, self._clock.now_ms(), cause)
+                if state != "OPEN":
+                    self._book.over(txn, state, self._clock.now_ms(), cause)
             await self._copy(desk, states)
-        return after
+            found |= states
+        return found
 
     async def _abort_some(
         self, desk: _Desk, application: str, members: Sequence[Header]
@@ -259,8 +275,9 @@ class Groups:
         group = await self._store.group(application)
         if group is None:
             return None
-        if group.decided == desk.rolled and not group.aborted:
-            return group
+        mark = (group.epoch, group.sequence)
+        if desk.rolled == mark and desk.final.issuperset(group.aborted):
+            return await self._without(desk, group, frozenset())
         # Headers that another broker wrote must be found, too.
         await self._store.metadata.sync()
         still_open: set[str] = set()
@@ -274,11 +291,13 @@ class Groups:
             else:
                 states[header.id] = state
         self._tell(group)
+        for txn, state in states.items():
+            self._book.over(txn, state, self._clock.now_ms())
         await self._copy(desk, states)
-        desk.rolled = group.decided
+        desk.rolled = mark
         return await self._without(desk, group, still_open)
 
-    async def _without(self, desk: _Desk, group: Group, still_open: set[str]) -> Group | None:
+    async def _without(self, desk: _Desk, group: Group, still_open: Set[str]) -> Group | None:
         """The record without the names of members whose headers say that they were aborted."""
         gone = [name for name in group.aborted if name not in still_open]
         if not gone:
@@ -302,14 +321,19 @@ class Groups:
         desk.final.update(to_text(txn) for txn, state in final.items() if state == "ABORTED")
 
     def _tell(self, group: Group) -> None:
-        """Everyone on this broker learns what the record decided, commits first, in one turn."""
+        """Everyone on this broker learns what the record surely decided, commits first.
+
+        Of a member with a sequence before the last the record may have forgotten that it was
+        committed: its header decides.
+        """
         now = self._clock.now_ms()
         for name in group.decided:
             self._book.over(from_text(name), "COMMITTED", now)
         for header in self._book.members(group.application):
-            state = decisions.state_of(header, group)
-            if state != "OPEN":
-                self._book.over(header.id, state, now)
+            member = header.group
+            is_sure = member is not None and member.sequence >= group.sequence
+            if is_sure and decisions.state_of(header, group) == "ABORTED":
+                self._book.over(header.id, "ABORTED", now)
 
     # --- the end of a group
 
@@ -335,7 +359,7 @@ class Groups:
                 return
             if [header async for header in self._store.members(application)]:
                 return  # it outlives every header that needs it
-            record = await self._store.group_record(application)
+            record = await self._store.metadata.get(group_key(application))
             if record is None or decode(record, Group) != group:
                 return
             try:
@@ -360,12 +384,6 @@ class Groups:
         return replace(group, changed_ms=now) if now - group.changed_ms > step else group
 
 
-def check_not_committed(header: Header, group: Group | None) -> None:
-    """Raise if a member that was to be aborted has committed."""
-    if decisions.state_of(header, group) == "COMMITTED":
-        raise InvalidTxnStatus(f"transaction {header.txn} is COMMITTED")
-
-
 def _check_owner(group: Group | None, owner: str) -> None:
     if group is not None and group.owner and group.owner != owner:
         raise NotAllowed(f"the group {group.application!r} is another owner's")
@@ -375,5 +393,9 @@ def _is_of(header: Header, application: str) -> bool:
     return header.group is not None and header.group.application == application
 
 
-def _batches(items: Sequence[Any]) -> Iterable[Any]:
+def _members(headers: Iterable[Header | None], application: str) -> list[Header]:
+    return [each for each in headers if each is not None and _is_of(each, application)]
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
     return (items[first : first + _AT_ONCE] for first in range(0, len(items), _AT_ONCE))

@@ -4,8 +4,8 @@ Owns: `Partitions`: the elections of one broker for all coordinators, who leads 
 the numbers of new transactions.
 
 Invariants:
-1. A coordinator is led by one broker at a time. A former leader that has not heard of it yet does no
-   harm: what it stores is compare-and-set.
+1. A coordinator is led by one broker at a time. A former leader that has not heard of it yet does
+   no harm: what it stores is compare-and-set.
 2. A number is given once, whoever leads: numbers come in blocks, each taken by one compare-and-set,
    and what is left of a block when its broker ends is never given.
 3. `changes` advances after `assignments` has changed.
@@ -82,8 +82,7 @@ class Partitions(Service):
             _LOG.info("coordinators-without-leader", led=len(self.led))
 
     async def _stop(self) -> None:
-        for election in self._elections:
-            await election.close()
+        await asyncio.gather(*(election.close() for election in self._elections))
 
     async def _settled(self) -> None:
         while True:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Final
 
 from magnetar.errors import MagnetarError
+from magnetar.server.context import Context
 from magnetar.server.replies import unasked_error
 from magnetar.server.session import ClientSoftware, Session
 from magnetar.wire.frames import command
@@ -45,9 +46,17 @@ def connect(session: Session, body: pb.CommandConnect) -> None:
             server_version=SERVER_VERSION,
             protocol_version=min(PROTOCOL_VERSION, body.protocol_version),
             max_message_size=session.context.config.max_message_bytes,
-            feature_flags=_FEATURES | {"supports_scalable_topics": session.context.has_scalable},
+            feature_flags=_features(session.context),
         )
     )
+
+
+def _features(context: Context) -> dict[str, bool]:
+    return _FEATURES | {
+        "supports_scalable_topics": context.has_scalable,
+        "supports_tc_metadata_discovery": context.has_transactions,
+        "supports_transaction_groups": context.has_transactions,
+    }
 
 
 def auth_response(session: Session, body: pb.CommandAuthResponse) -> None:

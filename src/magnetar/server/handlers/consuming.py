@@ -110,6 +110,8 @@ async def unsubscribe(session: Session, body: pb.CommandUnsubscribe) -> None:
     await handle.close()
     if session.consumers.get(body.consumer_id) is handle:
         del session.consumers[body.consumer_id]
+    if session.context.has_scalable and subscription.durable:
+        await session.context.scalable.unsubscribed(topic.name, subscription.name)
     session.succeed(body.request_id)
 
 

@@ -110,20 +110,24 @@ async def _found(scalable: ScalableTopics, name: TopicName, *, create: bool) -> 
 
 async def _tell_layouts(session: Session, session_id: int, dag: Dag, seen: int) -> None:
     topic = dag.topic.scalable_topic()
-    layouts = session.context.scalable.layouts
+    scalable = session.context.scalable
     told = None if dag.synthetic else dag.layout
-    while True:
-        seen = await layouts.changed(topic).past(seen)
-        await session.outbound.writable()
-        record = layouts.cached(topic)
-        if record is None or record.layout is None:
-            continue  # deleted, or not created yet; clients are not told of that
-        layout = record.layout.layout()
-        if told is None or supersedes(layout, told):
-            told = layout
-            frame = await _update(session, session_id, topic, layout, synthetic=False)
-            session.write(frame)
-            SCALABLE_UPDATES.labels("layout").inc()
+    scalable.followers.add(topic, session)
+    try:
+        while True:
+            seen = await scalable.layouts.changed(topic).past(seen)
+            await session.outbound.writable()
+            record = scalable.layouts.cached(topic)
+            if record is None or record.layout is None:
+                continue  # deleted, or not created yet; clients are not told of that
+            layout = record.layout.layout()
+            if told is None or supersedes(layout, told):
+                told = layout
+                frame = await _update(session, session_id, topic, layout, synthetic=False)
+                session.write(frame)
+                SCALABLE_UPDATES.labels("layout").inc()
+    finally:
+        scalable.followers.remove(topic, session)
 
 
 async def _update(
@@ -244,8 +248,12 @@ async def _tell_assignments(
     while True:
         try:
             seen = await member.changes.past(seen)
+        except TopicNotFound:
+            await _created_again(session, member.topic)
+            # No command makes a client register anew but the end of its connection.
+            session.close()
+            return
         except MagnetarError as error:
-            # No command tells a client so; it registers again when its connection ends.
             _log.info("assignments-ended", address=session.address, error=str(error))
             return
         await session.outbound.writable()
@@ -260,6 +268,18 @@ async def _tell_assignments(
                 )
             )
             SCALABLE_UPDATES.labels("assignment").inc()
+
+
+async def _created_again(session: Session, topic: TopicName) -> None:
+    """Until a topic that was deleted is there again, if ever."""
+    layouts = session.context.scalable.layouts
+    changed = layouts.changed(topic)
+    while True:
+        seen = changed.version
+        record = layouts.cached(topic)
+        if record is not None and record.layout is not None and record.change is None:
+            return
+        await changed.past(seen)
 
 
 async def unsubscribe(session: Session, body: pb.CommandScalableTopicUnsubscribe) -> None:

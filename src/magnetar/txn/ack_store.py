@@ -1,0 +1,149 @@
+"""The durable side of acknowledgements in transactions, for one subscription.
+
+Owns: `MetadataPendingAckStore`: the ack ops that one owner of a subscription writes, finds and
+deletes.
+
+Invariants:
+1. What `write` returned is durable. `confirm` returns only if this owner was still the owner after
+   that: a later owner then finds the op, because it reads ops after it has become the owner.
+2. Ops of a committed transaction are deleted only after a cursor write whose snapshot was taken
+   after the merge (`merged`); those of an aborted one, or of another incarnation of the cursor, at
+   once (`dropped`). Each is deleted only in the version that was written or found.
+3. One cursor write at a time; the next one covers all merges that came meanwhile.
+4. Keys name the owner's epoch and a number that it uses once: owners never write the same record.
+
+Relies on: `Cursor.flush`, which takes its snapshot at or after the call; the managed ledger's
+record, whose epoch names the present owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from magnetar.errors import MagnetarError, ManagedLedgerFenced, StorageClosed
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.managed_ledger.names import managed_ledger_key
+from magnetar.managed_ledger.records import decode_managed_ledger
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.signal import Signal
+from magnetar.txn.ids import to_text
+from magnetar.txn.pending_acks import Acked
+from magnetar.txn.records import AckedEntry, AckOp
+from magnetar.txn.store import FoundAck, StoredOp, TxnStore
+from magnetar.wire.messages import TxnId
+
+RETRY_SECONDS: Final = 1.0
+"""Between two attempts to settle ops: nobody waits for it."""
+
+_LOG: Final = logger(__name__)
+
+
+class MetadataPendingAckStore:
+    """The ack ops of one subscription, as one owner sees them."""
+
+    def __init__(
+        self,
+        segment: str,
+        cursor: Cursor,
+        store: TxnStore,
+        *,
+        managed_ledger: str,
+        epoch: int,
+        clock: Clock,
+    ) -> None:
+        self._segment = segment
+        self._cursor = cursor
+        self._store = store
+        self._managed_ledger = managed_ledger
+        self._epoch = epoch
+        self._clock = clock
+        self._serial = 0
+        self._merged: list[StoredOp] = []
+        self._dropped: list[StoredOp] = []
+        self._due = Signal()
+
+    @property
+    def unsettled(self) -> int:
+        """Ops of decided transactions that are still to be deleted."""
+        return len(self._merged) + len(self._dropped)
+
+    # --- intents
+
+    async def write(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> StoredOp:
+        """Make durable what a transaction acknowledges, for the cursor's present incarnation."""
+        self._serial += 1
+        op = AckOp(
+            to_text(txn),
+            self._segment,
+            self._cursor.name,
+            self._cursor.incarnation,
+            tuple(_entry(ack) for ack in acks),
+            cumulative,
+        )
+        return await self._store.write_ack(txn, self._epoch, self._serial, op)
+
+    async def confirm(self) -> None:
+        """ManagedLedgerFenced unless this is still the owner: the managed ledger has one."""
+        key = managed_ledger_key(self._managed_ledger)
+        await self._store.metadata.sync(key)
+        found = await self._store.metadata.get(key)
+        record = None
+        if found is not None:
+            record = decode_managed_ledger(key, self._managed_ledger, found.value)
+        if record is None or record.epoch != self._epoch or record.deleted:
+            raise ManagedLedgerFenced(f"{self._managed_ledger} has another owner")
+
+    async def found(self) -> list[FoundAck]:
+        """All ops of the subscription, whoever wrote them."""
+        return await self._store.acks(self._segment, self._cursor.name)
+
+    async def delete_all(self) -> None:
+        """The subscription is gone: so is all that was acknowledged on it."""
+        await self._store.delete_ops([each.op for each in await self.found()])
+
+    # --- after a decision
+
+    def merged(self, ops: Iterable[StoredOp]) -> None:
+        """The cursor in memory holds what these say."""
+        self._merged += ops
+        self._due.advance()
+
+    def dropped(self, ops: Iterable[StoredOp]) -> None:
+        """What these say does not count."""
+        self._dropped += ops
+        self._due.advance()
+
+    async def keep_settled(self) -> None:
+        """Delete what may be deleted, for ever, or until another owner has the subscription."""
+        while True:
+            seen = self._due.version
+            try:
+                await self.settle()
+            except (ManagedLedgerFenced, StorageClosed) as error:
+                _LOG.info("acks-left-to-next-owner", segment=self._segment, error=str(error))
+                return
+            except MagnetarError as error:
+                # The ops stay, and with them the acknowledgements: late is all that it is.
+                _LOG.warning("acks-not-settled", segment=self._segment, error=str(error))
+                await self._clock.sleep(RETRY_SECONDS)
+                continue
+            await self._due.past(seen)
+
+    async def settle(self) -> None:
+        """Make merges durable, then delete their ops, until there are none left."""
+        while self.unsettled:
+            if self._merged:
+                covered = len(self._merged)
+                await self._cursor.flush()
+                self._dropped += self._merged[:covered]
+                del self._merged[:covered]
+            gone = list(self._dropped)
+            await self._store.delete_ops(gone)
+            del self._dropped[: len(gone)]
+
+
+def _entry(ack: Acked) -> AckedEntry:
+    left_out = ack.unacked
+    return AckedEntry(*ack.position, f"{left_out:x}" if left_out else "")

@@ -1,0 +1,500 @@
+"""The transactions of one segment: who may write, what consumers see, what becomes of decisions.
+
+Owns: `MetadataTransactionBuffer`. "Segment" is any topic that keeps its messages in a log.
+
+Invariants (DESIGN 6.1; the rules of `spec` in brackets):
+1. Nothing is visible before recovery has read all pins, headers and aborted records, in this order
+   and after former owners were fenced [fence_before_pins, pins_before_aborted]; then what stands
+   below the lowest bound of any undecided transaction.
+2. A transaction is tracked before its header is read [track_before_read]. Its pin is durable, and
+   after that the store still calls it open, before its first entry is appended. So a pin whose
+   header is gone has no entries that anything but an aborted record could tell of.
+3. Once the decision is known nothing more is appended. A commit shows at once, what is in flight
+   included. An abort shows nothing: the aborted record, which covers every position that was handed
+   to the log, is durable before the bound goes.
+4. A pin is deleted only as this owner wrote or adopted it, and only after 3 is done.
+5. Nothing of this fails silently: a transaction that cannot be admitted is refused; if an aborted
+   record cannot be stored, `failed` advances, and its topic must be loaded anew.
+
+Relies on: a managed ledger that was opened (which fences) before `recover`; `Decisions`; a caller
+that asks `is_admitted` right before each append, and calls `appending` and then `settled`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, Protocol
+
+from magnetar.errors import (
+    MagnetarError,
+    ManagedLedgerFenced,
+    NotAllowed,
+    ServiceNotReady,
+    StoreClosed,
+)
+from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.txn.decided import Decisions
+from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.pins import adopt_pin, check_epoch, place_pin
+from magnetar.txn.records import State
+from magnetar.txn.store import FoundPin, StoredOp, TxnStore
+from magnetar.txn.txn_dedup import Sent, TxnSequences, TxnVerdict
+from magnetar.txn.visibility import Visibility
+from magnetar.wire.messages import TxnId
+
+ADMIT_SECONDS: Final = 30.0
+"""For all that comes before a transaction's first message in a segment."""
+
+MATERIALISE_SECONDS: Final = 60.0
+"""For the records of a decision, however often they have to be tried."""
+
+_PAUSE_SECONDS: Final = 0.2
+_STOP_SECONDS: Final = 5.0
+_LOG: Final = logger(__name__)
+
+
+class Sequences(Protocol):
+    """Where the sequences of transactions count for dedup, and how they get there."""
+
+    def pending(self, sent: Sent) -> None:
+        """Stored, in a transaction that is not decided."""
+        ...
+
+    def ended(self, state: State, stored: Iterable[Sent]) -> None:
+        """What a transaction stored counts from now on (COMMITTED) or is forgotten."""
+        ...
+
+    async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
+        """Call `note` for each entry of these in [first, end): of what a former owner stored."""
+        ...
+
+
+class Work:
+    """One transaction in one segment."""
+
+    __slots__ = (
+        "decision",
+        "highest",
+        "is_admitted",
+        "is_admitting",
+        "is_recovered",
+        "moved",
+        "op",
+        "refusal",
+        "sequences",
+        "txn",
+    )
+
+    def __init__(self, txn: TxnId) -> None:
+        self.txn = txn
+        self.op: StoredOp | None = None
+        """Its pin, once that is durable."""
+        self.highest: Position | None = None
+        """The last position at which it may have an entry; None: it has none."""
+        self.sequences = TxnSequences()
+        self.decision: State | None = None
+        self.is_recovered = False
+        self.is_admitting = False
+        self.is_admitted = False
+        self.refusal: NotAllowed | None = None
+        self.moved = Signal()
+        """Advances when an attempt to admit it is over."""
+
+
+class MetadataTransactionBuffer:
+    """A `Participant`. Made, then recovered before anything is dispatched, at last closed."""
+
+    def __init__(
+        self,
+        segment: str,
+        ledger: ManagedLedger,
+        store: TxnStore,
+        decisions: Decisions,
+        *,
+        epoch: int,
+        clock: Clock,
+        sequences: Sequences,
+    ) -> None:
+        self.moved = Signal()
+        """Advances when the ceiling has moved for another reason than an append."""
+        self.failed = Signal()
+        self.failure: MagnetarError | None = None
+        """Why the topic must be loaded anew, if so."""
+        self._segment = segment
+        self._ledger = ledger
+        self._store = store
+        self._decisions = decisions
+        self._epoch = epoch
+        self._clock = clock
+        self._counting = sequences
+        self._visibility = Visibility()
+        self._works: dict[TxnId, Work] = {}
+        self._recovered_end = ledger.next_append_floor()
+        self._scan: asyncio.Task[None] | None = None
+        self._aborted_last: Position | None = None
+        """Behind it there is no aborted entry; None: there is none at all."""
+        self._tasks = Service(f"transactions of {segment}", stop_seconds=_STOP_SECONDS)
+
+    # --- what consumers may see
+
+    def ceiling(self) -> Position:
+        """The last position that consumers may see."""
+        return self._visibility.ceiling(self._ledger.last_position())
+
+    def may_hide(self, position: Position) -> bool:
+        """Whether an entry there, below the ceiling, might be an aborted one."""
+        last = self._aborted_last
+        return last is not None and position <= last
+
+    def is_visible(self, txn: TxnId, position: Position) -> bool:
+        """Whether an entry of a transaction, below the ceiling, is for consumers."""
+        return not self._visibility.is_aborted(txn, position)
+
+    def lowest_bound(self) -> Position | None:
+        """Nothing at or above it may be trimmed; None: no transaction is undecided."""
+        return self._visibility.lowest_bound()
+
+    def blocker(self) -> TxnId | None:
+        """The transaction that holds the ceiling."""
+        return self._visibility.blocker()
+
+    def state_of(self, txn: TxnId, position: Position) -> State:
+        """What an entry of the log is: its transaction is undecided here, aborted or committed."""
+        if txn in self._works:
+            return "OPEN"
+        return "ABORTED" if self._visibility.is_aborted(txn, position) else "COMMITTED"
+
+    @property
+    def undecided(self) -> int:
+        """How many transactions hold or may hold the ceiling."""
+        return len(self._works)
+
+    # --- recovery
+
+    async def recover(self) -> None:
+        """Find what former owners left, then open the gate."""
+        await self._store.metadata.sync()
+        found = await self._store.pins(self._segment)
+        for each in found:
+            check_epoch(each, self._epoch)
+            work = self._track(from_text(each.pin.txn), each.pin.bound)
+            work.is_recovered = True
+            work.op = each.op
+            work.highest = _before(self._recovered_end)
+        decided = [await self._judged(each) for each in found]
+        gone = []
+        first = self._ledger.first_position()
+        for aborted in await self._store.aborted(self._segment):
+            txn = from_text(aborted.txn)
+            if aborted.last < first:
+                gone.append(txn)
+            elif txn in self._works:
+                self._works[txn].decision = "ABORTED"  # its owner died before the pin went
+            else:
+                self._hide(txn, aborted.last)
+        self._visibility.open_gate()
+        for work in list(self._works.values()):
+            if work.decision is not None:
+                self._materialise(work)
+        late = [each for each in decided if each is not None]
+        if gone or late:
+            self.spawn(self._sweep(gone, late), "sweep")
+        self.moved.advance()
+
+    async def _judged(self, found: FoundPin) -> StoredOp | None:
+        """Adopt the pin of an open transaction, note a decision; the pin of none at all."""
+        txn = from_text(found.pin.txn)
+        work = self._works[txn]
+        present: FoundPin | None = found
+        while True:
+            state = await self._decisions.read(txn)
+            if work.decision is None and state in ("COMMITTED", "ABORTED"):
+                work.decision = state
+            if work.decision is not None and present is not None:
+                return None
+            if state == "OPEN" and present is not None:
+                work.op = await adopt_pin(self._store, present, present.pin.bound, self._epoch)
+                if work.op is not None:
+                    return None
+            present = await self._store.pin(txn, self._segment)
+            if present is not None:
+                check_epoch(present, self._epoch)
+                work.op = present.op
+                if state is not None:
+                    continue
+            # Gone: its owner has finished with it, and the aborted record decides. There, without
+            # a header: a late write, under which nothing was appended.
+            self._forget(work)
+            return None if present is None else present.op
+
+    async def _sweep(self, aborted: list[TxnId], late: list[StoredOp]) -> None:
+        async def swept() -> None:
+            await self._store.forget_aborted(self._segment, aborted)
+            await self._store.delete_ops(late)
+
+        await self._tried("sweep", swept)
+
+    # --- writing
+
+    def is_admitted(self, txn: TxnId) -> bool:
+        """Whether its next message may be appended at once."""
+        work = self._works.get(txn)
+        return work is not None and work.is_admitted and work.decision is None
+
+    def refusal(self, txn: TxnId) -> NotAllowed | None:
+        """Why a message is refused without asking anybody; None: `admit` tells."""
+        if not is_metadata(txn):
+            return NotAllowed(f"transaction {to_text(txn)} is not one that this topic can take")
+        known = self._decisions.known(txn)
+        if known in ("COMMITTED", "ABORTED"):
+            return NotAllowed(f"transaction {to_text(txn)} is {known}")
+        return None
+
+    async def admit(self, txn: TxnId) -> None:
+        """Let a transaction write here: its first message waits for this. NotAllowed: it may not.
+
+        It runs on if its caller is cancelled; whoever asks meanwhile shares one attempt.
+        """
+        refusal = self.refusal(txn)
+        if refusal is not None:
+            raise refusal
+        if self._tasks.stopping or self.failure is not None:
+            raise NotAllowed(f"{self._segment} is being unloaded")
+        work = self._works.get(txn)
+        if work is None:
+            work = self._track(txn, self._ledger.next_append_floor())
+        if work.is_admitted and work.decision is None:
+            return
+        seen = work.moved.version
+        if not work.is_admitting:
+            work.is_admitting = True
+            self.spawn(self._admission(work), f"admit {to_text(txn)}")
+        await work.moved.past(seen)
+        if work.refusal is not None:
+            raise work.refusal.with_traceback(None)
+
+    async def _admission(self, work: Work) -> None:
+        refusal: str | None = f"{self._segment} was unloaded"
+        try:
+            async with asyncio.timeout(ADMIT_SECONDS):
+                await (self._recall() if work.is_recovered else self._pin(work))
+            refusal = None
+        except TimeoutError:
+            refusal = f"it could not be admitted within {ADMIT_SECONDS:g} s"
+        except ManagedLedgerFenced as error:
+            refusal = str(error)
+            self._fail(error)
+        except MagnetarError as error:
+            refusal = str(error)
+        finally:
+            work.is_admitting = False
+            if work.decision is not None:
+                refusal = f"it is {work.decision}"
+            work.is_admitted = refusal is None
+            text = f"transaction {to_text(work.txn)} may not write to {self._segment}: {refusal}"
+            work.refusal = None if refusal is None else NotAllowed(text)
+            if refusal is not None and not work.is_recovered:
+                self._forget(work)
+                if not self._tasks.stopping:
+                    self.spawn(self._remove_pin(work.txn), "remove a pin")
+            work.moved.advance()
+
+    async def _pin(self, work: Work) -> None:
+        """The pin, and around it the certainty that the transaction is open."""
+        txn = work.txn
+        self._check_open(work, await self._decisions.state(txn))
+        bound = self._visibility.undecided[txn]
+        work.op = await place_pin(self._store, txn, self._segment, bound, self._epoch)
+        # From the store: a decision that memory has missed may be old, and its header about to go.
+        self._check_open(work, await self._decisions.read(txn))
+
+    def _check_open(self, work: Work, state: State | None) -> None:
+        if work.decision is not None or state != "OPEN":
+            raise NotAllowed(f"it is {work.decision or state or 'not known'}")
+
+    async def _recall(self) -> None:
+        """Know what recovered transactions have stored before they store more."""
+        if self._scan is None:
+            self._scan = self.spawn(self._recall_all(), "recall")
+        await asyncio.wait({self._scan})
+        if self._scan is None:
+            raise ServiceNotReady(f"what is stored in {self._segment} could not be read")
+
+    async def _recall_all(self) -> None:
+        recovered = {txn for txn, work in self._works.items() if work.is_recovered}
+        first = min(self._visibility.undecided[txn] for txn in recovered)
+        try:
+            await self._counting.stored_in(recovered, first, self._recovered_end)
+        except MagnetarError as error:
+            _LOG.warning("transactions-not-recalled", segment=self._segment, error=str(error))
+            self._scan = None
+
+    def note(self, txn: TxnId, sent: Sent) -> None:
+        """A former owner stored this for a transaction that is undecided."""
+        work = self._works.get(txn)
+        if work is not None:
+            work.sequences.note(sent)
+
+    def judge(self, txn: TxnId, name: str, sequence_id: int) -> TxnVerdict:
+        """Whether an admitted transaction has this message already; STORE: `appending` follows."""
+        return self._works[txn].sequences.judge(name, sequence_id)
+
+    def appending(self, txn: TxnId) -> Work:
+        """An admitted transaction's message is appended now, without an await in between."""
+        work = self._works[txn]
+        work.highest = self._ledger.next_append_floor()
+        return work
+
+    def settled(self, work: Work, sent: Sent | None, *, stored: bool) -> None:
+        """What became of an append; `sent` is None if its sequence does not count."""
+        if sent is None:
+            return
+        work.sequences.settled(sent, stored=stored)
+        if not stored:
+            return
+        if self._works.get(work.txn) is work:
+            self._counting.pending(sent)
+        elif work.decision is not None:
+            self._counting.ended(work.decision, [sent])
+
+    # --- decisions
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        """COMMITTED or ABORTED: from now on it writes nothing more here."""
+        work = self._works.get(txn)
+        if work is None or work.decision is not None:
+            return
+        work.decision = state
+        # One that is being admitted has no entries: the attempt ends it.
+        if self._visibility.is_open and (work.is_recovered or work.is_admitted):
+            self._materialise(work)
+
+    def _materialise(self, work: Work) -> None:
+        if work.decision == "COMMITTED" or work.highest is None:
+            self._end(work)
+            self.spawn(self._unpin(work), f"unpin {to_text(work.txn)}")
+        else:
+            self.spawn(self._abort(work, work.highest), f"abort {to_text(work.txn)}")
+
+    async def _abort(self, work: Work, last: Position) -> None:
+        record = self._store.write_aborted
+        if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
+            return
+        self._hide(work.txn, last)
+        self._end(work)
+        await self._unpin(work)
+
+    def _hide(self, txn: TxnId, last: Position) -> None:
+        self._visibility.abort(txn, last)
+        known = self._aborted_last
+        self._aborted_last = last if known is None else max(last, known)
+
+    def _end(self, work: Work) -> None:
+        """It holds nothing any more, and its sequences count or do not."""
+        self._forget(work)
+        if work.decision is not None:
+            self._counting.ended(work.decision, work.sequences)
+
+    def _forget(self, work: Work) -> None:
+        if self._works.get(work.txn) is work:
+            del self._works[work.txn]
+            self._visibility.commit(work.txn)
+            self._decisions.leave(work.txn, self)
+            self.moved.advance()
+
+    async def _unpin(self, work: Work) -> None:
+        op = work.op
+        if op is not None:
+            await self._tried("unpin", lambda: self._store.delete_ops([op]), is_vital=False)
+
+    async def _remove_pin(self, txn: TxnId) -> None:
+        """Of one that was not admitted. It may be there, be it that its writing failed."""
+
+        async def removed() -> None:
+            found = await self._store.pin(txn, self._segment)
+            # Tried again meanwhile: that attempt has taken the pin over, or will.
+            if found is not None and found.pin.epoch == self._epoch and txn not in self._works:
+                await self._store.delete_ops([found.op])
+
+        await self._tried("remove-pin", removed, is_vital=False)
+
+    async def rescan(self) -> None:
+        """Remove pins of finished transactions that this owner knows nothing of: leftovers."""
+        for found in await self._store.pins(self._segment):
+            txn = from_text(found.pin.txn)
+            if txn in self._works:
+                continue
+            if found.pin.epoch > self._epoch:
+                self._fail(ManagedLedgerFenced(f"{self._segment} has a later owner"))
+                return
+            # Whatever has entries was found by `recover`, or is tracked.
+            if await self._decisions.read(txn) != "OPEN" and txn not in self._works:
+                await self._store.delete_ops([found.op])
+
+    # --- the end of data, and of it all
+
+    async def trimmed(self, first_kept: Position) -> None:
+        """Entries below this position are gone: so are the aborted records that spoke of them."""
+        gone = self._visibility.forget_aborted(first_kept)
+        if gone:
+            self._aborted_last = max(self._visibility.aborted.values(), default=None)
+            await self._store.forget_aborted(self._segment, gone)
+
+    async def close(self) -> None:
+        """Leave everything to the next owner."""
+        for work in list(self._works.values()):
+            self._decisions.leave(work.txn, self)
+        await self._tasks.stop()
+
+    async def delete(self) -> None:
+        """The segment is gone with its data: so are the records about it. Closed before."""
+        await self._store.delete_ops([each.op for each in await self._store.pins(self._segment)])
+        left = [from_text(each.txn) for each in await self._store.aborted(self._segment)]
+        await self._store.forget_aborted(self._segment, left)
+
+    # --- parts
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something for as long as the segment is open."""
+        return self._tasks.spawn(work, name)
+
+    def _track(self, txn: TxnId, bound: Position) -> Work:
+        work = self._works[txn] = Work(txn)
+        self._visibility.track(txn, bound)
+        self._decisions.join(txn, self)
+        return work
+
+    async def _tried(
+        self, what: str, attempt: Callable[[], Awaitable[None]], *, is_vital: bool = True
+    ) -> bool:
+        """Try until the deadline; then the topic must be loaded anew, if it is vital."""
+        deadline = self._clock.monotonic() + MATERIALISE_SECONDS
+        while True:
+            try:
+                await attempt()
+                return True
+            except StoreClosed:
+                return False  # nobody is served any more
+            except MagnetarError as error:
+                if self._clock.monotonic() < deadline:
+                    await self._clock.sleep(_PAUSE_SECONDS)
+                    continue
+                _LOG.warning(f"transaction-{what}-failed", segment=self._segment, error=str(error))
+                if is_vital:
+                    self._fail(error)
+                return False
+
+    def _fail(self, error: MagnetarError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.failed.advance()
+
+
+def _before(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id - 1)

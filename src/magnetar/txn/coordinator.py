@@ -1,0 +1,292 @@
+"""Transactions begin and end here: the coordinators of one broker.
+
+Owns: `Coordinators`: what clients may ask of the coordinators that this broker leads, and the loops
+that abort what nobody ends and forget what is finished.
+
+Invariants:
+1. To begin is one durable put; to end is one compare-and-set, of the header or, for the member of a
+   group, of the group's record. The answer comes after it, and after everyone on this broker has
+   learned it.
+2. A decision that was begun runs to its end in a task of its own, whatever becomes of who asked.
+3. The same end again gets the same answer, the opposite one InvalidTxnStatus, as long as the header
+   is kept. Who is not the owner is told that there is no such transaction.
+4. Nothing is replayed when a coordinator moves to another broker: the records are the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from magnetar.errors import (
+    InvalidTxnStatus,
+    MagnetarError,
+    NotAllowed,
+    OutcomeUnknown,
+    ServiceNotReady,
+    TransactionNotFound,
+)
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import TXN_BEGUN
+from magnetar.runtime.service import Service
+from magnetar.txn import decisions
+from magnetar.txn.collector import Collector, Repair
+from magnetar.txn.deadlines import Deadlines
+from magnetar.txn.decisions import Committed
+from magnetar.txn.groups import Groups
+from magnetar.txn.ids import to_text
+from magnetar.txn.open_book import Audience, Cause, OpenBook
+from magnetar.txn.partitions import Partitions, partition_of
+from magnetar.txn.records import Group, Header, Membership, State, header_indexes, header_key
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import TxnId
+
+Result = TypeVar("Result")
+
+_LOG: Final = logger(__name__)
+
+
+class Coordinators(Service):
+    """The coordinators of one broker; `partitions` is started and stopped with them."""
+
+    def __init__(
+        self,
+        store: TxnStore,
+        partitions: Partitions,
+        audience: Audience,
+        *,
+        clock: Clock,
+        limits: Limits,
+        repair: Repair,
+    ) -> None:
+        super().__init__("coordinators", stop_seconds=limits.close_seconds)
+        self.partitions = partitions
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._book = OpenBook(audience, per_owner_max=limits.txn_open_per_owner_max)
+        self._groups = Groups(store, partitions, self._book, clock, limits, self._in_background)
+        self._deadlines = Deadlines(store, partitions, self._book, clock, self._expire)
+        self._collector = Collector(
+            store, partitions, clock, limits, repair, self._groups.forget_old
+        )
+        self._work: set[asyncio.Task[Any]] = set()
+
+    async def _start(self) -> None:
+        await self.partitions.start()
+        self.spawn(self._deadlines.run(), "deadlines")
+        self.spawn(self._collector.run(), "collection")
+
+    async def _stop(self) -> None:
+        try:
+            while self._work:
+                await asyncio.wait(self._work)
+        finally:
+            await self.partitions.stop()
+
+    @property
+    def open_count(self) -> int:
+        """Open transactions that this broker knows of."""
+        return len(self._book)
+
+    # --- what clients ask
+
+    async def begin(
+        self,
+        coordinator: int,
+        timeout_ms: int,
+        owner: str = "",
+        membership: Membership | None = None,
+    ) -> Header:
+        """A new transaction, alone or in a group."""
+        self.partitions.check(coordinator)
+        self._check_timeout(timeout_ms)
+        with self._book.place(owner):
+            return await self._apart(self._begin(coordinator, timeout_ms, owner, membership))
+
+    async def end(self, txn: TxnId, *, commit: bool, owner: str = "") -> State:
+        """Decide a transaction; what was decided."""
+        self.partitions.check_txn(txn)
+        state: State = "COMMITTED" if commit else "ABORTED"
+        return await self._apart(self._end(txn, state, owner))
+
+    async def check_open(self, txn: TxnId, owner: str = "") -> None:
+        """Raise unless a transaction is open and this owner's."""
+        self.partitions.check_txn(txn)
+        header = self._book.get(txn) or await self._store.header(txn)
+        _owned(header, txn, owner)
+        if header is not None and header.is_final:
+            raise InvalidTxnStatus(f"transaction {to_text(txn)} is {header.state}")
+
+    async def open_group(
+        self, application: str, generation: str, run: str, owner: str = ""
+    ) -> Group:
+        """A run of a distributed writer begins."""
+        return await self._apart(self._groups.open(application, generation, run, owner))
+
+    async def commit_group(
+        self,
+        application: str,
+        epoch: int,
+        sequence: int,
+        txns: Sequence[TxnId],
+        owner: str = "",
+    ) -> Committed:
+        """Commit these transactions of a sequence, and abort the others."""
+        return await self._apart(self._groups.commit(application, epoch, sequence, txns, owner))
+
+    async def group_status(self, application: str, owner: str = "") -> Group:
+        """What a group decided last."""
+        found = await self._apart(self._groups.status(application, owner))
+        if found is None:
+            raise TransactionNotFound(f"there is no group {application!r}", hint="open it first")
+        return found
+
+    # --- beginning
+
+    def _check_timeout(self, timeout_ms: int) -> None:
+        most = self._limits.txn_timeout_max_seconds
+        if not 0 < timeout_ms <= most * 1000:
+            raise NotAllowed(
+                f"a transaction cannot have a timeout of {timeout_ms} ms",
+                hint=f"from 1 ms to {most:g} s (txn_timeout_max_seconds)",
+            )
+
+    async def _begin(
+        self, coordinator: int, timeout_ms: int, owner: str, membership: Membership | None
+    ) -> Header:
+        if membership is not None:
+            expected = partition_of(membership.application)
+            if coordinator != expected:
+                raise NotAllowed(
+                    f"the coordinator of {membership.application!r} is {expected}, not {coordinator}"
+                )
+            await self._groups.check_new(membership, owner)
+        header = decisions.begun(
+            await self.partitions.new_id(coordinator),
+            now_ms=self._clock.now_ms(),
+            timeout_ms=timeout_ms,
+            owner=owner,
+            group=membership,
+        )
+        await self._create(header)
+        TXN_BEGUN.inc()
+        if not self.partitions.leads(coordinator):
+            return header  # the next leader finds it by its deadline
+        if membership is not None:
+            await self._groups.began(header)
+        else:
+            self._book.began(header)
+        return header
+
+    async def _create(self, header: Header) -> None:
+        try:
+            await self._store.create(header)
+        except OutcomeUnknown:
+            if await self._store.header(header.id) != header:
+                raise  # should it arrive later, its deadline ends it
+
+    # --- ending
+
+    async def _end(self, txn: TxnId, state: State, owner: str | None) -> State:
+        """As an owner wishes, or, for None, as this coordinator does."""
+        now = self._clock.now_ms()
+
+        def ended(header: Header | None) -> Header | None:
+            known = _owned(header, txn, owner)
+            if known.group is not None and not known.is_final:
+                return None  # its group decides
+            return decisions.ended(known, state, now)
+
+        after = await self._store.change(header_key(txn), Header, ended, header_indexes)
+        if after is None:
+            return await self._end_member(txn, state)
+        self._book.over(txn, after.state, self._clock.now_ms(), _cause(owner))
+        return after.state
+
+    async def _end_member(self, txn: TxnId, state: State) -> State:
+        found = await self._store.state(txn)
+        header = await self._store.header(txn)
+        if found is None or header is None or header.group is None:
+            raise _missing(txn)
+        if found == "OPEN":
+            if state == "COMMITTED":
+                raise NotAllowed(
+                    f"transaction {header.txn} is one of {header.group.application!r}",
+                    hint="COMMIT_GROUP commits it",
+                )
+            found = (await self._groups.abort(header.group.application, [header])).get(txn)
+        if found is None:
+            raise _missing(txn)
+        if found != state:
+            raise InvalidTxnStatus(f"transaction {header.txn} is {found}, not {state}")
+        return state
+
+    async def _expire(self, due: Sequence[Header]) -> None:
+        """Abort transactions whose deadline has passed; members of one group together."""
+        groups: dict[str, list[Header]] = {}
+        work: list[Coroutine[Any, Any, object]] = []
+        for header in due:
+            if header.group is None:
+                work.append(self._end(header.id, "ABORTED", None))
+            else:
+                groups.setdefault(header.group.application, []).append(header)
+        work += [self._groups.abort(name, each, "timeout") for name, each in groups.items()]
+        results = await asyncio.gather(
+            *(self._apart(each) for each in work), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, InvalidTxnStatus | TransactionNotFound):
+                continue  # it was ended at another broker a moment ago
+            if isinstance(result, MagnetarError):
+                _LOG.warning("txn-timeout-late", error=str(result))
+            elif isinstance(result, BaseException):
+                raise result
+
+    # --- tasks of their own
+
+    async def _apart(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run to its end, whatever becomes of who asked."""
+        if self.stopping:
+            work.close()
+            raise ServiceNotReady("the broker is stopping")
+        task = asyncio.create_task(work, name="transaction")
+        self._work.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._work.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; if nobody does any more, it is not lost
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self.stopping:
+            work.close()  # whoever comes next does it
+            return
+        task = asyncio.create_task(work, name=name)
+        self._work.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.warning("txn-background-failed", task=task.get_name(), error=str(error))
+
+
+def _cause(owner: str | None) -> Cause:
+    return "timeout" if owner is None else "asked"
+
+
+def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:
+    """The header, if there is one and it is this owner's; None: every owner's."""
+    if header is None or (owner is not None and header.owner and header.owner != owner):
+        raise _missing(txn)
+    return header
+
+
+def _missing(txn: TxnId) -> TransactionNotFound:
+    return TransactionNotFound(f"there is no transaction {to_text(txn)}")

@@ -1,0 +1,240 @@
+"""What this broker knows of transactions, and which of its participants must be told.
+
+Owns: `Decisions`, and what a `Participant` is: a segment's buffer, a subscription's pending acks.
+
+Invariants:
+1. A decision, learnt by whatever path, is applied to all participants here in one call without an
+   await: on one broker a commit shows in all its topics in one turn of the loop.
+2. A final state never changes.
+3. That a transaction is open is believed from memory only while this broker coordinates it; else
+   the store is asked.
+4. No decision is missed for good: a transaction that others coordinate is watched while it has
+   participants here, and every one with participants is read again every `REREAD_SECONDS`.
+5. What is remembered is bounded: open transactions of own coordinators, those with participants,
+   and `FINAL_MAX` decisions.
+
+Relies on: own coordinators, which tell of what they began (`opened`) and decided (`learn`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from magnetar.errors import InvariantBroken, MagnetarError, StoreClosed
+from magnetar.metadata.api import Event, Watch
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.txn.ids import to_text
+from magnetar.txn.records import Header, State, group_key, header_key
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import TxnId
+
+REREAD_SECONDS: Final = 5.0
+"""After how long a missed decision is found."""
+
+FINAL_MAX: Final = 20_000
+"""Decisions that are remembered, the latest ones."""
+
+STOP_SECONDS: Final = 5.0
+
+_LOG: Final = logger(__name__)
+
+
+class Participant(Protocol):
+    """What a transaction changes on this broker."""
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        """COMMITTED or ABORTED. In memory, without an await and without an error."""
+        ...
+
+
+Missing = Callable[[TxnId], None]
+
+
+class _Followed:
+    """A transaction that has participants here."""
+
+    __slots__ = ("is_watched", "news", "participants", "since")
+
+    def __init__(self, since: float) -> None:
+        self.participants: dict[Participant, Missing | None] = {}
+        self.news = Signal()
+        self.since = since
+        self.is_watched = False
+
+
+class Decisions(Service):
+    """All that one broker knows of transactions. It works once made; `start` adds the repair."""
+
+    def __init__(
+        self, store: TxnStore, clock: Clock, *, coordinates: Callable[[TxnId], bool]
+    ) -> None:
+        super().__init__("transaction decisions", stop_seconds=STOP_SECONDS)
+        self._store = store
+        self._clock = clock
+        self._coordinates = coordinates
+        self._open: set[TxnId] = set()
+        self._final: OrderedDict[TxnId, State] = OrderedDict()
+        self._followed: dict[TxnId, _Followed] = {}
+
+    async def _start(self) -> None:
+        self.spawn(self._repair(), "repair")
+
+    # --- what is known
+
+    def known(self, txn: TxnId) -> State | None:
+        """What memory says; OPEN may be out of date."""
+        final = self._final.get(txn)
+        if final is not None:
+            return final
+        return "OPEN" if txn in self._open else None
+
+    async def state(self, txn: TxnId) -> State | None:
+        """What memory says if that is certain, else the store; None: there is no header."""
+        known = self.known(txn)
+        if known is not None and (known != "OPEN" or self._coordinates(txn)):
+            return known
+        return await self.read(txn)
+
+    async def read(self, txn: TxnId) -> State | None:
+        """What the store says now; a decision that it tells is applied."""
+        state = await self._store.state(txn)
+        if state is not None:
+            self.learn(txn, state)
+        return self._final.get(txn, state)
+
+    def opened(self, header: Header) -> None:
+        """A coordinator of this broker began a transaction, durably."""
+        if header.id not in self._final:
+            self._open.add(header.id)
+
+    def learn(self, txn: TxnId, state: State) -> None:
+        """Apply a decision to every participant; again, or OPEN: nothing."""
+        if state == "OPEN":
+            return
+        known = self._final.setdefault(txn, state)
+        if known != state:
+            raise InvariantBroken(f"transaction {to_text(txn)} is {known}, and then {state}")
+        self._final.move_to_end(txn)
+        if len(self._final) > FINAL_MAX:
+            self._final.popitem(last=False)
+        self._open.discard(txn)
+        followed = self._followed.pop(txn, None)
+        if followed is not None:
+            for participant in followed.participants:
+                participant.decided(txn, state)
+            followed.news.advance()
+
+    # --- participants
+
+    def join(self, txn: TxnId, participant: Participant, missing: Missing | None = None) -> None:
+        """Tell this participant of the decision to come; what is `known` by now it asks itself.
+
+        `missing` is called, perhaps repeatedly, if there turns out to be no header.
+        """
+        followed = self._followed.get(txn)
+        if followed is None:
+            followed = self._followed[txn] = _Followed(self._clock.monotonic())
+        followed.participants[participant] = missing
+        if not self._coordinates(txn):
+            self._watch(txn, followed)
+
+    def leave(self, txn: TxnId, participant: Participant) -> None:
+        """It has nothing more to do with the transaction; not joined: nothing."""
+        followed = self._followed.get(txn)
+        if followed is None:
+            return
+        followed.participants.pop(participant, None)
+        if not followed.participants:
+            del self._followed[txn]
+            followed.news.advance()
+
+    # --- following
+
+    def _watch(self, txn: TxnId, followed: _Followed) -> None:
+        if not followed.is_watched and not self.stopping:
+            followed.is_watched = True
+            self.spawn(self._follow(txn, followed), f"follow {to_text(txn)}")
+
+    async def _follow(self, txn: TxnId, followed: _Followed) -> None:
+        """Until the decision is known, nobody asks any more, or it is coordinated here."""
+        news = followed.news
+        watches: dict[str, Watch[Event]] = {}
+        pumps: list[asyncio.Task[None]] = []
+        try:
+            while self._followed.get(txn) is followed and not self._coordinates(txn):
+                seen = news.version
+                # Watch first, then read: nothing is missed in between.
+                for key in await self._keys(txn):
+                    if key not in watches:
+                        watches[key] = self._store.metadata.watch(key=key)
+                        pumps.append(asyncio.create_task(_pump(watches[key], news)))
+                await self._look(txn, followed)
+                await _past(news, seen, REREAD_SECONDS)
+        except StoreClosed:
+            return
+        finally:
+            followed.is_watched = False
+            for watch in watches.values():
+                watch.close()
+            for pump in pumps:
+                pump.cancel()
+
+    async def _keys(self, txn: TxnId) -> list[str]:
+        """Where its decision will be: its header, or for a member the record of its group."""
+        try:
+            header = await self._store.header(txn)
+        except StoreClosed:
+            raise
+        except MagnetarError:
+            header = None  # the next reading tells
+        keys = [header_key(txn)]
+        if header is not None and header.group is not None:
+            keys.append(group_key(header.group.application))
+        return keys
+
+    async def _look(self, txn: TxnId, followed: _Followed) -> None:
+        try:
+            state = await self.read(txn)
+        except StoreClosed:
+            raise
+        except MagnetarError as error:
+            _LOG.info("transaction-not-read", txn=to_text(txn), error=str(error))
+            return
+        if state is None and self._followed.get(txn) is followed:
+            for missing in list(followed.participants.values()):
+                if missing is not None:
+                    missing(txn)
+
+    async def _repair(self) -> None:
+        """Find decisions that nobody told of, and coordinators that moved away."""
+        while True:
+            await self._clock.sleep(REREAD_SECONDS)
+            late = self._clock.monotonic() - REREAD_SECONDS
+            try:
+                for txn, followed in list(self._followed.items()):
+                    if not self._coordinates(txn):
+                        self._watch(txn, followed)
+                    elif followed.since <= late:
+                        await self._look(txn, followed)
+            except StoreClosed:
+                return
+            self._open = {txn for txn in self._open if self._coordinates(txn)}
+
+
+async def _pump(watch: Watch[Event], news: Signal) -> None:
+    async for _ in watch:
+        news.advance()
+
+
+async def _past(signal: Signal, seen: int, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await signal.past(seen)
+    except TimeoutError:
+        return

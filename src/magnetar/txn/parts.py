@@ -1,0 +1,19 @@
+"""What the topics of one broker share for transactions.
+
+Owns: `Transactions`. A broker without one refuses transactional work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magnetar.txn.decided import Decisions
+from magnetar.txn.store import TxnStore
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """The records of all transactions, and what this broker knows of their ends."""
+
+    store: TxnStore
+    decisions: Decisions

@@ -1,0 +1,311 @@
+"""Pure: what undecided transactions have acknowledged on one subscription.
+
+Owns: `PendingAcks`: which messages are held by which transaction, the judgement of new
+acknowledgements, and what a decision does to what was held.
+
+A message is open, held by a transaction, or acknowledged (the cursor's). An acknowledgement in a
+transaction makes open messages held; a commit makes them acknowledged, an abort open again.
+
+Invariants:
+1. A judged acknowledgement holds open messages only. What another transaction holds, one by one or
+   as a part of everything up to a position, or the cursor has, is a conflict, whoever came first.
+   Within one transaction only the same message one by one, twice, is a conflict.
+2. One transaction at a time holds everything up to a position, and moves it only forward.
+3. A plain acknowledgement of a held message is dropped: only the decision ends the hold.
+4. What was read back from the store is not judged: two owners may have taken the same message, and
+   it is open again only when nobody holds it any more.
+
+Messages of an entry are the set bits of an integer. `WHOLE` has them all, however many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from magnetar.model.ids import Position
+from magnetar.wire.messages import TxnId
+
+WHOLE: Final = -1
+"""As a set of messages: all of the entry. Every bit of -1 is set, so `&`, `|`, `~` just work."""
+
+
+class CursorView(Protocol):
+    """What the judgement asks of the cursor."""
+
+    @property
+    def mark_delete(self) -> Position: ...
+
+    def is_acked(self, position: Position) -> bool: ...
+
+    def unacked_indexes(self, position: Position) -> int | None: ...
+
+
+class Acked(NamedTuple):
+    """Messages of one entry that a transaction acknowledges, itself or all before it too."""
+
+    position: Position
+    messages: int = WHOLE
+    size: int = 0
+    """How many messages the entry holds; it counts unless they are `WHOLE`."""
+
+    @property
+    def unacked(self) -> int:
+        """As the cursor and the records say it: set bits are messages that are left out."""
+        return 0 if self.messages == WHOLE else ~self.messages & _all_of(self.size)
+
+    def plus(self, other: Acked) -> Acked:
+        """With the messages of both, which are of one entry."""
+        messages, size = self.messages | other.messages, max(self.size, other.size)
+        if messages == _all_of(size):
+            messages = WHOLE
+        return Acked(self.position, messages, size)
+
+    def covers(self, other: Acked) -> bool:
+        """Whether everything up to this includes everything up to the other."""
+        if other.position == self.position:
+            return other.messages & ~self.messages == 0
+        return other.position < self.position
+
+
+def acked_of(position: Position, unacked: int, size: int) -> Acked:
+    """From the form in which messages that are left out are set bits."""
+    left_out = unacked & _all_of(size)
+    return Acked(position, ~left_out & _all_of(size), size) if left_out else Acked(position)
+
+
+def combined(acks: Iterable[Acked]) -> list[Acked]:
+    """One for each entry; those that acknowledge nothing are left out."""
+    found: dict[Position, Acked] = {}
+    for ack in acks:
+        if ack.messages:
+            present = found.get(ack.position)
+            found[ack.position] = ack if present is None else present.plus(ack)
+    return list(found.values())
+
+
+class Verdict(Enum):
+    ACCEPTED = "accepted"
+    REPEATED = "repeated"
+    """It says nothing new, and may: there is nothing to store."""
+
+
+class Conflict(NamedTuple):
+    """Refused."""
+
+    reason: str
+    holders: tuple[TxnId, ...] = ()
+    """Other transactions that stand in the way; should one of them be decided, ask again."""
+
+
+class Ended(NamedTuple):
+    """What a transaction held."""
+
+    entries: tuple[Acked, ...]
+    through: Acked | None
+    """Everything up to here, too."""
+
+
+class PendingAcks:
+    """The held messages of one subscription."""
+
+    def __init__(self, *, repeats_allowed: bool) -> None:
+        self._repeats_allowed = repeats_allowed
+        """Everything up to where it is held or acknowledged already may be acknowledged again."""
+        self._entries: dict[Position, dict[TxnId, Acked]] = {}
+        self._positions: dict[TxnId, set[Position]] = {}
+        self._points: dict[TxnId, list[Acked]] = {}
+
+    # --- what is held
+
+    def __bool__(self) -> bool:
+        return bool(self._entries or self._points)
+
+    @property
+    def txns(self) -> Collection[TxnId]:
+        return self._positions.keys() | self._points.keys()
+
+    def held(self, position: Position) -> int:
+        """The messages of an entry that anybody holds."""
+        messages = 0
+        for ack in self._holding(position):
+            messages |= ack.messages
+        return messages
+
+    def open_messages(self, position: Position, unacked: int | None) -> int | None:
+        """Those neither acknowledged nor held; None: all. `unacked` is what the cursor says."""
+        held, size = 0, 0
+        for ack in self._holding(position):
+            held, size = held | ack.messages, max(size, ack.size)
+        if held == 0:
+            return unacked
+        return (_all_of(size) if unacked is None else unacked) & ~held
+
+    def first_entry(self) -> Position | None:
+        """The lowest entry of which messages are held one by one."""
+        return min(self._entries, default=None)
+
+    def through(self) -> Acked | None:
+        """Up to where everything is held."""
+        return max(self._effective_points(), default=None)
+
+    def _holding(self, position: Position) -> Iterator[Acked]:
+        for point in self._effective_points():
+            if position < point.position:
+                yield Acked(position)
+            elif position == point.position:
+                yield point
+        yield from self._entries.get(position, {}).values()
+
+    def _effective_points(self) -> Iterator[Acked]:
+        return (_highest(points) for points in self._points.values())
+
+    # --- new acknowledgements
+
+    def judge(
+        self, txn: TxnId, acks: Sequence[Acked], cumulative: bool, cursor: CursorView
+    ) -> Verdict | Conflict:
+        """Whether a transaction may acknowledge these; nothing changes."""
+        for ack in acks:
+            if cumulative:
+                verdict = self._judge_through(txn, ack, cursor)
+            else:
+                verdict = self._judge_entry(txn, ack, cursor)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
+        return Verdict.ACCEPTED if acks else Verdict.REPEATED
+
+    def _judge_entry(self, txn: TxnId, ack: Acked, cursor: CursorView) -> Verdict | Conflict:
+        position = ack.position
+        if cursor.is_acked(position):
+            return Conflict(f"{position} is acknowledged already")
+        unacked = cursor.unacked_indexes(position)
+        if unacked is not None and ack.messages != WHOLE and ack.messages & ~unacked:
+            return Conflict(f"messages of {position} are acknowledged already")
+        holders = [
+            other
+            for other, held in self._entries.get(position, {}).items()
+            if held.messages & ack.messages
+        ]
+        holders += [
+            other
+            for other, points in self._points.items()
+            if other != txn and _overlap(_highest(points), ack)
+        ]
+        if holders:
+            others = tuple(each for each in holders if each != txn)
+            return Conflict(f"a transaction has acknowledged {position} already", others)
+        return Verdict.ACCEPTED
+
+    def _judge_through(self, txn: TxnId, ack: Acked, cursor: CursorView) -> Verdict | Conflict:
+        position, points = ack.position, self._points.get(txn)
+        if position <= cursor.mark_delete or (points and _highest(points).covers(ack)):
+            if self._repeats_allowed:
+                return Verdict.REPEATED
+            return Conflict(f"everything up to {position} is acknowledged already")
+        others = tuple(each for each in self._points if each != txn)
+        if others:
+            return Conflict("another transaction has acknowledged everything up to a message", others)
+        holders = {
+            other
+            for held_at, held in self._entries.items()
+            if held_at <= position and not cursor.is_acked(held_at)
+            for other, each in held.items()
+            if other != txn and _overlap(ack, each)
+        }
+        if holders:
+            reason = f"other transactions have acknowledged messages up to {position}"
+            return Conflict(reason, tuple(sorted(holders)))
+        return Verdict.ACCEPTED
+
+    def add(self, txn: TxnId, acks: Iterable[Acked], cumulative: bool) -> None:
+        """Hold these: they were judged, or read back from the store."""
+        for ack in acks:
+            if cumulative:
+                self._points.setdefault(txn, []).append(ack)
+                continue
+            held = self._entries.setdefault(ack.position, {})
+            present = held.get(txn)
+            held[txn] = ack if present is None else present.plus(ack)
+            self._positions.setdefault(txn, set()).add(ack.position)
+
+    def drop(self, txn: TxnId, acks: Iterable[Acked], cumulative: bool) -> None:
+        """These were added last or not, but never became durable: as if they had not come."""
+        for ack in acks:
+            if cumulative:
+                self._points[txn].remove(ack)
+                if not self._points[txn]:
+                    del self._points[txn]
+                continue
+            held = self._entries[ack.position][txn]
+            left = _without(held, ack)
+            if left is not None:
+                self._entries[ack.position][txn] = left
+                continue
+            self._forget_entry(txn, ack.position)
+            self._positions[txn].remove(ack.position)
+            if not self._positions[txn]:
+                del self._positions[txn]
+
+    def plain_part(self, position: Position, unacked: int) -> int | None:
+        """What a plain acknowledgement leaves out once held messages are dropped from it.
+
+        None: nothing remains of it.
+        """
+        held = self.held(position)
+        return None if held == WHOLE else unacked | held
+
+    # --- decisions
+
+    def end(self, txn: TxnId) -> Ended | None:
+        """What a decided transaction held; None: nothing. It holds no more."""
+        positions, points = self._positions.pop(txn, None), self._points.pop(txn, None)
+        if positions is None and points is None:
+            return None
+        entries = [self._forget_entry(txn, each) for each in sorted(positions or ())]
+        return Ended(tuple(entries), None if points is None else _highest(points))
+
+    def clear(self) -> list[TxnId]:
+        """Forget everything: a seek. Who held something."""
+        txns = sorted(self.txns)
+        self._entries.clear()
+        self._positions.clear()
+        self._points.clear()
+        return txns
+
+    def _forget_entry(self, txn: TxnId, position: Position) -> Acked:
+        held = self._entries[position]
+        ack = held.pop(txn)
+        if not held:
+            del self._entries[position]
+        return ack
+
+
+def _all_of(size: int) -> int:
+    return (1 << size) - 1
+
+
+def _highest(points: Sequence[Acked]) -> Acked:
+    """Up to where several of one transaction reach."""
+    highest = points[0]
+    for point in points[1:]:
+        if point.position > highest.position:
+            highest = point
+        elif point.position == highest.position:
+            highest = highest.plus(point)
+    return highest
+
+
+def _overlap(through: Acked, ack: Acked) -> bool:
+    """Whether everything up to a point has messages of an entry."""
+    if ack.position == through.position:
+        return bool(through.messages & ack.messages)
+    return ack.position < through.position
+
+
+def _without(held: Acked, gone: Acked) -> Acked | None:
+    """What is left of an entry; None: nothing."""
+    messages = _all_of(held.size) if held.messages == WHOLE else held.messages
+    left = 0 if gone.messages == WHOLE else messages & ~gone.messages
+    return Acked(held.position, left, held.size) if left else None

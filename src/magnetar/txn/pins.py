@@ -1,0 +1,74 @@
+"""Pins by compare-and-set: the first mark of a transaction on a segment.
+
+Owns: `place_pin` and `adopt_pin`.
+
+Invariants:
+1. A pin's bound never rises, whoever writes it.
+2. An owner that meets the pin of a later owner stops; it takes nothing over.
+3. What is returned is durable, and nobody else has written it since: its version says so.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from magnetar.errors import BadVersion, ManagedLedgerFenced, OutcomeUnknown, Unavailable
+from magnetar.metadata.api import ABSENT
+from magnetar.model.ids import Position
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.records import Pin, encode, pin_key
+from magnetar.txn.store import FoundPin, StoredOp, TxnStore
+from magnetar.wire.messages import TxnId
+
+_ATTEMPTS: Final = 16
+
+
+async def place_pin(
+    store: TxnStore, txn: TxnId, segment: str, bound: Position, epoch: int
+) -> StoredOp:
+    """Write the pin of a transaction, or adopt the one that is there."""
+    wanted = Pin(to_text(txn), segment, *bound, epoch)
+    for _ in range(_ATTEMPTS):
+        stored = await _put(store, wanted, ABSENT)
+        if stored is not None:
+            return stored
+        found = await store.pin(txn, segment)
+        if found is None:
+            continue
+        stored = await adopt_pin(store, found, bound, epoch)
+        if stored is not None:
+            return stored
+    raise Unavailable(f"the pin of {to_text(txn)} on {segment} keeps changing")
+
+
+async def adopt_pin(
+    store: TxnStore, found: FoundPin, bound: Position, epoch: int
+) -> StoredOp | None:
+    """Make a former owner's pin the present one's; None: it is not as it was found."""
+    check_epoch(found, epoch)
+    low = min(found.pin.bound, bound)
+    pin = replace(found.pin, ledger_id=low.ledger_id, entry_id=low.entry_id, epoch=epoch)
+    return await _put(store, pin, found.op.version)
+
+
+def check_epoch(found: FoundPin, epoch: int) -> None:
+    if found.pin.epoch > epoch:
+        raise ManagedLedgerFenced(f"{found.pin.segment} has a later owner")
+
+
+async def _put(store: TxnStore, pin: Pin, expected: int) -> StoredOp | None:
+    txn = from_text(pin.txn)
+    key, indexes = pin_key(txn, pin.segment)
+    value = encode(pin)
+    try:
+        stat = await store.metadata.put(key, value, expected=expected, indexes=indexes)
+    except BadVersion:
+        return None
+    except OutcomeUnknown:
+        found = await store.pin(txn, pin.segment)
+        if found is None or found.pin != pin or found.op.version == expected:
+            raise
+        return found.op
+    return StoredOp(key, stat.version)
