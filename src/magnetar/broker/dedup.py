@@ -1,8 +1,8 @@
 """Pure: which sends of a topic are stored already, by producer name and sequence id.
 
 Owns: `Dedup`: per producer name the highest pushed and the highest persisted sequence, what is in
-flight between the two, and the holes that failed appends left; what a segment inherited of its
-parents; its stored form.
+flight between the two, and the holes that failed appends left; what transactions stored; what a
+segment inherited of its parents; its stored form.
 
 A send covers the sequences from its own id to its highest (of a batch; else the same). Of a chunked
 message only the last chunk counts: the others share its sequence, and are stored unjudged.
@@ -23,6 +23,8 @@ Invariants (`check_invariants`):
 6. Once an inherited sequence got UNKNOWN, no later one of that name is stored before the producer
    comes again (and with it, in order, whatever it still wants to send). So "at or below persisted"
    keeps its meaning (2) for the next generation.
+7. What a transaction stored does not count before its commit: below `persisted` it is UNKNOWN until
+   then. An abort leaves holes.
 
 Relies on: the caller, which settles every append even after its producer has gone, and stores a
 snapshot before it serves a topic on which `has_holes` (a log alone does not show holes).
@@ -74,7 +76,16 @@ class Lane:
     notes it here without asking (`pushed`, `plain`), and settles it in the order of its sends.
     """
 
-    __slots__ = ("filling", "floor", "holes", "in_flight", "persisted", "plain", "pushed")
+    __slots__ = (
+        "filling",
+        "floor",
+        "holes",
+        "in_flight",
+        "persisted",
+        "plain",
+        "pushed",
+        "undecided",
+    )
 
     def __init__(self, persisted: int) -> None:
         self.pushed = persisted
@@ -88,6 +99,8 @@ class Lane:
         self.holes: list[Span] = []
         self.filling: list[Span] = []
         """Those in flight again that were holes."""
+        self.undecided: list[Span] = []
+        """Stored in transactions that are not decided, or not counted."""
 
     @property
     def is_idle(self) -> bool:
@@ -158,6 +171,8 @@ class Dedup:
             producer.filling.append(sent)
         elif sequence_id > producer.persisted or within(sequence_id, producer.filling):
             return Verdict.UNKNOWN
+        elif producer.undecided and within(sequence_id, producer.undecided):
+            return Verdict.UNKNOWN
         else:
             return Verdict.DUPLICATE
         producer.in_flight.append(sent)
@@ -201,6 +216,44 @@ class Dedup:
     @property
     def has_holes(self) -> bool:
         return any(producer.holes for producer in self._producers.values())
+
+    # --- what transactions stored
+
+    def stored_in_txn(self, name: str, sent: Span) -> None:
+        """It is durable, in a transaction that is not decided."""
+        producer = self._producers.get(name)
+        if producer is None:
+            producer = self._producers[name] = Lane(NO_SEQUENCE)
+        producer.holes = _without(producer.holes, sent)
+        producer.undecided.append(sent)
+
+    def txn_committed(self, name: str, sent: Span) -> None:
+        """What a transaction stored counts like any other message."""
+        producer = self._decided(name, sent)
+        if sent.last > producer.persisted:
+            if not producer.is_idle:
+                # Not past what is in flight: it stays unknown until the log is read again.
+                producer.undecided.append(sent)
+                return
+            producer.pushed = producer.persisted = sent.last
+
+    def txn_aborted(self, name: str, sent: Span) -> None:
+        """What a transaction stored is as if it had never been sent: it may be sent again."""
+        producer = self._decided(name, sent)
+        if sent.last > producer.pushed:
+            if not producer.is_idle:
+                producer.undecided.append(sent)
+                return
+            # Later ones may pass it: then it is a hole among them.
+            producer.pushed = producer.persisted = sent.last
+        producer.forget(sent)
+
+    def _decided(self, name: str, sent: Span) -> Lane:
+        producer = self._producers.get(name)
+        if producer is None:
+            producer = self._producers[name] = Lane(NO_SEQUENCE)
+        producer.undecided = [each for each in producer.undecided if not _covers(sent, each)]
+        return producer
 
     # --- what a segment inherits and bequeaths
 
@@ -275,7 +328,7 @@ class Dedup:
             if since > now - idle and not surplus:
                 break
             producer = self._producers.get(name)
-            if producer is None or producer.is_idle:
+            if producer is None or (producer.is_idle and not producer.undecided):
                 forgotten.append(name)
         for name in forgotten:
             del self._absent[name]
@@ -401,8 +454,17 @@ class Dedup:
 def _missing(producer: Lane) -> list[Span]:
     """What is not stored of the sequences up to the last persisted one."""
     persisted = producer.persisted
-    missing = sorted([*producer.holes, *producer.filling])
-    return [Span(low, min(high, persisted)) for low, high in missing if low <= persisted]
+    missing = sorted([*producer.holes, *producer.filling, *producer.undecided])
+    found: list[Span] = []
+    for low, high in missing:
+        first, last = max(low, found[-1].last + 1 if found else low), min(high, persisted)
+        if first <= last:
+            found.append(Span(first, last))
+    return found
+
+
+def _covers(whole: Span, part: Span) -> bool:
+    return whole.first <= part.first and part.last <= whole.last
 
 
 def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:

@@ -4,10 +4,10 @@ Owns: `DedupLog`: the `Dedup` of a topic, its snapshot record, and when to write
 
 Invariants:
 1. The state after `load` is that of everything in the log: the snapshot, and every entry behind
-   the snapshot's position, read in order.
+   the snapshot's position, read in order; entries of transactions as these are decided by then.
 2. Nothing behind the snapshot's position is trimmed (`pin`).
 3. A snapshot covers everything that was persisted at or below its position: producers are settled
-   in the same step in which that position is read.
+   in the same step in which that position is read, and no undecided transaction is below it.
 4. Once dedup is on, there is a snapshot: without one, dedup begins behind the last entry. What a
    segment inherited is in every snapshot, from before `inherit` returns.
 5. A snapshot is written by compare-and-set: a former owner never overwrites its successor's.
@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from magnetar.broker.dedup import Dedup
 from magnetar.broker.entries import EntryView
-from magnetar.broker.lineage import Lineage, dedup_name
+from magnetar.broker.lineage import Lineage, Span, dedup_name
 from magnetar.broker.records import dedup_key
 from magnetar.errors import BadVersion, MagnetarError, ManagedLedgerFenced, OutcomeUnknown
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -34,6 +34,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.txn.records import State
 
 SNAPSHOT_ENTRIES: Final = 1000
 SNAPSHOT_SECONDS: Final = 120.0
@@ -46,6 +47,18 @@ REPLAY_BYTES: Final = 4 * 1024 * 1024
 _LOG: Final = logger(__name__)
 
 
+class ReplayedTransactions(Protocol):
+    """What a topic knows of its transactions."""
+
+    def readable_end(self) -> Position:
+        """Below it no transaction is undecided."""
+        ...
+
+    def replayed(self, view: EntryView, name: str) -> State:
+        """COMMITTED: an entry counts, be it of no transaction. Its producer counts as `name`."""
+        ...
+
+
 class DedupLog:
     """Made, then loaded before its `state` is used."""
 
@@ -56,14 +69,16 @@ class DedupLog:
         ledger: ManagedLedger,
         clock: Clock,
         settle: Callable[[], None],
+        transactions: ReplayedTransactions,
     ) -> None:
         self._topic = topic
         self._metadata = metadata
         self._ledger = ledger
         self._clock = clock
         self._settle = settle
+        self._transactions = transactions
         self.state = Dedup(NAMES_MAX)
-        self._covered = ledger.last_position()
+        self._covered = transactions.readable_end()
         """The position of the last snapshot."""
         self._version = ABSENT
         self._ended = False
@@ -117,15 +132,21 @@ class DedupLog:
             for entry in entries:
                 view = EntryView.of(entry)
                 if view.readable and not view.is_marker:
-                    self.state.replay(
-                        dedup_name(self._topic, view.producer_name),
-                        view.sequence_id,
-                        view.highest_sequence_id,
-                        now=now,
-                        is_last_chunk=view.is_last_chunk,
-                    )
+                    self._replay_one(view, now)
             last = entries[-1].position
             position = Position(last.ledger_id, last.entry_id + 1)
+
+    def _replay_one(self, view: EntryView, now: float) -> None:
+        name = dedup_name(self._topic, view.producer_name)
+        state = self._transactions.replayed(view, name)
+        span = Span(view.sequence_id, view.highest_sequence_id)
+        if state == "OPEN":
+            if view.is_last_chunk:
+                self.state.stored_in_txn(name, span)
+            return
+        self.state.replay(name, span.first, span.last, now=now, is_last_chunk=view.is_last_chunk)
+        if state == "ABORTED" and view.is_last_chunk:
+            self.state.txn_aborted(name, span)
 
     async def keep(self) -> None:
         """Write snapshots as they become due, until `end` or the end of the managed ledger."""
@@ -156,7 +177,7 @@ class DedupLog:
         async with self._turn:
             if self._ended:
                 return
-            position = self._ledger.last_position()
+            position = self._transactions.readable_end()
             self._settle()
             data = self.state.snapshot(position)
             if len(data) > VALUE_BYTES_MAX:
@@ -179,4 +200,4 @@ class DedupLog:
             return found.version
 
     def _behind(self) -> int:
-        return self._ledger.count_between(self._covered, self._ledger.last_position())
+        return self._ledger.count_between(self._covered, self._transactions.readable_end())

@@ -13,8 +13,9 @@ Invariants (`check_invariants`):
    batch is never split, so permits may end below 0 by less than one batch.
 2. Exclusive, Failover: only the active consumer gets entries, in the order of the log.
 3. Shared, Key_Shared: an entry that was read is at exactly one consumer, or waits, or is
-   acknowledged. It leaves a consumer only by an ack, a redelivery request or the consumer's end,
-   and only the request counts as a redelivery.
+   acknowledged, or is withheld (a transaction has acknowledged it, undecided). It leaves a
+   consumer only by an ack, a redelivery request, the abort of such a transaction or the
+   consumer's end; the request and the abort count as a redelivery.
 4. Key_Shared: an entry overtakes no entry of its hash that waits, and (AUTO_SPLIT in order, entry
    buckets) goes to no consumer while another one has unacknowledged entries of its hash. All
    entries of a bucket have one hash.
@@ -89,6 +90,8 @@ class DispatchState:
         self._replay = ReplayQueue()
         self._counts = RedeliveryCounts()
         self._rewinding = False
+        self.rewinds = 0
+        """Grows with each: who looks away meanwhile finds out."""
         self._messages_per_entry = 1.0
         self._stuck = False
         """Nothing that waits could be handed out, and nothing changed since (Key_Shared)."""
@@ -381,6 +384,7 @@ class DispatchState:
         if self._holds is not None:
             self._holds.clear()
         self._rewinding = True
+        self.rewinds += 1
 
     def on_flow(self, key: int, permits: int) -> bool:
         """A consumer wants so many messages more; an unknown one is ignored."""
@@ -453,6 +457,44 @@ class DispatchState:
             self._counts.increase(position)
         self._give_back(member, back)
         return Redelivery(len(back), False)
+
+    def on_withheld(self, position: Position) -> None:
+        """A transaction acknowledged all that is open of it: who has it keeps it, it waits no more.
+
+        One that comes back from its consumer meanwhile waits; the owner drops it with `on_ack`.
+        """
+        self._acked_waiting(position)
+
+    def on_returned(self, positions: Iterable[Position]) -> list[Position]:
+        """Entries are withheld no more, and not acknowledged: they wait (Shared, Key_Shared).
+
+        Only those that were read since the last rewind. The answer: those at nobody whose hash is
+        not known; they are for `on_returned_entry`.
+        """
+        unknown: list[Position] = []
+        if self._rewinding:
+            return unknown
+        for position in positions:
+            member = self._members.holder_of(position)
+            if member is not None:
+                self._counts.increase(position)
+                self._give_back(member, [position])
+            elif self._keyed and position not in self._replay:
+                unknown.append(position)
+            else:
+                self._return(position, UNKEYED)
+        return unknown
+
+    def on_returned_entry(self, entry: EntryFacts) -> None:
+        """As `on_returned`, for one whose hash had to be read first (Key_Shared)."""
+        if not self._rewinding and self._members.holder_of(entry.position) is None:
+            self._return(entry.position, self._selector.ring_position(self._hash_of(entry)))
+
+    def _return(self, position: Position, key_hash: int) -> None:
+        if position not in self._replay:
+            self._counts.increase(position)
+            self._replay.add(position, key_hash)
+            self._stuck = False
 
     def _give_back(self, member: Member, positions: list[Position]) -> None:
         """These are at the consumer no more: they wait."""

@@ -32,7 +32,6 @@ from magnetar.broker.entries import EntryView
 from magnetar.broker.membership import Membership
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
-from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -69,6 +68,27 @@ class ReadableTopic(Protocol):
         ...
 
 
+class ReadingCursor(Protocol):
+    """What dispatch needs of a cursor; what is withheld counts as acknowledged here."""
+
+    @property
+    def name(self) -> str: ...
+
+    read_position: Position
+
+    def backlog(self) -> int: ...
+
+    def is_acked(self, position: Position) -> bool: ...
+
+    def unacked_indexes(self, position: Position) -> int | None: ...
+
+    def ack(self, position: Position, unacked: int = 0) -> bool: ...
+
+    async def read(self, entries_max: int, bytes_max: int) -> list[Entry]: ...
+
+    def rewind(self) -> None: ...
+
+
 class Unsent(Delivery):
     """A delivery as the choice sees it, before it has a consumer."""
 
@@ -89,7 +109,7 @@ class Dispatcher:
     def __init__(
         self,
         topic: ReadableTopic,
-        cursor: Cursor,
+        cursor: ReadingCursor,
         membership: Membership,
         *,
         wake: Signal,

@@ -119,6 +119,10 @@ class Topics(Service):
     def loaded(self) -> Mapping[TopicName, LoadedTopic]:
         return MappingProxyType(self._loaded)
 
+    async def check_owned(self, name: TopicName) -> None:
+        """ServiceNotReady if another broker serves the topic by now."""
+        await self._parts.ownership.claim(name)
+
     def loaded_since(self, number: int) -> tuple[int, list[LoadedTopic]]:
         """How many topics were loaded so far, and those of them after the first `number`."""
         found = []
@@ -210,9 +214,9 @@ class Topics(Service):
         if found is not None:
             return found
         # The record of a partition is made with the partitioned topic; a crash may have lost it.
-        if not is_partition:
-            if name.domain is Domain.SEGMENT or not (create and _creation(namespace)):
-                raise _missing(name)
+        may_create = create and name.domain is not Domain.SEGMENT and _creation(namespace)
+        if not is_partition and not may_create:
+            raise _missing(name)
         await self._check_not_scalable(name)
         return await self._create_record(name, namespace)
 

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Set
 from typing import Final
 
+from magnetar.errors import MagnetarError
 from magnetar.metadata.recipes import LeaderElection
 from magnetar.model.hashing import key_hash
 from magnetar.model.names import TopicName
@@ -87,14 +88,20 @@ class Controllers(Service):
     # --- following
 
     async def _follow_election(self, slot: int, election: LeaderElection) -> None:
-        found = await self._parts.store.metadata.get(f"{CONTROLLERS}/{slot}")
-        seen, another_led = 0, found is not None and not found.stat.mine
+        seen, another_led = 0, await self._is_led_by_another(slot)
         while True:
             if election.leading and another_led:
                 SCALABLE_CONTROLLER_FAILOVERS.inc()
             another_led = not election.leading
             await self._arrange(self._parts.layouts.records.keys())
             seen = await election.changes.past(seen)
+
+    async def _is_led_by_another(self, slot: int) -> bool:
+        try:
+            found = await self._parts.store.metadata.get(f"{CONTROLLERS}/{slot}")
+        except MagnetarError:
+            return False  # for the count of take-overs alone
+        return found is not None and not found.stat.mine
 
     async def _follow_topics(self) -> None:
         layouts, seen = self._parts.layouts, 0

@@ -132,6 +132,9 @@ class Drains(Service):
         wanted = DrainedRecord(segment_id, subscription.name) if drained else None
         key = drained_key(scalable, segment_id, subscription.name)
         if await self._store.get(key, DrainedRecord) != wanted:
+            if not drained:
+                # A former owner must not take back what the present one has marked.
+                await self._topics.check_owned(topic.name)
             await self._store.change(key, DrainedRecord, lambda _: wanted)
             SCALABLE_DRAINED_SEGMENTS.inc(1 if drained else 0)
 

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import replace as replace_field
 from typing import Final
 
 from msgspec.structs import replace
@@ -202,22 +203,27 @@ class ScalableTopics(Service):
             if not _shows(record, number):
                 raise TopicNotFound(f"{name} is not a segment of its topic")
 
-    async def subscribing(self, name: TopicName, options: ConsumerOptions) -> None:
-        """Before a consumer subscribes: its subscription is one of the whole topic."""
+    async def subscribing(self, name: TopicName, options: ConsumerOptions) -> ConsumerOptions:
+        """Before a consumer subscribes: its subscription is one of the whole topic.
+
+        As it is now, a segment without its cursor is younger than the subscription, wherever that
+        began: of such a one it gets everything.
+        """
         if not options.durable or name.domain is Domain.NON_PERSISTENT:
-            return
+            return options
         topic = name.scalable_topic()
         record = self.layouts.cached(topic)
         if record is None and name.domain is Domain.SEGMENT:
             record = await self.layouts.read(topic)
         if record is None or record.layout is None or not _has(record, name):
-            return
+            return options
+        whole = replace_field(options, initial_position=InitialPosition.EARLIEST)
         known = await self.subscriptions.get(topic, options.subscription)
         if known is not None and known.established and not known.deleting:
-            return
+            return whole
         policies = effective(await self._topics.namespaces.policies(topic.namespace))
         if known is None and not policies.auto_subscription_creation:
-            return  # it is refused, unless the segment has it
+            return options  # it is refused, unless the segment has it
         earliest = options.initial_position is InitialPosition.EARLIEST
         await self.subscriptions.ensure(
             topic,
@@ -226,6 +232,7 @@ class ScalableTopics(Service):
             "earliest" if earliest else "latest",
             options.subscription_properties,
         )
+        return whole
 
     async def unsubscribed(self, name: TopicName, subscription: str) -> None:
         """A consumer has deleted its subscription of a segment: if it was the last, of all."""

@@ -208,8 +208,9 @@ class ConsumerSession:
 
     def _was_taken_over(self, group: GroupRecord) -> bool:
         member = member_of(group, self.name)
-        other = member is not None and member.connection != self._token
-        return self._was_attached and other
+        if member is None or member.connection == self._token:
+            return False
+        return self._was_attached or _is_later(member.connection, self._token)
 
     def _written(self, group: GroupRecord | None, wish: _Wish) -> None:
         who = f"{self.name} of {self.group}"
@@ -491,3 +492,10 @@ class ConsumerSessions(Service):
 
 def _is_being_deleted(record: ScalableRecord) -> bool:
     return record.change is not None and record.change.kind == "delete"
+
+
+def _is_later(token: str, than: str) -> bool:
+    """Whether a connection to the same broker attached after another one, whoever wrote first."""
+    broker, _, serial = token.partition("/")
+    other, _, earlier = than.partition("/")
+    return broker == other and int(serial.rpartition("#")[2]) > int(earlier.rpartition("#")[2])

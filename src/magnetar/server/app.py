@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -40,7 +41,12 @@ from magnetar.server.config import ServerConfig
 from magnetar.server.context import Context
 from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_listen
+from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
+from magnetar.txn.coordinator import Coordinators
+from magnetar.txn.decided import Decisions
+from magnetar.txn.partitions import Partitions
+from magnetar.txn.store import TxnStore
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -74,6 +80,8 @@ class Server(Service):
         self.namespaces: Namespaces
         self.schemas: Schemas
         self.topics: Topics
+        self.decisions: Decisions
+        self.coordinators: Coordinators
         self.context: Context
         self.service_url = ""
         self.admin_url: str | None = None
@@ -82,9 +90,10 @@ class Server(Service):
         self._listener: Listener | None = None
         self._admin: web.AppRunner | None = None
         self._storage: ServerStorage | None = None
-        self._topics: Topics | None = None
         self._sharing: SharedOwnership | None = None
         self._scalable: ScalableTopics | None = None
+        self._services: list[Service | None] = []
+        """In the order in which they rely on each other."""
 
     # --- start
 
@@ -97,12 +106,42 @@ class Server(Service):
         self.schemas = Schemas(self.metadata, self.clock)
         self._listener = await self.machine.listen(self._new_session, config.host, config.port)
         self.service_url = f"pulsar://{_in_url(self._advertised_host())}:{self._listener.port}"
+        self._assemble()
+        await self.namespaces.open(Cluster(broker_service_url=self.service_url))
+        await self.decisions.start()
+        await self.topics.start()
+        if self._sharing is not None:
+            await self._sharing.start()
+            self.spawn(self._let_lost_topics_go(self._sharing), "lost topics")
+        if self._scalable is not None:
+            await self._scalable.start()
+        await self.coordinators.start()
+        self.spawn(self._watch_storage(self.storage), "watch of the storage")
+        self.spawn(self.context.inflow.reopen_when_drained(), "inflow")
+        await self._listener.start()
+        _log.info("server-ready", url=self.service_url, data=self.folder)
+        if self._create_admin is not None:
+            await self.start_admin(self._create_admin)
+
+    def _assemble(self) -> None:
+        """All parts above the storage; nothing runs yet."""
         self._sharing = self.machine.share_topics(self.metadata, self.service_url)
+        store, partitions = TxnStore(self.metadata), self._partitions()
+        self.decisions = Decisions(store, self.clock, coordinates=partitions.coordinates)
         self.topics = Topics(self._topic_parts(), self.namespaces)
-        self._topics = self.topics
-        self._scalable = self._scalable_topics() if config.scalable_topics_enabled else None
+        self.coordinators = Coordinators(
+            store,
+            partitions,
+            self.decisions,
+            clock=self.clock,
+            limits=self.config.limits,
+            repair=Repairs(self.topics),
+        )
+        is_scalable = self.config.scalable_topics_enabled
+        self._scalable = self._scalable_topics() if is_scalable else None
+        self._services = [self.decisions, self.topics, self._scalable, self.coordinators]
         self.context = Context(
-            config,
+            self.config,
             self.topics,
             self.schemas,
             self.clock,
@@ -111,20 +150,8 @@ class Server(Service):
             self.storage,
             self._scalable,
             owners=self._sharing,
+            coordinators=self.coordinators,
         )
-        await self.namespaces.open(Cluster(broker_service_url=self.service_url))
-        await self.topics.start()
-        if self._sharing is not None:
-            await self._sharing.start()
-            self.spawn(self._let_lost_topics_go(self._sharing), "lost topics")
-        if self._scalable is not None:
-            await self._scalable.start()
-        self.spawn(self._watch_storage(self.storage), "watch of the storage")
-        self.spawn(self.context.inflow.reopen_when_drained(), "inflow")
-        await self._listener.start()
-        _log.info("server-ready", url=self.service_url, data=self.folder)
-        if self._create_admin is not None:
-            await self.start_admin(self._create_admin)
 
     def _topic_parts(self) -> TopicParts:
         return TopicParts(
@@ -138,6 +165,15 @@ class Server(Service):
             ownership=self._sharing or SoleOwner(self.service_url),
         )
 
+    def _partitions(self) -> Partitions:
+        return Partitions(
+            self.metadata, broker=self._process(), url=self.service_url, limits=self.config.limits
+        )
+
+    def _process(self) -> str:
+        """One process, not one address: what a former one held is lost."""
+        return f"{urlsplit(self.service_url).netloc}-{self.clock.now_ms()}"
+
     def _scalable_topics(self) -> ScalableTopics:
         followers = Followers()
         return ScalableTopics(
@@ -145,8 +181,7 @@ class Server(Service):
             self.metadata,
             clock=self.clock,
             limits=self.config.limits,
-            # One process, not one address: what a former one held is lost.
-            broker=f"{urlsplit(self.service_url).netloc}-{self.clock.now_ms()}",
+            broker=self._process(),
             url=self.service_url,
             auto_scale=self.config.scalable_auto_scale_enabled,
             host=self.machine.segments(self.topics, self._sharing, followers),
@@ -215,10 +250,10 @@ class Server(Service):
         try:
             if self._listener is not None:
                 await self._drain()
-            if self._scalable is not None:
-                await self._scalable.stop()
-            if self._topics is not None:
-                await self._topics.stop()
+            async with AsyncExitStack() as stops:  # of all, though one fails; the last one first
+                for service in self._services:
+                    if service is not None:
+                        stops.push_async_callback(service.stop)
         finally:
             if self._listener is not None:
                 await self._end_sessions()

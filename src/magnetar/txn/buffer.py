@@ -328,7 +328,8 @@ class MetadataTransactionBuffer:
 
     async def _recall_all(self) -> None:
         recovered = {txn for txn, work in self._works.items() if work.is_recovered}
-        first = min(self._visibility.undecided[txn] for txn in recovered)
+        bounds = self._visibility.undecided
+        first = min((bounds[txn] for txn in recovered), default=self._recovered_end)
         try:
             await self._counting.stored_in(recovered, first, self._recovered_end)
         except MagnetarError as error:

@@ -162,7 +162,7 @@ class Coordinators(Service):
             expected = partition_of(membership.application)
             if coordinator != expected:
                 raise NotAllowed(
-                    f"the coordinator of {membership.application!r} is {expected}, not {coordinator}"
+                    f"{membership.application!r} has the coordinator {expected}, not {coordinator}"
                 )
             await self._groups.check_new(membership, owner)
         header = decisions.begun(

@@ -146,9 +146,9 @@ class PendingAcks:
         """The lowest entry of which messages are held one by one."""
         return min(self._entries, default=None)
 
-    def through(self) -> Acked | None:
-        """Up to where everything is held."""
-        return max(self._effective_points(), default=None)
+    def through(self) -> Position | None:
+        """Up to where everything is held; of the last entry perhaps only some messages."""
+        return max((point.position for point in self._effective_points()), default=None)
 
     def _holding(self, position: Position) -> Iterator[Acked]:
         for point in self._effective_points():

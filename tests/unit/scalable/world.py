@@ -78,7 +78,7 @@ class Broker:
             initial_position=InitialPosition.EARLIEST if earliest else InitialPosition.LATEST,
         )
         await self.scalable.admit(segment.name)
-        await self.scalable.subscribing(segment.name, wanted)
+        wanted = await self.scalable.subscribing(segment.name, wanted)
         subscription = await segment.subscription(wanted)
         return subscription, subscription.add_consumer(wanted)
 

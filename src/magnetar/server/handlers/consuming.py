@@ -66,7 +66,7 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
         context = session.context
         await admit(context, name)
         if options.durable and context.has_scalable:
-            await context.scalable.subscribing(name, options)
+            options = await context.scalable.subscribing(name, options)
         create = body.force_topic_creation and may_create(context, name)
         topic = await context.topics.get(name, create=create)
         subscription = await topic.subscription(options)

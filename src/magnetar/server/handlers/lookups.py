@@ -2,7 +2,8 @@
 
 Every topic is here, unless several brokers share their storage and another one has it. As long as
 nobody set another address, clients are told to go on using the one with which they came: that works
-through any mapping of ports and names.
+through any mapping of ports and names. The topic by which v4 clients find transaction coordinators
+is there without being stored; its partitions are where the coordinators are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from magnetar.model.names import TopicName
 from magnetar.server.authority import Action
 from magnetar.server.context import broker_urls
 from magnetar.server.handlers.names import may_create
+from magnetar.server.handlers.transactions import ASSIGN_TOPIC, coordinator_urls
 from magnetar.server.session import Session
+from magnetar.txn.partitions import PARTITIONS
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -27,8 +30,10 @@ async def lookup(session: Session, body: pb.CommandLookupTopic) -> None:
     context = session.context
     if name.domain.is_scalable:
         context.check_scalable()
-    await context.topics.namespaces.policies(name.namespace)  # refused if there is none
-    urls = await context.owner_urls(name)
+    urls = coordinator_urls(context, name)
+    if urls is None:
+        await context.topics.namespaces.policies(name.namespace)  # refused if there is none
+        urls = await context.owner_urls(name)
     is_here = urls == broker_urls(context)
     fields = {} if urls.tls is None else {"brokerServiceUrlTls": urls.tls}
     session.write(
@@ -51,6 +56,8 @@ async def partitioned_metadata(session: Session, body: pb.CommandPartitionedTopi
     partitions = 0
     if name.domain.is_scalable:
         context.check_scalable()
+    elif name == ASSIGN_TOPIC and context.has_transactions:
+        partitions = PARTITIONS
     else:
         create = body.metadata_auto_creation_enabled and may_create(context, name)
         partitions = await context.topics.partitions(name, create=create)

@@ -2,7 +2,7 @@
 
 `rules` names what an implementation must obey, `state` the records and what owners keep in memory,
 `publishing`, `owning`, `acking`, `cursors`, `deciding` and `groups` the actions, each of them one
-durable write, one read or one step in memory. `invariants` holds the twelve promises, `scenarios`
-the bounded worlds, `explore` visits every state of such a world. `describe` writes the tables and
-diagrams of docs/reference/transactions.md.
+durable write, one read or one step in memory; `machine` puts them together. `names` and
+`invariants` hold the twelve promises, `world` and `scenarios` the bounded worlds, `explore` visits
+every state of one, up to `symmetry`. `describe` writes docs/reference/transactions.md.
 """

@@ -178,8 +178,8 @@ class Rules:
         names.READ_COMMITTED,
     )
     adopt_pins: bool = _rule(
-        "Recovery adopts each pin by compare-and-set with its own epoch, so that a former owner's "
-        "conditional delete fails.",
+        "Recovery adopts the pin of each open transaction by compare-and-set with its own epoch, "
+        "so that a former owner's conditional delete fails.",
         "pins are only read",
         "recovery of a segment",
         "",

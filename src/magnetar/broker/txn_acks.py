@@ -1,0 +1,500 @@
+"""Acknowledgements in transactions, for one subscription: from the command to the durable cursor.
+
+Owns: `TransactionalAcks`, the participant of transactions that a subscription is.
+
+Invariants:
+1. Nothing is dispatched, and no transaction acknowledges anything, before `recover` has rebuilt what
+   former owners' transactions hold (`ready`).
+2. An acknowledgement is held from before the transaction's state is read, so a decision meets it.
+   It is answered once its intent is durable and this was still the owner after that. If the intent
+   could not be written it is held no more.
+3. A decision is applied in memory when it is learnt, or, with commands of that transaction in
+   flight, when the last of them is over: what was in flight is covered by the decision. A
+   transaction that is decided here acknowledges nothing more.
+4. Commit: into the cursor in memory; ops are deleted after a durable cursor write. Abort, or no
+   header any more: what was held is delivered again, ops are deleted.
+5. What was acknowledged before a seek does not count after it: an incarnation of the cursor ends
+   with everything that is held. Without a cursor there are no ops.
+6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
+
+Relies on: `Decisions` (here `Deciding`) to tell every decision of a transaction that was joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from magnetar.broker.acks import Ack
+from magnetar.broker.dispatch_state import DispatchState
+from magnetar.broker.dispatcher import Dispatcher, ReadableTopic, messages_in
+from magnetar.broker.entries import EntryView
+from magnetar.broker.membership import Membership
+from magnetar.broker.open_cursor import OpenCursor
+from magnetar.errors import MagnetarError, ServiceNotReady, TransactionConflict
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.txn.ack_store import MetadataPendingAckStore
+from magnetar.txn.ids import from_text
+from magnetar.txn.pending_acks import (
+    Acked,
+    Conflict,
+    Ended,
+    PendingAcks,
+    Verdict,
+    acked_of,
+    combined,
+)
+from magnetar.txn.records import AckOp, State
+from magnetar.txn.store import FoundAck, StoredOp, TxnStore
+from magnetar.wire.messages import TxnId
+
+RECOVERY_ATTEMPTS: Final = 10
+RECOVERY_PAUSE_SECONDS: Final = 1.0
+
+_LOG: Final = logger(__name__)
+
+
+class Participant(Protocol):
+    """Who must be told how a transaction ended."""
+
+    def decided(self, txn: TxnId, state: State) -> None: ...
+
+
+class Deciding(Protocol):
+    """What is known of transactions here (`txn.decided.Decisions`)."""
+
+    def known(self, txn: TxnId) -> State | None: ...
+
+    def state(self, txn: TxnId) -> Awaitable[State | None]: ...
+
+    def join(self, txn: TxnId, participant: Participant) -> None: ...
+
+    def leave(self, txn: TxnId, participant: Participant) -> None: ...
+
+    def learn(self, txn: TxnId, state: State) -> None: ...
+
+
+class Transactions(Protocol):
+    """What a broker's topics share for transactions."""
+
+    @property
+    def store(self) -> TxnStore: ...
+
+    @property
+    def decisions(self) -> Deciding: ...
+
+
+class _Command(NamedTuple):
+    """What one command holds while its intent is written."""
+
+    txn: TxnId
+    acks: list[Acked]
+    cumulative: bool
+    incarnation: int
+
+
+class TransactionalAcks:
+    """One subscription as a participant of transactions. End it with `close`."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        cursor: Cursor,
+        pending: PendingAcks,
+        opened: OpenCursor,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        transactions: Transactions,
+        *,
+        tasks: Service,
+        clock: Clock,
+    ) -> None:
+        self.pending = pending
+        self.ready = asyncio.Event()
+        """Set once recovery is over."""
+        self._topic = topic
+        self._cursor = cursor
+        self._opened = opened
+        self._membership = membership
+        self._dispatcher = dispatcher
+        self._decisions = transactions.decisions
+        self._store = transactions.store
+        self._tasks = tasks
+        self._clock = clock
+        self._ops = MetadataPendingAckStore(
+            str(topic.name),
+            cursor,
+            transactions.store,
+            managed_ledger=topic.name.managed_ledger_name,
+            epoch=topic.ledger.epoch,
+            clock=clock,
+        )
+        self._turn = asyncio.Lock()
+        self._stored: dict[TxnId, list[StoredOp]] = {}
+        self._in_flight: dict[TxnId, int] = {}
+        self._decided: dict[TxnId, State] = {}
+        """Learnt while commands of that transaction are in flight."""
+        self._commands: set[asyncio.Task[None]] = set()
+        self._recovering = False
+        self._closed = False
+
+    # --- recovery
+
+    def begin(self) -> None:
+        """Recover, unless that is done or under way."""
+        if not self._recovering and not self.ready.is_set():
+            self._recovering = True
+            self._tasks.spawn(self._recover_and_settle(), "transactional acks")
+
+    async def _recover_and_settle(self) -> None:
+        try:
+            recovered = await self._recovered()
+        finally:
+            self._recovering = False
+        if recovered:
+            self.ready.set()
+            await self._ops.keep_settled()
+
+    async def _recovered(self) -> bool:
+        for attempt in range(RECOVERY_ATTEMPTS):
+            try:
+                await self.recover()
+            except MagnetarError as error:
+                _LOG.warning(
+                    "acks-not-recovered",
+                    topic=str(self._topic.name),
+                    subscription=self._cursor.name,
+                    attempt=attempt,
+                    error=str(error),
+                )
+                await self._clock.sleep(RECOVERY_PAUSE_SECONDS)
+            else:
+                return True
+        # Who comes again begins anew.
+        unready = f"subscription {self._cursor.name} cannot read its transactions"
+        self._membership.stop_all(ServiceNotReady(unready))
+        return False
+
+    async def recover(self) -> None:
+        """Hold again what former owners' transactions held, and apply what was decided.
+
+        The cursor was fenced and read before: what a former owner deleted is in it.
+        """
+        for found in await self._ops.found():
+            txn = from_text(found.ack.txn)
+            if found.ack.incarnation != self._cursor.incarnation:
+                self._ops.dropped([found.op])
+            elif found.op not in self._stored.get(txn, []):
+                await self._adopt(txn, found)
+        for txn in list(self._stored):
+            await self._ask(txn)
+
+    async def _adopt(self, txn: TxnId, found: FoundAck) -> None:
+        acks = await self._restored(found.ack)
+        if found.ack.incarnation != self._cursor.incarnation:  # a seek came between
+            self._ops.dropped([found.op])
+            return
+        self.pending.add(txn, acks, found.ack.cumulative)
+        self._stored.setdefault(txn, []).append(found.op)
+        self._decisions.join(txn, self)
+
+    async def _ask(self, txn: TxnId) -> None:
+        state = await self._decisions.state(txn)
+        if state is None:
+            state = "ABORTED"  # a committed one would have kept its header until now
+        if state != "OPEN" and txn in self._stored:
+            self.decided(txn, state)
+
+    async def rescan(self) -> None:
+        """Deal with ops of decided transactions that were left behind, or came from elsewhere."""
+        await self.ready.wait()
+        for found in await self._ops.found():
+            txn = from_text(found.ack.txn)
+            if txn in self._in_flight:
+                continue
+            if found.ack.incarnation != self._cursor.incarnation:
+                self._ops.dropped([found.op])
+                continue
+            state = await self._store.state(txn)
+            if state == "OPEN" or txn in self._in_flight:
+                continue
+            if found.op not in self._stored.get(txn, []):
+                await self._adopt(txn, found)
+            self.decided(txn, state or "ABORTED")
+
+    async def _restored(self, op: AckOp) -> list[Acked]:
+        return await self._sized([Ack(each.position, each.unacked_bits) for each in op.entries])
+
+    async def _sized(self, acks: Sequence[Ack]) -> list[Acked]:
+        """With the numbers of messages of batches: the entry knows, clients need not say."""
+        found = []
+        for position, unacked in acks:
+            size = await self._size_of(position, unacked) if unacked else 0
+            found.append(acked_of(position, unacked, size))
+        return combined(found)
+
+    async def _size_of(self, position: Position, unacked: int) -> int:
+        entries = await self._topic.ledger.read(position, 1)
+        if entries and entries[0].position == position:
+            return messages_in(entries[0].payload)
+        return unacked.bit_length()  # trimmed: nobody will ask for it
+
+    # --- commands
+
+    async def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> None:
+        """Acknowledge in a transaction; returns once that is durable. TransactionConflict: no."""
+        work = asyncio.create_task(self._ack(txn, acks, cumulative), name=f"ack in {txn}")
+        self._commands.add(work)
+        work.add_done_callback(self._over)
+        await asyncio.shield(work)
+
+    def _over(self, work: asyncio.Task[None]) -> None:
+        self._commands.discard(work)
+        if not work.cancelled():
+            work.exception()  # told to who asked, if anybody is left
+
+    async def _ack(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> None:
+        await self.ready.wait()
+        command = await self._admitted(txn, acks, cumulative)
+        if command is None:
+            await self._check_undecided(txn)
+            return
+        try:
+            op = await self._written(command)
+        finally:
+            self._finish(txn)
+        await self._ops.confirm()
+        if self._closed or command.incarnation != self._cursor.incarnation:
+            await self._store.delete_ops([op])
+            raise ServiceNotReady(f"subscription {self._cursor.name} was closed or reset")
+
+    async def _admitted(
+        self, txn: TxnId, acks: Sequence[Ack], cumulative: bool
+    ) -> _Command | None:
+        """Held from now on; None: there is nothing new in it. One at a time, in order."""
+        async with self._turn:
+            wanted = await self._sized(acks)
+            verdict = self.pending.judge(txn, wanted, cumulative, self._cursor)
+            if isinstance(verdict, Conflict) and verdict.holders:
+                await self._ask_again(verdict.holders)
+                verdict = self.pending.judge(txn, wanted, cumulative, self._cursor)
+            if self._closed:
+                raise ServiceNotReady(f"subscription {self._cursor.name} is closed")
+            if isinstance(verdict, Conflict):
+                raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
+            if verdict is Verdict.REPEATED:
+                return None
+            self._check_exist(wanted)
+            command = _Command(txn, wanted, cumulative, self._cursor.incarnation)
+            self.pending.add(txn, wanted, cumulative)
+            self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
+            self._decisions.join(txn, self)
+            self._withhold(wanted)
+            return command
+
+    async def _ask_again(self, holders: Sequence[TxnId]) -> None:
+        """Who stands in the way may be decided, and the news of it still on its way."""
+        for holder in holders:
+            state = await self._store.state(holder)
+            if state is not None and state != "OPEN":
+                self._decisions.learn(holder, state)
+            elif state is None:
+                self.decided(holder, "ABORTED")
+
+    def _check_exist(self, acks: Sequence[Acked]) -> None:
+        for ack in acks:
+            if self._topic.ledger.next_valid(ack.position) != ack.position:
+                raise TransactionConflict(f"there is no message at {ack.position}")
+
+    def _withhold(self, acks: Sequence[Acked]) -> None:
+        state = self._membership.state
+        if state is not None:
+            for ack in acks:
+                if self._opened.is_withheld(ack.position):
+                    state.on_withheld(ack.position)
+
+    async def _written(self, command: _Command) -> StoredOp:
+        txn, acks, cumulative, incarnation = command
+        try:
+            await self._check_undecided(txn)
+            if incarnation != self._cursor.incarnation:
+                raise ServiceNotReady(f"subscription {self._cursor.name} was reset")
+            op = await self._ops.write(txn, acks, cumulative)
+        except BaseException:
+            if incarnation == self._cursor.incarnation:
+                self._release(command)
+            raise
+        if incarnation == self._cursor.incarnation and not self._closed:
+            self._stored.setdefault(txn, []).append(op)
+        return op
+
+    async def _check_undecided(self, txn: TxnId) -> None:
+        state = await self._decisions.state(txn)
+        if state != "OPEN" or txn in self._decided:
+            said = self._decided.get(txn, state) or "unknown"
+            raise TransactionConflict(f"transaction {txn.most}_{txn.least} is {said}")
+
+    def _release(self, command: _Command) -> None:
+        """Its intent is not durable: as if it had not come."""
+        self.pending.drop(command.txn, command.acks, command.cumulative)
+        through = command.acks[-1] if command.cumulative else None
+        entries = () if command.cumulative else tuple(command.acks)
+        missed = self._passed(Ended(entries, through))
+        if missed:
+            self._deliver_again(missed, rewind=command.cumulative)
+
+    def _finish(self, txn: TxnId) -> None:
+        """A command of this transaction is over."""
+        self._in_flight[txn] -= 1
+        if self._in_flight[txn]:
+            return
+        del self._in_flight[txn]
+        decided = self._decided.pop(txn, None)
+        if decided is not None:
+            self._apply(txn, decided)
+        elif txn not in self._stored:
+            self._decisions.leave(txn, self)
+
+    # --- decisions
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        """A transaction that was joined has come to its end."""
+        if state == "OPEN" or self._closed:
+            return
+        if txn in self._in_flight:
+            self._decided[txn] = state
+        else:
+            self._apply(txn, state)
+
+    def _apply(self, txn: TxnId, state: State) -> None:
+        if self._cursor.failure is not None:
+            return  # whoever owns the subscription next does it
+        ended = self.pending.end(txn)
+        ops = self._stored.pop(txn, [])
+        if ended is None:
+            self._ops.dropped(ops)
+            return
+        missed = self._passed(ended)
+        if state == "COMMITTED":
+            self._merge(ended)
+            self._ops.merged(ops)
+        else:
+            self._ops.dropped(ops)
+            positions = {each.position for each in ended.entries} | missed
+            self._deliver_again(positions, rewind=ended.through is not None)
+        self._dispatcher.wake()
+
+    def _merge(self, ended: Ended) -> None:
+        cursor, state = self._cursor, self._membership.state
+        for ack in ended.entries:
+            cursor.ack(ack.position, ack.unacked)
+            if state is not None:
+                left = 0
+                if not cursor.is_acked(ack.position):
+                    left = (cursor.unacked_indexes(ack.position) or 0).bit_count()
+                state.on_ack(None, ack.position, left)
+        if ended.through is not None:
+            cursor.ack_cumulative(ended.through.position, ended.through.unacked)
+            if state is not None:
+                state.on_acked_through(cursor.mark_delete)
+
+    def _passed(self, ended: Ended) -> set[Position]:
+        """Entries of these that dispatch went by because they were held."""
+        positions = {each.position for each in ended.entries}
+        last = None if ended.through is None else ended.through.position
+        missed = {
+            each
+            for each in self._opened.passed
+            if each in positions or (last is not None and each <= last)
+        }
+        self._opened.passed -= missed
+        return missed
+
+    # --- delivering again
+
+    def _deliver_again(self, positions: set[Position], *, rewind: bool) -> None:
+        """These are held no more. Where order is promised that means: from the first open one."""
+        state = self._membership.state
+        if state is None:
+            return  # the first consumer reads everything
+        if rewind or state.type.takes_cumulative_acks:
+            self._dispatcher.rewind()
+            return
+        unknown = state.on_returned(each for each in sorted(positions) if self._is_missing(each))
+        if unknown:
+            self._tasks.spawn(self._return(state, state.rewinds, unknown), "return of messages")
+        self._dispatcher.wake()
+
+    def _is_missing(self, position: Position) -> bool:
+        """Open again, and dispatch will not come to it by itself."""
+        if position >= self._cursor.read_position or self._cursor.is_acked(position):
+            return False
+        return not self._opened.is_withheld(position)
+
+    async def _return(self, state: DispatchState, rewinds: int, positions: list[Position]) -> None:
+        """Entries at nobody, of which the hash must be read (Key_Shared)."""
+        for position in positions:
+            try:
+                entries = await self._topic.ledger.read(position, 1)
+            except MagnetarError as error:
+                _LOG.warning("message-not-returned", position=str(position), error=str(error))
+                self._dispatcher.rewind()  # dispatch meets the same error and says so
+                return
+            if self._membership.state is not state or state.rewinds != rewinds:
+                return  # everything is read again anyhow
+            if entries and entries[0].position == position and self._is_missing(position):
+                state.on_returned_entry(EntryView.of(entries[0]))
+        self._dispatcher.wake()
+
+    # --- plain acknowledgements
+
+    def plain_parts(self, acks: Sequence[Ack]) -> list[Ack]:
+        """What is left of plain acknowledgements: nothing that is held."""
+        parts = [(each.position, self.pending.plain_part(*each)) for each in acks]
+        return [Ack(position, unacked) for position, unacked in parts if unacked is not None]
+
+    def ack_through(self, ack: Ack) -> None:
+        """A plain acknowledgement of everything up to an entry but what is held."""
+        cursor, ledger = self._cursor, self._topic.ledger
+        held = [each for each in (self.pending.first_entry(),) if each is not None]
+        through = self.pending.through()
+        if through is not None:
+            held.append(cursor.mark_delete)
+        if not held or min(held) > ack.position:
+            cursor.ack_cumulative(*ack)
+            return
+        first = min(held)
+        if first > cursor.mark_delete:
+            cursor.ack_cumulative(Position(first.ledger_id, first.entry_id - 1))
+        start = max(first, cursor.mark_delete) if through is None else max(through, first)
+        at = ledger.next_valid(start)
+        while at is not None and at <= ack.position:
+            for part in self.plain_parts([Ack(at, ack.unacked if at == ack.position else 0)]):
+                cursor.ack(*part)
+            at = ledger.next_valid(Position(at.ledger_id, at.entry_id + 1))
+
+    # --- the end
+
+    def reset(self) -> None:
+        """The cursor has begun a new incarnation: nothing is held any more."""
+        for txn in self.pending.clear():
+            self._decisions.leave(txn, self)
+        self._opened.passed.clear()
+        for ops in self._stored.values():
+            self._ops.dropped(ops)
+        self._stored.clear()
+
+    def close(self) -> None:
+        """Take part in nothing any more; what is held stays so for the next owner."""
+        self._closed = True
+        for txn in {*self._stored, *self._in_flight}:
+            self._decisions.leave(txn, self)
+
+    async def forget(self) -> None:
+        """The cursor is gone, and with it all ops."""
+        await self._ops.delete_all()

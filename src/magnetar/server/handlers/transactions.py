@@ -1,0 +1,207 @@
+"""The commands of transactions: coordinators and where they are, begin, end, groups.
+
+Owns: 50, 52, 54, 56, 62 and 79 to 81, with and without `scalable`: the two kinds of clients find
+coordinators in different ways and then use the same records; 58 and 60, which no client may send;
+and Magnetar's own 1000, 1002 and 1004. Also the topic by which v4 clients find coordinators.
+
+Invariants:
+1. Every answer, a refusal too, names the coordinator (the upper half of the id): clients find their
+   request by it.
+2. A watch of coordinators is told all of them, at first and after every change; several changes at
+   once are told as one. Nothing is pushed while the peer does not take what was written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.model.names import TopicName
+from magnetar.runtime.metrics import SCALABLE_UPDATES
+from magnetar.server.authority import Action
+from magnetar.server.context import BrokerUrls, Context, urls_of
+from magnetar.server.scalable_handles import OpenWatch
+from magnetar.server.session import Session
+from magnetar.txn.ids import from_text
+from magnetar.txn.partitions import PARTITIONS, Assignment, partition_of
+from magnetar.txn.records import Membership
+from magnetar.wire.frames import command
+from magnetar.wire.messages import TxnId
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+ASSIGN_TOPIC: Final = TopicName.parse("persistent://pulsar/system/transaction_coordinator_assign")
+"""Clients ask how many partitions it has, and which broker has each; nothing is published to it."""
+
+
+def _owner(session: Session) -> str:
+    return session.principal.role or ""
+
+
+# --- where coordinators are
+
+
+def coordinator_urls(context: Context, name: TopicName) -> BrokerUrls | None:
+    """Where the coordinator is that a partition of that topic stands for; None: it is another."""
+    if name.partition is None or name.without_partition() != ASSIGN_TOPIC:
+        return None
+    if not context.has_transactions or name.partition >= PARTITIONS:
+        return None
+    url = context.coordinators.partitions.assignments()[name.partition].url
+    if url is None:
+        raise ServiceNotReady(f"nobody leads coordinator {name.partition} now")
+    return urls_of(context, url)
+
+
+async def connect(session: Session, body: pb.CommandTcClientConnectRequest) -> None:
+    session.context.coordinators.partitions.check(body.tc_id)
+    session.write(command("TC_CLIENT_CONNECT_RESPONSE", request_id=body.request_id))
+
+
+async def watch(session: Session, body: pb.CommandWatchTcAssignments) -> None:
+    partitions = session.context.coordinators.partitions
+    if not partitions.is_known:
+        raise ServiceNotReady("coordinators are being elected")
+    watches = session.scalable.coordinators
+    held = watches.pop(body.watch_id, None)
+    if held is not None:
+        held.close()
+    session.check_room()
+    watch = watches[body.watch_id] = OpenWatch("coordinators")
+    await session.outbound.writable()
+    if watch.is_closed:
+        return
+    seen, told = partitions.changes.version, partitions.assignments()
+    session.write(_assigned(session.context, body.watch_id, told))
+    watch.follow(session, _tell(session, body.watch_id, told, seen))
+
+
+async def close_watch(session: Session, body: pb.CommandWatchTcAssignmentsClose) -> None:
+    held = session.scalable.coordinators.pop(body.watch_id, None)
+    if held is not None:
+        held.close()
+
+
+async def _tell(session: Session, watch_id: int, told: list[Assignment], seen: int) -> None:
+    partitions = session.context.coordinators.partitions
+    while True:
+        seen = await partitions.changes.past(seen)
+        await session.outbound.writable()
+        present = partitions.assignments()
+        if present != told:
+            told = present
+            session.write(_assigned(session.context, watch_id, told))
+            SCALABLE_UPDATES.labels("coordinators").inc()
+
+
+def _assigned(context: Context, watch_id: int, assignments: list[Assignment]) -> bytes:
+    """One that nobody leads is left out."""
+    found = []
+    for each in assignments:
+        if each.url is not None:
+            urls = urls_of(context, each.url)
+            tls = {} if urls.tls is None else {"broker_service_url_tls": urls.tls}
+            found.append({"tc_id": each.partition, "broker_service_url": urls.plain} | tls)
+    snapshot = {"parallelism": PARTITIONS, "assignments": found}
+    return command("WATCH_TC_ASSIGNMENTS_UPDATE", watch_id=watch_id, snapshot=snapshot)
+
+
+# --- transactions
+
+
+async def begin(session: Session, body: pb.CommandNewTxn) -> None:
+    member = None
+    if body.HasField("group"):
+        given = body.group
+        member = Membership(given.application, given.epoch, given.sequence)
+    header = await session.context.coordinators.begin(
+        body.tc_id, body.txn_ttl_millis, _owner(session), member
+    )
+    _answer(session, "NEW_TXN_RESPONSE", body.request_id, header.id)
+
+
+async def add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) -> None:
+    for topic in body.partitions:
+        session.authorise(Action.PRODUCE, TopicName.parse(topic))
+    txn = _txn(body)
+    await session.context.coordinators.check_open(txn, _owner(session))
+    _answer(session, "ADD_PARTITION_TO_TXN_RESPONSE", body.request_id, txn)
+
+
+async def add_subscriptions(session: Session, body: pb.CommandAddSubscriptionToTxn) -> None:
+    for each in body.subscription:
+        session.authorise(Action.CONSUME, TopicName.parse(each.topic))
+    txn = _txn(body)
+    await session.context.coordinators.check_open(txn, _owner(session))
+    _answer(session, "ADD_SUBSCRIPTION_TO_TXN_RESPONSE", body.request_id, txn)
+
+
+async def end(session: Session, body: pb.CommandEndTxn) -> None:
+    if not body.HasField("txn_action"):
+        raise NotAllowed("END_TXN must say whether to commit or to abort")
+    txn, commit = _txn(body), body.txn_action == pb.COMMIT
+    await session.context.coordinators.end(txn, commit=commit, owner=_owner(session))
+    _answer(session, "END_TXN_RESPONSE", body.request_id, txn)
+
+
+async def between_brokers(session: Session, body: Any) -> None:
+    raise NotAllowed("only brokers end transactions of topics and subscriptions; use END_TXN")
+
+
+def _txn(body: Any) -> TxnId:
+    return TxnId(body.txnid_most_bits, body.txnid_least_bits)
+
+
+def _answer(session: Session, reply: str, request_id: int, txn: TxnId) -> None:
+    session.write(
+        command(reply, request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least)
+    )
+
+
+# --- groups
+
+
+async def open_group(session: Session, body: pb.CommandOpenGroup) -> None:
+    group = await session.context.coordinators.open_group(
+        body.application, body.generation, body.run, _owner(session)
+    )
+    session.write(
+        command(
+            "OPEN_GROUP_RESPONSE",
+            request_id=body.request_id,
+            tc_id=partition_of(body.application),
+            epoch=group.epoch,
+            committed_sequence=group.sequence,
+        )
+    )
+
+
+async def commit_group(session: Session, body: pb.CommandCommitGroup) -> None:
+    txns = [TxnId(each.most_bits, each.least_bits) for each in body.transactions]
+    outcome = await session.context.coordinators.commit_group(
+        body.application, body.epoch, body.sequence, txns, _owner(session)
+    )
+    session.write(
+        command(
+            "COMMIT_GROUP_RESPONSE",
+            request_id=body.request_id,
+            tc_id=partition_of(body.application),
+            replayed=outcome.replayed,
+        )
+    )
+
+
+async def group_status(session: Session, body: pb.CommandGroupStatus) -> None:
+    group = await session.context.coordinators.group_status(body.application, _owner(session))
+    decided = [from_text(name) for name in group.decided]
+    session.write(
+        command(
+            "GROUP_STATUS_RESPONSE",
+            request_id=body.request_id,
+            tc_id=partition_of(body.application),
+            epoch=group.epoch,
+            generation=group.generation,
+            run=group.run,
+            committed_sequence=group.sequence,
+            committed=[{"most_bits": txn.most, "least_bits": txn.least} for txn in decided],
+        )
+    )

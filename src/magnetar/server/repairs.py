@@ -1,0 +1,29 @@
+"""How a transaction that ended long ago is finished where somebody forgot to.
+
+Owns: `Repairs`: the collection of transactions asks it for the topic or subscription whose op
+records are left. To load a topic is to make it read its records again.
+
+Invariants:
+1. "There is none" is said only of a topic or subscription that certainly does not exist.
+"""
+
+from __future__ import annotations
+
+from magnetar.broker.topics import Topics
+from magnetar.errors import TopicNotFound
+from magnetar.model.names import TopicName
+from magnetar.txn.collector import Leftover
+
+
+class Repairs:
+    """Of one broker; a topic that another one has is loaded there, and so has read its records."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+
+    async def __call__(self, left: Leftover) -> bool:
+        try:
+            topic = await self._topics.get(TopicName.parse(left.segment), create=False)
+        except TopicNotFound:
+            return False
+        return left.subscription is None or left.subscription in topic.subscriptions
