@@ -255,18 +255,47 @@ SCHEMAS = [
     ),
 ]
 
-UNBUILT = [
-    Refusal(command, fields, WireCode.NOT_ALLOWED)
-    for command, fields in (
-        ("TC_CLIENT_CONNECT_REQUEST", {"tc_id": 0}),
-        ("NEW_TXN", {}),
-        ("ADD_PARTITION_TO_TXN", {}),
-        ("ADD_SUBSCRIPTION_TO_TXN", {}),
-        ("END_TXN", {}),
-        ("END_TXN_ON_PARTITION", {}),
-        ("END_TXN_ON_SUBSCRIPTION", {}),
+NO_SUCH_TXN = {"txnid_least_bits": (1 << 62) + 1, "txnid_most_bits": 3}
+
+TRANSACTIONS = [
+    Refusal(command, fields, code, reply or f"{command}_RESPONSE")
+    for command, fields, code, reply in (
+        (
+            "TC_CLIENT_CONNECT_REQUEST",
+            {"tc_id": 16},
+            WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
+            "TC_CLIENT_CONNECT_RESPONSE",
+        ),
+        ("NEW_TXN", {"tc_id": 1}, WireCode.NOT_ALLOWED, ""),
+        (
+            "NEW_TXN",
+            {"tc_id": 99, "txn_ttl_millis": 1000},
+            WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
+            "",
+        ),
+        ("ADD_PARTITION_TO_TXN", TXN, WireCode.TRANSACTION_NOT_FOUND, ""),
+        ("ADD_SUBSCRIPTION_TO_TXN", NO_SUCH_TXN, WireCode.TRANSACTION_NOT_FOUND, ""),
+        ("END_TXN", NO_SUCH_TXN, WireCode.NOT_ALLOWED, ""),
+        ("END_TXN", NO_SUCH_TXN | {"txn_action": 0}, WireCode.TRANSACTION_NOT_FOUND, ""),
+        ("END_TXN_ON_PARTITION", {}, WireCode.NOT_ALLOWED, ""),
+        ("END_TXN_ON_SUBSCRIPTION", {}, WireCode.NOT_ALLOWED, ""),
+        (
+            "OPEN_GROUP",
+            {"application": "", "generation": "g", "run": "r"},
+            WireCode.NOT_ALLOWED,
+            "",
+        ),
+        (
+            "COMMIT_GROUP",
+            {"application": "a", "epoch": 1, "sequence": 0},
+            WireCode.TRANSACTION_NOT_FOUND,
+            "",
+        ),
+        ("GROUP_STATUS", {"application": "a"}, WireCode.TRANSACTION_NOT_FOUND, ""),
     )
-] + [
+]
+
+SCALABLE = [
     Refusal(command, fields, code, reply, id_field=id_field)
     for command, fields, code, reply, id_field in (
         (
@@ -303,20 +332,13 @@ UNBUILT = [
             "WATCH_SCALABLE_TOPICS_UPDATE",
             "watch_id",
         ),
-        (
-            "WATCH_TC_ASSIGNMENTS",
-            {},
-            WireCode.NOT_ALLOWED,
-            "WATCH_TC_ASSIGNMENTS_UPDATE",
-            "watch_id",
-        ),
     )
 ]
 
 
 @pytest.mark.parametrize(
     "refusal",
-    [*NAMES_AND_TOPICS, *PRODUCERS, *CONSUMERS, *SCHEMAS, *UNBUILT],
+    [*NAMES_AND_TOPICS, *PRODUCERS, *CONSUMERS, *SCHEMAS, *TRANSACTIONS, *SCALABLE],
     ids=lambda refusal: f"{refusal.command}-{refusal.code.name}",
 )
 def test_a_refusal_has_its_code_and_its_reply(tmp_path: Path, refusal: Refusal) -> None:

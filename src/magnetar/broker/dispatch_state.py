@@ -458,12 +458,12 @@ class DispatchState:
         self._give_back(member, back)
         return Redelivery(len(back), False)
 
-    def on_withheld(self, position: Position) -> None:
-        """A transaction acknowledged all that is open of it: who has it keeps it, it waits no more.
+    def on_withheld(self, position: Position) -> bool:
+        """A transaction acknowledged all that is open of it: who has it keeps it; True: it waited.
 
         One that comes back from its consumer meanwhile waits; the owner drops it with `on_ack`.
         """
-        self._acked_waiting(position)
+        return self._acked_waiting(position)
 
     def on_returned(self, positions: Iterable[Position]) -> list[Position]:
         """Entries are withheld no more, and not acknowledged: they wait (Shared, Key_Shared).

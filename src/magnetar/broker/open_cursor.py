@@ -6,7 +6,8 @@ Invariants:
 1. An entry of which no message is open is passed over like an acknowledged one; of a batch with
    some open messages only those are offered. Without held messages it is the cursor itself.
 2. `passed` names every held entry that dispatch went by, wholly or in part, since it is held: if
-   the hold ends without an acknowledgement, these must be offered again by whoever ends it.
+   the hold ends without an acknowledgement, these must be offered again by whoever ends it. Where
+   everything up to an entry is held, that entry stands for all of them.
 3. The backlog is the cursor's: what is held counts until it is acknowledged.
 """
 
@@ -54,7 +55,7 @@ class OpenCursor:
             return True
         withheld = self.is_withheld(position)
         if withheld:
-            self.passed.add(position)
+            self.note_passed(position)
         return withheld
 
     def unacked_indexes(self, position: Position) -> int | None:
@@ -64,8 +65,13 @@ class OpenCursor:
             return unacked
         opened = self._pending.open_messages(position, unacked)
         if opened != unacked:
-            self.passed.add(position)
+            self.note_passed(position)
         return opened
+
+    def note_passed(self, position: Position) -> None:
+        """Dispatch goes by a held entry."""
+        through = self._pending.through()
+        self.passed.add(position if through is None else max(position, through))
 
     def ack(self, position: Position, unacked: int = 0) -> bool:
         return self._cursor.ack(position, unacked)
@@ -73,6 +79,10 @@ class OpenCursor:
     async def read(self, entries_max: int, bytes_max: int) -> list[Entry]:
         """The next entries with open messages; empty at the end. Moves the read position."""
         while True:
+            through = self._pending.through()
+            if through is not None and self._cursor.read_position < through:
+                self.passed.add(through)
+                self._cursor.read_position = through
             found = await self._cursor.read(entries_max, bytes_max)
             if not self._pending:
                 return found

@@ -10,6 +10,10 @@ Invariants:
 3. A send after `stop` is ignored, as the protocol demands of sends that crossed a close.
 4. No task and no callback per message: whoever waits for receipts waits for the first one in
    flight and then gets all that are done.
+5. A send whose transaction is not admitted yet is held, and all later ones of this producer behind
+   it; once that is settled they go on in order. What is held when the broker stops the producer is
+   dropped: its client sends it again. What is held when its client closes it still goes on.
+6. Sends inside a transaction are judged by what that transaction has stored, and by nothing else.
 
 Relies on: `append`, whose futures resolve in order, and a session that calls `receipts` again and
 again until it gets an empty list. `trouble` tells the topic of a failed append.
@@ -42,7 +46,10 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
-from magnetar.wire.messages import Send
+from magnetar.txn.buffer import MetadataTransactionBuffer, Work
+from magnetar.txn.ids import to_text
+from magnetar.txn.txn_dedup import Sent, TxnVerdict
+from magnetar.wire.messages import Send, TxnId
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 
@@ -58,7 +65,16 @@ _MODE_NAMES: Final = {
 class _Sent:
     """What there is to know of a send beyond its append; a plain one has none of this."""
 
-    __slots__ = ("answer", "dedup", "error", "highest_sequence_id", "is_last_chunk", "lane")
+    __slots__ = (
+        "answer",
+        "counted",
+        "dedup",
+        "error",
+        "highest_sequence_id",
+        "is_last_chunk",
+        "lane",
+        "work",
+    )
 
     def __init__(
         self,
@@ -68,6 +84,8 @@ class _Sent:
         lane: Lane | None = None,
         is_last_chunk: bool = True,
         answer: Receipt | None = None,
+        work: Work | None = None,
+        counted: Sent | None = None,
     ) -> None:
         self.highest_sequence_id = highest_sequence_id
         self.lane = lane
@@ -79,6 +97,10 @@ class _Sent:
         """It was answered without an append."""
         self.error: MagnetarError | None = None
         """Its append was refused at once."""
+        self.work = work
+        """The transaction to which its outcome is owed."""
+        self.counted = counted
+        """Its sequences, if they count there."""
 
 
 class Producer:
@@ -95,6 +117,7 @@ class Producer:
         schema_version: bytes = b"",
         dedup: Dedup | None = None,
         dedup_name: str | None = None,
+        transactions: MetadataTransactionBuffer | None = None,
     ) -> None:
         self.name = name
         self.dedup_name = dedup_name or name
@@ -120,6 +143,15 @@ class Producer:
         self._stopped = False
         self._failed = False
         self._ready = False
+        self._transactions = transactions
+        self._direct = False
+        """It may send, and nothing is held."""
+        self._held: deque[Send] = deque()
+        self._releasing = False
+        """A held send goes on just now."""
+        self._release: asyncio.Task[None] | None = None
+        self._refusal_of: tuple[TxnId, NotAllowed] | None = None
+        """Why the transaction of the last held send was not admitted."""
         self._pending: deque[tuple[asyncio.Future[Position], int, _Sent | Lane | None]] = deque()
         self._receipts: list[Receipt] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -164,7 +196,7 @@ class Producer:
     @property
     def pending(self) -> int:
         """Sends that are accepted and not settled: what back-pressure counts."""
-        return len(self._pending)
+        return len(self._pending) + len(self._held)
 
     def is_successor_of(self, other: Producer) -> bool:
         """The same producer of the same connection, come again."""
@@ -193,7 +225,7 @@ class Producer:
     def grant(self, topic_epoch: int | None) -> None:
         """It may send from now on."""
         self.topic_epoch = topic_epoch
-        self._ready = True
+        self._ready = self._direct = True
         self.readiness.advance()
 
     async def until_ready(self) -> bool:
@@ -209,11 +241,13 @@ class Producer:
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        if self._stopped:
+        if self._stopped and not self._releasing:
             return
         sent: _Sent | Lane | None = None
         sequence_id, lane = send.sequence_id, self._lane
-        if type(send) is not Send or not self._ready or (lane is None and self._dedup is not None):
+        if type(send) is not Send or not self._direct or (lane is None and self._dedup is not None):
+            if self._is_held(send):
+                return
             sent = self._judged(send)
         elif lane is not None:
             if sequence_id > lane.pushed and sequence_id > lane.floor:
@@ -243,6 +277,8 @@ class Producer:
         refusal = self._refusal(send)
         if refusal is not None:
             return _refused(send, refusal)
+        if send.txn_id is not None:
+            return self._judged_in(send.txn_id, send)
         if self.dedup is None or send.marker:
             return _Sent(highest)
         last = not send.is_chunk or EntryView(_NOWHERE, send.headers_and_payload).is_last_chunk
@@ -259,17 +295,86 @@ class Producer:
             return _Sent(highest, dedup=self.dedup, is_last_chunk=last)
         if verdict is Verdict.DUPLICATE:
             return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
-        text = f"{self.name}: whether message {send.sequence_id} is stored is not known"
-        return _refused(send, StorageError(text, hint="send it again later"))
+        return _refused(send, _unknown(self.name, send))
 
     def _refusal(self, send: Send) -> MagnetarError | None:
         if not send.checksum_ok:
             return ChecksumMismatch(f"{self.name}: message {send.sequence_id} is damaged")
         if not self._ready:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
-        if send.txn_id is not None:
+        txn, transactions = send.txn_id, self._transactions
+        if txn is None:
+            return None
+        if transactions is None:
             return NotAllowed("this topic takes no transactional messages")
+        if not transactions.is_admitted(txn):
+            known, before = transactions.refusal(txn), self._refusal_of
+            if known is None and before is not None and before[0] == txn:
+                known = before[1]
+            return known or NotAllowed(f"transaction {to_text(txn)} is not admitted")
         return None
+
+    # --- transactions
+
+    def _judged_in(self, txn: TxnId, send: Send) -> _Sent:
+        """The same for a send of an admitted transaction."""
+        transactions, highest = self._transactions, send.highest_sequence_id
+        assert transactions is not None, "it has admitted the transaction"
+        view = EntryView(_NOWHERE, send.headers_and_payload)
+        if view.txn_id != txn:
+            # Without it, nobody could tell later whose entry it is.
+            text = f"message {send.sequence_id} does not carry the id of its transaction"
+            return _refused(send, NotAllowed(text))
+        counted: Sent | None = None
+        if view.is_last_chunk:
+            last = max(send.sequence_id, send.sequence_id if highest is None else highest)
+            counted = Sent(self.dedup_name, send.sequence_id, last)
+            verdict = transactions.judge(txn, self.dedup_name, send.sequence_id)
+            if verdict is TxnVerdict.DUPLICATE:
+                return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
+            if verdict is TxnVerdict.UNKNOWN:
+                return _refused(send, _unknown(self.name, send))
+        return _Sent(highest, work=transactions.appending(txn), counted=counted)
+
+    def _is_held(self, send: Send) -> bool:
+        """Whether a send waits: for its transaction, or behind one that does."""
+        if self._releasing:
+            return False
+        txn, transactions = send.txn_id, self._transactions
+        if not self._held:
+            if txn is None or transactions is None or not self._ready or not send.checksum_ok:
+                return False
+            if transactions.is_admitted(txn) or transactions.refusal(txn) is not None:
+                return False
+            self._direct = False
+            self._release = transactions.spawn(self._release_held(), f"sends of {self.name}")
+        self._held.append(send)
+        return True
+
+    async def _release_held(self) -> None:
+        """Let go on what is held, each once its transaction is admitted or refused."""
+        transactions, held = self._transactions, self._held
+        assert transactions is not None, "it holds sends of transactions"
+        self._refusal_of = None
+        try:
+            while held:
+                txn = held[0].txn_id
+                before = self._refusal_of
+                if txn is not None and (before is None or before[0] != txn):
+                    try:
+                        await transactions.admit(txn)
+                    except NotAllowed as error:
+                        self._refusal_of = txn, error
+                if held:  # and not dropped meanwhile
+                    self._releasing = True
+                    self.send(held.popleft())
+                    self._releasing = False
+        finally:
+            held.clear()
+            self._releasing = False
+            self._direct = self._ready
+            self._refusal_of = None
+            self._wake()
 
     def _not_appended(self, send: Send, noted: _Sent | Lane | None, error: MagnetarError) -> None:
         """Queue the failure: what is in flight of this producer is settled before it."""
@@ -304,7 +409,7 @@ class Producer:
             if self._receipts:
                 due, self._receipts = self._receipts, []
                 return due
-            if self._stopped and (self._failed or not self._pending):
+            if self._stopped and (self._failed or not self.pending):
                 return []
             await self._next_news()
 
@@ -346,6 +451,9 @@ class Producer:
         if sent.dedup is not None:
             settled = sent.dedup.persisted if error is None else sent.dedup.failed
             settled(self.dedup_name, sequence_id, is_last_chunk=sent.is_last_chunk)
+        if sent.work is not None:
+            assert self._transactions is not None, "it has admitted the transaction"
+            self._transactions.settled(sent.work, sent.counted, stored=error is None)
         if sent.lane is not None:
             settle = sent.lane.plain_persisted if error is None else sent.lane.plain_failed
             settle(sequence_id)
@@ -370,6 +478,8 @@ class Producer:
 
     def stop(self, error: MagnetarError | None = None) -> None:
         """Take no more sends; receipts of what is in flight still come. The first reason stays."""
+        if error is not None:
+            self._held.clear()
         if not self._stopped:
             self._stopped = True
             self.failure = error
@@ -381,12 +491,13 @@ class Producer:
         self.stop()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self._pending:
-            head = self._pending[0][0]
+        while self.pending:
+            head = self._pending[0][0] if self._pending else self._release
+            assert head is not None, "sends are held by a task"
             if not head.done():
                 await asyncio.wait({head}, timeout=max(deadline - loop.time(), 0))
             self.settle()
-            if self._pending and not head.done():
+            if self.pending and not head.done():
                 raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
         self._wake()
 
@@ -401,6 +512,11 @@ def _special(sent: _Sent | Lane | None, highest_sequence_id: int | None = None) 
 def _refused(send: Send, error: MagnetarError) -> _Sent:
     highest = send.highest_sequence_id
     return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED, error))
+
+
+def _unknown(name: str, send: Send) -> StorageError:
+    text = f"{name}: whether message {send.sequence_id} is stored is not known"
+    return StorageError(text, hint="send it again later")
 
 
 def _hash_of(payload: bytes) -> int | None:

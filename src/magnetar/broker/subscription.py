@@ -6,13 +6,16 @@ Invariants:
 1. Acknowledgements count at once; they are durable when `ack_durable` returns. Concurrent calls
    share one write of the cursor.
 2. Only what is unacknowledged is delivered. An entry goes to another consumer, or again to the same
-   one, only after a redelivery request, the end of its consumer, a rewind or a seek.
+   one, only after a redelivery request, the end of its consumer, the abort of a transaction that
+   had acknowledged it, a rewind or a seek.
 3. When the last consumer leaves, everything unacknowledged is delivered again to the next ones;
    redelivery counts are forgotten.
 4. During a seek nobody is connected and nobody gets in: consumers are stopped first, so what was
    read before the seek cannot be acknowledged after it.
-5. The backlog is counted in entries: the broker does not open batches.
-6. Without a first consumer there is no coroutine: idle subscriptions cost memory alone.
+5. The backlog is counted in entries: the broker does not open batches. What a transaction has
+   acknowledged counts until it is committed, and is given to nobody until it is aborted.
+6. Without a first consumer there is no coroutine: idle subscriptions cost memory alone. Where
+   there are transactions, one waits for those that acknowledge something here.
 
 Relies on: the topic (`ReadableTopic`) to advance `wake`, and to drop a non-durable subscription
 once it has no consumers.
@@ -30,7 +33,9 @@ from magnetar.broker.consumer import Consumer
 from magnetar.broker.dispatcher import Dispatcher, ReadableTopic
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.membership import Membership
+from magnetar.broker.open_cursor import OpenCursor
 from magnetar.broker.stats import Rate, SubscriptionStats
+from magnetar.broker.txn_acks import TransactionalAcks, Transactions
 from magnetar.errors import (
     ConsumerBusy,
     ConsumerNotFound,
@@ -43,11 +48,14 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
+from magnetar.model.names import Domain
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.txn.pending_acks import PendingAcks
+from magnetar.wire.messages import TxnId
 
 TYPE_NAMES: Final = {
     None: "None",
@@ -87,6 +95,7 @@ class Subscription:
         clock: Clock,
         limits: Limits,
         consistent_hashing: bool = True,
+        transactions: Transactions | None = None,
     ) -> None:
         self.name = cursor.name
         self.cursor = cursor
@@ -106,9 +115,27 @@ class Subscription:
             limits=limits,
             consistent_hashing=consistent_hashing,
         )
+        # A repeated cumulative ack fails in v4; v5 clients repeat theirs for every segment.
+        pending = PendingAcks(repeats_allowed=topic.name.domain is Domain.SEGMENT)
+        self._open_cursor = OpenCursor(cursor, pending)
         self._dispatcher = Dispatcher(
-            topic, cursor, self._membership, wake=self.wake, clock=clock, limits=limits
+            topic, self._open_cursor, self._membership, wake=self.wake, clock=clock, limits=limits
         )
+        self._txn_acks: TransactionalAcks | None = None
+        if transactions is not None and cursor.durable:
+            self._txn_acks = TransactionalAcks(
+                topic,
+                cursor,
+                pending,
+                self._open_cursor,
+                self._membership,
+                self._dispatcher,
+                transactions,
+                wake=self.wake,
+                tasks=self._loops,
+                clock=clock,
+            )
+            self._txn_acks.begin()
         self._dispatching = False
         self._closing = False
         self._seeking = False
@@ -186,9 +213,16 @@ class Subscription:
             self._dispatcher.rewind_after(self._limits.failover_switch_seconds)
         if not self._dispatching:
             self._dispatching = True
-            self._loops.spawn(self._dispatcher.run(), "dispatch")
+            self._loops.spawn(self._dispatch(), "dispatch")
+        if self._txn_acks is not None:
+            self._txn_acks.begin()
         self.wake.advance()
         return consumer
+
+    async def _dispatch(self) -> None:
+        if self._txn_acks is not None:
+            await self._txn_acks.ready.wait()
+        await self._dispatcher.run()
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer closed or lost its connection; one that is not here any more is ignored."""
@@ -202,20 +236,27 @@ class Subscription:
     def ack(self, consumer: Consumer, acks: Sequence[Ack], *, cumulative: bool = False) -> None:
         """Acknowledge entries, or (cumulative) everything up to the last of `acks`.
 
-        A cumulative one is ignored where several consumers share the messages.
+        A cumulative one is ignored where several consumers share the messages. What a transaction
+        has acknowledged, undecided, is left out: it is the transaction's.
         """
         state = self._membership.state
         if state is None or consumer not in self._membership:
             raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
         woken = self._topic.ledger.sealed
+        held = self._txn_acks if self._txn_acks is not None and self._txn_acks.pending else None
         if not cumulative:
+            if held is not None:
+                acks = held.plain_parts(acks)
             self._ack_in_cursor(acks)
             for position, unacked in acks:
                 remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
                 if state.on_ack(consumer.key, position, remaining.bit_count()):
                     woken = True
         elif state.type.takes_cumulative_acks and acks:
-            self.cursor.ack_cumulative(*acks[-1])
+            if held is None:
+                self.cursor.ack_cumulative(*acks[-1])
+            else:
+                held.ack_through(acks[-1])
             state.on_acked_through(self.cursor.mark_delete)
         if woken:
             self.wake.advance()
@@ -232,6 +273,27 @@ class Subscription:
                 for position, unacked in acks[at:end]:
                     cursor.ack(position, unacked)
             at = end
+
+    async def ack_in_txn(
+        self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
+    ) -> None:
+        """As `ack`, if and when a transaction commits; returns once that is durable.
+
+        TransactionConflict: others have a message, or the transaction has ended; nothing is stored.
+        """
+        state = self._membership.state
+        if state is None or consumer not in self._membership:
+            raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
+        if self._txn_acks is None:
+            raise NotAllowed(f"subscription {self.name} takes no transactional acknowledgements")
+        if cumulative and not state.type.takes_cumulative_acks:
+            raise NotAllowed(f"consumers of subscription {self.name} share its messages")
+        await self._txn_acks.ack(txn, acks, cumulative=cumulative)
+
+    async def rescan_transactions(self) -> None:
+        """Finish what decided transactions have left behind here."""
+        if self._txn_acks is not None:
+            await self._txn_acks.rescan()
 
     async def ack_durable(self) -> None:
         """Return once every acknowledgement before this call is durable."""
@@ -257,9 +319,10 @@ class Subscription:
             if state.on_redeliver(consumer.key).rewind:
                 self._dispatcher.rewind()
             return
-        unseen = consumer.unseen()
+        unseen, is_withheld = consumer.unseen(), self._open_cursor.is_withheld
         asked = consumer.pending() if positions is None else positions
-        state.on_redeliver(consumer.key, [each for each in asked if each not in unseen])
+        wanted = [each for each in asked if each not in unseen and not is_withheld(each)]
+        state.on_redeliver(consumer.key, wanted)
         self.wake.advance()
 
     # --- moving the cursor
@@ -275,7 +338,7 @@ class Subscription:
             if unacked and self.cursor.ack(position, unacked):
                 await self.cursor.flush()
         finally:
-            self._seeking = False
+            self._end_seek()
         self._dispatcher.resume()
 
     async def seek_time(self, ms: int) -> None:
@@ -286,7 +349,7 @@ class Subscription:
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
             await self.cursor.reset(last if found is None else _before(found))
         finally:
-            self._seeking = False
+            self._end_seek()
         self._dispatcher.resume()
 
     def _begin_seek(self) -> None:
@@ -294,6 +357,11 @@ class Subscription:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset already")
         self._seeking = True
         self._membership.stop_all(ServiceNotReady(f"subscription {self.name} was reset"))
+
+    def _end_seek(self) -> None:
+        self._seeking = False
+        if self._txn_acks is not None:
+            self._txn_acks.reset()
 
     async def skip(self, entries: int) -> int:
         """Acknowledge the next unacknowledged entries; how many they were."""
@@ -355,6 +423,8 @@ class Subscription:
         """Stop dispatching, stop every consumer (`error` tells them why), write the cursor."""
         self._closing = True
         self._membership.stop_all(error)
+        if self._txn_acks is not None:
+            self._txn_acks.close()
         await self._loops.stop()
         if self.cursor.failure is None:
             await self.cursor.flush()
@@ -366,6 +436,8 @@ class Subscription:
         await self.close(ServiceNotReady(f"subscription {self.name} was removed"))
         if self.durable:
             await self._topic.ledger.delete_cursor(self.name)
+            if self._txn_acks is not None:
+                await self._txn_acks.forget()
         else:
             await self.cursor.delete()
 

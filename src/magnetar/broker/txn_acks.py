@@ -38,6 +38,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
 from magnetar.txn.ack_store import MetadataPendingAckStore
 from magnetar.txn.ids import from_text
 from magnetar.txn.pending_acks import (
@@ -55,6 +56,8 @@ from magnetar.wire.messages import TxnId
 
 RECOVERY_ATTEMPTS: Final = 10
 RECOVERY_PAUSE_SECONDS: Final = 1.0
+READY_SECONDS: Final = 30.0
+"""How long a command waits for the recovery."""
 
 _LOG: Final = logger(__name__)
 
@@ -111,6 +114,7 @@ class TransactionalAcks:
         dispatcher: Dispatcher,
         transactions: Transactions,
         *,
+        wake: Signal,
         tasks: Service,
         clock: Clock,
     ) -> None:
@@ -124,8 +128,11 @@ class TransactionalAcks:
         self._dispatcher = dispatcher
         self._decisions = transactions.decisions
         self._store = transactions.store
+        self._wake = wake
         self._tasks = tasks
         self._clock = clock
+        self._incarnation = cursor.incarnation
+        """That of all that is held; the cursor's is another one while a seek is under way."""
         self._ops = MetadataPendingAckStore(
             str(topic.name),
             cursor,
@@ -212,7 +219,7 @@ class TransactionalAcks:
 
     async def rescan(self) -> None:
         """Deal with ops of decided transactions that were left behind, or came from elsewhere."""
-        await self.ready.wait()
+        await self._wait_ready()
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
             if txn in self._in_flight:
@@ -259,7 +266,7 @@ class TransactionalAcks:
             work.exception()  # told to who asked, if anybody is left
 
     async def _ack(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> None:
-        await self.ready.wait()
+        await self._wait_ready()
         command = await self._admitted(txn, acks, cumulative)
         if command is None:
             await self._check_undecided(txn)
@@ -269,13 +276,21 @@ class TransactionalAcks:
         finally:
             self._finish(txn)
         await self._ops.confirm()
-        if self._closed or command.incarnation != self._cursor.incarnation:
+        try:
+            self._check_serving(command.incarnation)
+        except ServiceNotReady:
             await self._store.delete_ops([op])
-            raise ServiceNotReady(f"subscription {self._cursor.name} was closed or reset")
+            raise
 
-    async def _admitted(
-        self, txn: TxnId, acks: Sequence[Ack], cumulative: bool
-    ) -> _Command | None:
+    async def _wait_ready(self) -> None:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await self.ready.wait()
+        except TimeoutError as error:
+            text = f"subscription {self._cursor.name} still reads its transactions"
+            raise ServiceNotReady(text) from error
+
+    async def _admitted(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> _Command | None:
         """Held from now on; None: there is nothing new in it. One at a time, in order."""
         async with self._turn:
             wanted = await self._sized(acks)
@@ -283,19 +298,22 @@ class TransactionalAcks:
             if isinstance(verdict, Conflict) and verdict.holders:
                 await self._ask_again(verdict.holders)
                 verdict = self.pending.judge(txn, wanted, cumulative, self._cursor)
-            if self._closed:
-                raise ServiceNotReady(f"subscription {self._cursor.name} is closed")
+            self._check_serving(self._incarnation)
             if isinstance(verdict, Conflict):
                 raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
             if verdict is Verdict.REPEATED:
                 return None
             self._check_exist(wanted)
-            command = _Command(txn, wanted, cumulative, self._cursor.incarnation)
+            command = _Command(txn, wanted, cumulative, self._incarnation)
             self.pending.add(txn, wanted, cumulative)
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
             self._decisions.join(txn, self)
             self._withhold(wanted)
             return command
+
+    def _check_serving(self, incarnation: int) -> None:
+        if self._closed or incarnation != self._cursor.incarnation:
+            raise ServiceNotReady(f"subscription {self._cursor.name} was closed or reset")
 
     async def _ask_again(self, holders: Sequence[TxnId]) -> None:
         """Who stands in the way may be decided, and the news of it still on its way."""
@@ -315,21 +333,21 @@ class TransactionalAcks:
         state = self._membership.state
         if state is not None:
             for ack in acks:
-                if self._opened.is_withheld(ack.position):
-                    state.on_withheld(ack.position)
+                position = ack.position
+                if self._opened.is_withheld(position) and state.on_withheld(position):
+                    self._opened.note_passed(position)
 
     async def _written(self, command: _Command) -> StoredOp:
         txn, acks, cumulative, incarnation = command
         try:
             await self._check_undecided(txn)
-            if incarnation != self._cursor.incarnation:
-                raise ServiceNotReady(f"subscription {self._cursor.name} was reset")
+            self._check_serving(incarnation)
             op = await self._ops.write(txn, acks, cumulative)
         except BaseException:
-            if incarnation == self._cursor.incarnation:
+            if incarnation == self._incarnation:
                 self._release(command)
             raise
-        if incarnation == self._cursor.incarnation and not self._closed:
+        if incarnation == self._incarnation:
             self._stored.setdefault(txn, []).append(op)
         return op
 
@@ -376,7 +394,7 @@ class TransactionalAcks:
             return  # whoever owns the subscription next does it
         ended = self.pending.end(txn)
         ops = self._stored.pop(txn, [])
-        if ended is None:
+        if ended is None or self._incarnation != self._cursor.incarnation:
             self._ops.dropped(ops)
             return
         missed = self._passed(ended)
@@ -387,7 +405,7 @@ class TransactionalAcks:
             self._ops.dropped(ops)
             positions = {each.position for each in ended.entries} | missed
             self._deliver_again(positions, rewind=ended.through is not None)
-        self._dispatcher.wake()
+        self._wake.advance()
 
     def _merge(self, ended: Ended) -> None:
         cursor, state = self._cursor, self._membership.state
@@ -428,7 +446,7 @@ class TransactionalAcks:
         unknown = state.on_returned(each for each in sorted(positions) if self._is_missing(each))
         if unknown:
             self._tasks.spawn(self._return(state, state.rewinds, unknown), "return of messages")
-        self._dispatcher.wake()
+        self._wake.advance()
 
     def _is_missing(self, position: Position) -> bool:
         """Open again, and dispatch will not come to it by itself."""
@@ -449,7 +467,7 @@ class TransactionalAcks:
                 return  # everything is read again anyhow
             if entries and entries[0].position == position and self._is_missing(position):
                 state.on_returned_entry(EntryView.of(entries[0]))
-        self._dispatcher.wake()
+        self._wake.advance()
 
     # --- plain acknowledgements
 
@@ -461,18 +479,15 @@ class TransactionalAcks:
     def ack_through(self, ack: Ack) -> None:
         """A plain acknowledgement of everything up to an entry but what is held."""
         cursor, ledger = self._cursor, self._topic.ledger
-        held = [each for each in (self.pending.first_entry(),) if each is not None]
-        through = self.pending.through()
-        if through is not None:
-            held.append(cursor.mark_delete)
-        if not held or min(held) > ack.position:
-            cursor.ack_cumulative(*ack)
-            return
-        first = min(held)
-        if first > cursor.mark_delete:
+        start = self.pending.through()
+        if start is None:
+            first = self.pending.first_entry()
+            if first is None or first > ack.position:
+                cursor.ack_cumulative(*ack)
+                return
             cursor.ack_cumulative(Position(first.ledger_id, first.entry_id - 1))
-        start = max(first, cursor.mark_delete) if through is None else max(through, first)
-        at = ledger.next_valid(start)
+            start = first
+        at = ledger.next_valid(max(start, cursor.mark_delete))
         while at is not None and at <= ack.position:
             for part in self.plain_parts([Ack(at, ack.unacked if at == ack.position else 0)]):
                 cursor.ack(*part)
@@ -481,7 +496,10 @@ class TransactionalAcks:
     # --- the end
 
     def reset(self) -> None:
-        """The cursor has begun a new incarnation: nothing is held any more."""
+        """If the cursor has begun a new incarnation nothing is held any more."""
+        if self._incarnation == self._cursor.incarnation:
+            return
+        self._incarnation = self._cursor.incarnation
         for txn in self.pending.clear():
             self._decisions.leave(txn, self)
         self._opened.passed.clear()

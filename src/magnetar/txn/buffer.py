@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, Protocol
 
 from magnetar.errors import (
+    InvariantBroken,
     MagnetarError,
     ManagedLedgerFenced,
     NotAllowed,
@@ -79,6 +80,7 @@ class Work:
     """One transaction in one segment."""
 
     __slots__ = (
+        "bound",
         "decision",
         "highest",
         "is_admitted",
@@ -91,8 +93,10 @@ class Work:
         "txn",
     )
 
-    def __init__(self, txn: TxnId) -> None:
+    def __init__(self, txn: TxnId, bound: Position) -> None:
         self.txn = txn
+        self.bound = bound
+        """None of its entries stands below."""
         self.op: StoredOp | None = None
         """Its pin, once that is durable."""
         self.highest: Position | None = None
@@ -126,6 +130,8 @@ class MetadataTransactionBuffer:
         self.failed = Signal()
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
+        self.aborted_last: Position | None = None
+        """Behind it there is no aborted entry; None: there is none at all."""
         self._segment = segment
         self._ledger = ledger
         self._store = store
@@ -137,8 +143,6 @@ class MetadataTransactionBuffer:
         self._works: dict[TxnId, Work] = {}
         self._recovered_end = ledger.next_append_floor()
         self._scan: asyncio.Task[None] | None = None
-        self._aborted_last: Position | None = None
-        """Behind it there is no aborted entry; None: there is none at all."""
         self._tasks = Service(f"transactions of {segment}", stop_seconds=_STOP_SECONDS)
 
     # --- what consumers may see
@@ -146,11 +150,6 @@ class MetadataTransactionBuffer:
     def ceiling(self) -> Position:
         """The last position that consumers may see."""
         return self._visibility.ceiling(self._ledger.last_position())
-
-    def may_hide(self, position: Position) -> bool:
-        """Whether an entry there, below the ceiling, might be an aborted one."""
-        last = self._aborted_last
-        return last is not None and position <= last
 
     def is_visible(self, txn: TxnId, position: Position) -> bool:
         """Whether an entry of a transaction, below the ceiling, is for consumers."""
@@ -309,8 +308,7 @@ class MetadataTransactionBuffer:
         """The pin, and around it the certainty that the transaction is open."""
         txn = work.txn
         self._check_open(work, await self._decisions.state(txn))
-        bound = self._visibility.undecided[txn]
-        work.op = await place_pin(self._store, txn, self._segment, bound, self._epoch)
+        work.op = await place_pin(self._store, txn, self._segment, work.bound, self._epoch)
         # From the store: a decision that memory has missed may be old, and its header about to go.
         self._check_open(work, await self._decisions.read(txn))
 
@@ -327,11 +325,11 @@ class MetadataTransactionBuffer:
             raise ServiceNotReady(f"what is stored in {self._segment} could not be read")
 
     async def _recall_all(self) -> None:
-        recovered = {txn for txn, work in self._works.items() if work.is_recovered}
-        bounds = self._visibility.undecided
-        first = min((bounds[txn] for txn in recovered), default=self._recovered_end)
+        recovered = [work for work in self._works.values() if work.is_recovered]
+        first = min((work.bound for work in recovered), default=self._recovered_end)
+        txns = {work.txn for work in recovered}
         try:
-            await self._counting.stored_in(recovered, first, self._recovered_end)
+            await self._counting.stored_in(txns, first, self._recovered_end)
         except MagnetarError as error:
             _LOG.warning("transactions-not-recalled", segment=self._segment, error=str(error))
             self._scan = None
@@ -350,6 +348,8 @@ class MetadataTransactionBuffer:
         """An admitted transaction's message is appended now, without an await in between."""
         work = self._works[txn]
         work.highest = self._ledger.next_append_floor()
+        if work.highest < work.bound:
+            raise InvariantBroken(f"{to_text(txn)} appends at {work.highest}, below {work.bound}")
         return work
 
     def settled(self, work: Work, sent: Sent | None, *, stored: bool) -> None:
@@ -393,8 +393,8 @@ class MetadataTransactionBuffer:
 
     def _hide(self, txn: TxnId, last: Position) -> None:
         self._visibility.abort(txn, last)
-        known = self._aborted_last
-        self._aborted_last = last if known is None else max(last, known)
+        known = self.aborted_last
+        self.aborted_last = last if known is None else max(last, known)
 
     def _end(self, work: Work) -> None:
         """It holds nothing any more, and its sequences count or do not."""
@@ -444,7 +444,7 @@ class MetadataTransactionBuffer:
         """Entries below this position are gone: so are the aborted records that spoke of them."""
         gone = self._visibility.forget_aborted(first_kept)
         if gone:
-            self._aborted_last = max(self._visibility.aborted.values(), default=None)
+            self.aborted_last = max(self._visibility.aborted.values(), default=None)
             await self._store.forget_aborted(self._segment, gone)
 
     async def close(self) -> None:
@@ -466,7 +466,7 @@ class MetadataTransactionBuffer:
         return self._tasks.spawn(work, name)
 
     def _track(self, txn: TxnId, bound: Position) -> Work:
-        work = self._works[txn] = Work(txn)
+        work = self._works[txn] = Work(txn, bound)
         self._visibility.track(txn, bound)
         self._decisions.join(txn, self)
         return work

@@ -206,7 +206,9 @@ class PendingAcks:
             return Conflict(f"everything up to {position} is acknowledged already")
         others = tuple(each for each in self._points if each != txn)
         if others:
-            return Conflict("another transaction has acknowledged everything up to a message", others)
+            return Conflict(
+                "another transaction has acknowledged everything up to a message", others
+            )
         holders = {
             other
             for held_at, held in self._entries.items()

@@ -142,9 +142,10 @@ def test_a_send_without_a_producer_closes() -> None:
 @pytest.mark.parametrize(
     ("type_name", "fields", "reply"),
     [
-        ("TC_CLIENT_CONNECT_REQUEST", {"request_id": 7, "tc_id": 0}, "ERROR"),
-        ("NEW_TXN", {"request_id": 7}, "ERROR"),
-        ("END_TXN", {"request_id": 7}, "ERROR"),
+        ("TC_CLIENT_CONNECT_REQUEST", {"request_id": 7, "tc_id": 0}, "TC_CLIENT_CONNECT_RESPONSE"),
+        ("NEW_TXN", {"request_id": 7}, "NEW_TXN_RESPONSE"),
+        ("END_TXN", {"request_id": 7, "txn_action": 0}, "END_TXN_RESPONSE"),
+        ("GROUP_STATUS", {"request_id": 7, "application": "a"}, "GROUP_STATUS_RESPONSE"),
         ("SCALABLE_TOPIC_LOOKUP", {"session_id": 7, "topic": "topic://a/b/c"}, None),
         ("WATCH_SCALABLE_TOPICS", {"watch_id": 7, "namespace": "a/b"}, None),
         ("WATCH_TC_ASSIGNMENTS", {"watch_id": 7}, None),
@@ -170,7 +171,11 @@ def test_what_is_not_there_is_refused(
 def test_every_request_has_a_refusal_and_every_command_a_handler() -> None:
     handled = HANDLERS.at_once.keys() | HANDLERS.requests.keys() | {TYPES["SEND"]}
     assert handled == SENT_BY[Side.CLIENT]
-    unanswered = {TYPES["SCALABLE_TOPIC_CLOSE"], TYPES["WATCH_SCALABLE_TOPICS_CLOSE"]}
+    unanswered = {
+        TYPES["SCALABLE_TOPIC_CLOSE"],
+        TYPES["WATCH_SCALABLE_TOPICS_CLOSE"],
+        TYPES["WATCH_TC_ASSIGNMENTS_CLOSE"],
+    }
     for number in HANDLERS.requests.keys() - unanswered:
         body = getattr(pb.BaseCommand(), NAMES[number].lower())
         assert refusal(number, body, ValueError("a bug")), NAMES[number]

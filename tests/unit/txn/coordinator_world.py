@@ -1,0 +1,120 @@
+"""Brokers with coordinators on one metadata store in memory, for tests on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from magnetar.metadata.memory import MemoryMetadata, MemoryStore
+from magnetar.runtime.clock import LoopClock
+from magnetar.runtime.limits import Limits
+from magnetar.testing.seeds import EPOCH_MS
+from magnetar.testing.virtual_time import run
+from magnetar.txn.collector import Leftover
+from magnetar.txn.coordinator import Coordinators
+from magnetar.txn.decided import Decisions
+from magnetar.txn.ids import to_text
+from magnetar.txn.partitions import Partitions
+from magnetar.txn.records import Header, State
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import TxnId
+
+LIMITS = Limits(close_seconds=5)
+MINUTE_MS = 60_000
+
+
+class Seen:
+    """A participant that keeps what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, State]] = []
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        self.told.append((to_text(txn), state))
+
+
+class Broker:
+    """One process with its session in the store."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.metadata: MemoryStore = world.metadata.connect(session_timeout=10.0)
+        self.store = TxnStore(self.metadata)
+        partitions = Partitions(
+            self.metadata, broker=name, url=f"pulsar://{name}:6650", limits=world.limits
+        )
+        self.partitions = partitions
+        self.decisions = Decisions(self.store, world.clock, coordinates=partitions.coordinates)
+        self.repairs: list[Leftover] = []
+        self.missing: set[str] = set()
+        """Topics that do not exist."""
+        self.coordinators = Coordinators(
+            self.store,
+            partitions,
+            self.decisions,
+            clock=world.clock,
+            limits=world.limits,
+            repair=self._repair,
+        )
+
+    async def _repair(self, left: Leftover) -> bool:
+        self.repairs.append(left)
+        return left.segment not in self.missing
+
+    async def start(self) -> None:
+        await self.decisions.start()
+        await self.coordinators.start()
+
+    async def stop(self) -> None:
+        await self.coordinators.stop()
+        await self.decisions.stop()
+        await self.metadata.close()
+
+    async def begin(self, coordinator: int = 0, timeout_ms: int = MINUTE_MS) -> Header:
+        return await self.coordinators.begin(coordinator, timeout_ms)
+
+    def follow(self, *txns: TxnId) -> Seen:
+        seen = Seen()
+        for txn in txns:
+            self.decisions.join(txn, seen)
+        return seen
+
+
+class World:
+    """The store, which outlives every broker."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self.clock = LoopClock(EPOCH_MS)
+        self.metadata = MemoryMetadata(self.clock)
+        self._brokers = 0
+
+    async def broker(self) -> Broker:
+        self._brokers += 1
+        broker = Broker(self, f"broker-{self._brokers}")
+        await broker.start()
+        return broker
+
+    async def kill(self, broker: Broker) -> None:
+        """Without a word: its session runs out, and it does nothing any more."""
+        self.metadata.drop(broker.metadata)
+
+
+Scene = Callable[[World, Broker], Awaitable[None]]
+
+
+def on_a_broker(scene: Scene, limits: Limits = LIMITS) -> None:
+    async def main() -> None:
+        world = World(limits)
+        broker = await world.broker()
+        await scene(world, broker)
+        await broker.stop()
+
+    run(main())
+
+
+async def keys(store: TxnStore) -> list[str]:
+    """All records of transactions but those that stay: counters and leaders."""
+    found = []
+    for parent in ("/txn/id", "/txn/op", "/txn/aborted", "/txn/group"):
+        found += await store.metadata.scan_keys(parent)
+    return found
