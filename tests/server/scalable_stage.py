@@ -137,8 +137,8 @@ class Stage:
         return Process(self.world, host)
 
     async def driver(self, host: str | None = None, **fields: object) -> Driver:
-        name = host or self.host.name
-        return await Driver.connect(name, PORT, connect=self.world.connect, **fields)  # type: ignore[arg-type]
+        name, connect = host or self.host.name, self.world.connect
+        return await Driver.connect(name, PORT, connect=connect, **fields)  # type: ignore[arg-type]
 
     def producer(self, links: Links, name: str = "p", *, first: int = 0) -> ScalableProducer:
         return ScalableProducer(links, NAME, name, first_sequence=first, record=self.record)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 
 from magnetar.errors import DeadlineExceeded, WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
+from magnetar.model.names import TopicName
+from magnetar.model.segments import SegmentLayout
+from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_feeds import Delivery
 from magnetar.testing.scalable_links import route
@@ -53,14 +57,21 @@ async def segment_of(stage: Stage, key: str) -> tuple[int, str]:
     return segment.segment_id, str(TOPIC.segment(segment.descriptor))
 
 
+async def _split(number: int, scalable: ScalableTopics) -> SegmentLayout:
+    return await scalable.split(TOPIC, number)
+
+
 async def entries(stage: Stage) -> int:
     """How many messages all segments hold."""
     count = 0
     for segment in (await stage.layout()).segments.values():
-        name = TOPIC.segment(segment.descriptor)
-        await stage.ask(lambda scalable, at=name: scalable.host.seek_earliest(at, "all"))  # type: ignore[misc]
-        count += await stage.ask(lambda scalable, at=name: scalable.host.backlog(at, "all")) or 0  # type: ignore[misc]
+        count += await stage.ask(partial(_entries_of, TOPIC.segment(segment.descriptor)))
     return count
+
+
+async def _entries_of(name: TopicName, scalable: ScalableTopics) -> int:
+    await scalable.host.seek_earliest(name, "all")
+    return await scalable.host.backlog(name, "all") or 0
 
 
 # --- once
@@ -238,7 +249,7 @@ def test_concurrent_changes_of_one_topic_are_serialised() -> None:
             hosts = list(stage.world.hosts.values())
             results = await asyncio.gather(
                 *(
-                    stage.ask(lambda scalable, at=number: scalable.split(TOPIC, at), host)  # type: ignore[misc]
+                    stage.ask(partial(_split, number), host)
                     for number in range(4)
                     for host in hosts
                 ),

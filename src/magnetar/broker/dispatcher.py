@@ -230,10 +230,12 @@ class Dispatcher:
         is_visible = self._topic.is_visible
         visible = [entry for entry in entries if is_visible(entry)]
         if len(visible) < len(entries):
-            shown = set(visible)
+            shown = {entry.position for entry in visible}
             for entry in entries:
-                if entry not in shown:
+                if entry.position not in shown:
                     self._cursor.ack(entry.position)
+            if self._topic.ledger.sealed:
+                self._wake.advance()  # the end may have been reached
         return visible
 
     # --- entries that wait

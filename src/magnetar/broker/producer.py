@@ -355,16 +355,15 @@ class Producer:
         """Let go on what is held, each once its transaction is admitted or refused."""
         transactions, held = self._transactions, self._held
         assert transactions is not None, "it holds sends of transactions"
-        self._refusal_of = None
+        refused: TxnId | None = None
         try:
             while held:
                 txn = held[0].txn_id
-                before = self._refusal_of
-                if txn is not None and (before is None or before[0] != txn):
+                if txn is not None and txn != refused:
                     try:
                         await transactions.admit(txn)
                     except NotAllowed as error:
-                        self._refusal_of = txn, error
+                        refused, self._refusal_of = txn, (txn, error)
                 if held:  # and not dropped meanwhile
                     self._releasing = True
                     self.send(held.popleft())

@@ -32,6 +32,7 @@ from magnetar.broker.api import ConsumerOptions
 from magnetar.broker.consumer import Consumer
 from magnetar.broker.dispatcher import Dispatcher, ReadableTopic
 from magnetar.broker.entries import publish_time_of
+from magnetar.broker.held_messages import HeldMessages
 from magnetar.broker.membership import Membership
 from magnetar.broker.open_cursor import OpenCursor
 from magnetar.broker.stats import Rate, SubscriptionStats
@@ -121,19 +122,20 @@ class Subscription:
         self._dispatcher = Dispatcher(
             topic, self._open_cursor, self._membership, wake=self.wake, clock=clock, limits=limits
         )
+        self._held = HeldMessages(
+            topic,
+            cursor,
+            pending,
+            self._open_cursor,
+            self._membership,
+            self._dispatcher,
+            wake=self.wake,
+            tasks=self._loops,
+        )
         self._txn_acks: TransactionalAcks | None = None
         if transactions is not None and cursor.durable:
             self._txn_acks = TransactionalAcks(
-                topic,
-                cursor,
-                pending,
-                self._open_cursor,
-                self._membership,
-                self._dispatcher,
-                transactions,
-                wake=self.wake,
-                tasks=self._loops,
-                clock=clock,
+                topic, cursor, self._held, transactions, tasks=self._loops, clock=clock
             )
             self._txn_acks.begin()
         self._dispatching = False
@@ -243,20 +245,16 @@ class Subscription:
         if state is None or consumer not in self._membership:
             raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
         woken = self._topic.ledger.sealed
-        held = self._txn_acks if self._txn_acks is not None and self._txn_acks.pending else None
         if not cumulative:
-            if held is not None:
-                acks = held.plain_parts(acks)
+            if self._held.pending:
+                acks = self._held.plain_parts(acks)
             self._ack_in_cursor(acks)
             for position, unacked in acks:
                 remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
                 if state.on_ack(consumer.key, position, remaining.bit_count()):
                     woken = True
         elif state.type.takes_cumulative_acks and acks:
-            if held is None:
-                self.cursor.ack_cumulative(*acks[-1])
-            else:
-                held.ack_through(acks[-1])
+            self._held.ack_through(acks[-1])
             state.on_acked_through(self.cursor.mark_delete)
         if woken:
             self.wake.advance()

@@ -11,10 +11,11 @@ Invariants:
 4. Terminating and deleting are decisions of the managed ledger, and as durable.
 5. Subscriptions are woken whenever entries have become durable, and at the end of the topic.
 6. On a segment, producers `<n>` and `<n>-seg-<its id>` are one for dedup, and never connected both.
+7. Consumers see what `readable_end` and `is_visible` let through. Transactions are recovered before
+   anybody can ask; a topic whose transactions cannot go on is lost like one without its ledger.
 
-Room for transactions: consumers see what `readable_end` and `is_visible` let through.
-
-Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch.
+Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch;
+`topic_transactions.py` for what transactions let through.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic_ends import TopicEnds
 from magnetar.broker.topic_producers import ProducerNames, TopicProducers
 from magnetar.broker.topic_subscriptions import TopicSubscriptions
+from magnetar.broker.topic_transactions import TopicTransactions
 from magnetar.errors import (
     LedgerFenced,
     MagnetarError,
@@ -64,6 +66,8 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.parts import Transactions
 
 FENCE_PAUSE_S: Final = 0.1
 """How long a topic stays fenced once everything in flight is settled."""
@@ -84,6 +88,8 @@ class TopicParts:
     owner: str = ""
     """The broker, as statistics name it."""
     ownership: Ownership = field(default_factory=SoleOwner)
+    transactions: Transactions | None = None
+    """None: transactional messages are refused."""
 
 
 class Topic:
@@ -114,6 +120,11 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
+        self._transactions = TopicTransactions(name, ledger, parts.clock, parts.transactions)
+        self.readable_end: Callable[[], Position] = self._transactions.readable_end
+        """The last position that consumers may see."""
+        self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
+        """Whether an entry up to `readable_end` is for consumers."""
         self._subscriptions = TopicSubscriptions(self, clock=parts.clock, limits=limits)
         self._dedup: DedupLog | None = None
         self._fenced: MagnetarError | None = None
@@ -148,6 +159,7 @@ class Topic:
         return topic
 
     async def _load(self) -> None:
+        await self._transactions.recover()
         self._subscriptions.load()
         if self.policies.deduplication:
             await self._begin_dedup()
@@ -155,6 +167,9 @@ class Topic:
             await DedupLog.delete(self.name, self._parts.metadata)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
+        if self._transactions.buffer is not None:
+            self._tasks.spawn(self._follow_ceiling(self._transactions.buffer), "ceiling")
+            self._tasks.spawn(self._follow_failure(self._transactions.buffer), "transactions")
         self._watch_ends()
 
     # --- what it knows
@@ -177,21 +192,17 @@ class Topic:
         producers = self.producers
         return bool(producers.connected or producers.waiting or self._subscriptions.consumers)
 
-    def readable_end(self) -> Position:
-        """The last position that consumers may see."""
-        return self.ledger.last_position()
-
-    def is_visible(self, entry: Entry) -> bool:
-        """Whether an entry up to `readable_end` is for consumers."""
-        return True
+    @property
+    def transactions(self) -> MetadataTransactionBuffer | None:
+        """Those that write here; None: this broker has none."""
+        return self._transactions.buffer
 
     async def last_message(self) -> LastMessage:
         """The last message that a consumer could get."""
-        end = self.readable_end()
-        entries = await self.ledger.read(end, 1) if self.ledger.entries else []
-        if not entries:
+        entry = await self._transactions.last_entry()
+        if entry is None:
             return LastMessage(DROPPED, -1)
-        view = EntryView.of(entries[0])
+        view = EntryView.of(entry)
         return LastMessage(view.position, view.num_messages - 1 if view.is_batch else -1)
 
     async def find_by_time(self, ms: int) -> Position | None:
@@ -227,6 +238,7 @@ class Topic:
             schema_version=version_bytes(version),
             dedup=None if self._dedup is None else self._dedup.state,
             dedup_name=dedup_name(self.name, name),
+            transactions=self._transactions.buffer,
         )
         await self.producers.add(producer)
         try:
@@ -352,14 +364,21 @@ class Topic:
 
     async def _begin_dedup(self) -> None:
         log = DedupLog(
-            self.name, self._parts.metadata, self.ledger, self._clock, self.producers.settle
+            self.name,
+            self._parts.metadata,
+            self.ledger,
+            self._clock,
+            self.producers.settle,
+            self._transactions,
         )
         await log.load()
         self._dedup = log
+        self._transactions.dedup = log.state
         self._tasks.spawn(log.keep(), "dedup")
 
     async def _end_dedup(self) -> None:
         log, self._dedup = self._dedup, None
+        self._transactions.dedup = None
         for producer in self.producers.connected.values():
             producer.dedup = None
         if log is not None:
@@ -368,22 +387,37 @@ class Topic:
     async def trim(self) -> list[int]:
         """Drop the ledgers that retention lets go; their ids."""
         self._check_open()
-        pin = None if self._dedup is None else self._dedup.pin
-        return await self.ledger.trim(self.policies.retention, pin)
+        pin = self._transactions.lowest_pin(None if self._dedup is None else self._dedup.pin)
+        gone = await self.ledger.trim(self.policies.retention, pin)
+        await self._transactions.trimmed()
+        return gone
 
     # --- loops
 
     async def _wake_subscriptions(self) -> None:
         appended = self.ledger.appended
-        seen = appended.version
+        seen, end = appended.version, None
         while True:
             try:
                 seen = await appended.past(seen)
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
-            self._subscriptions.wake()
+            before, end = end, self.readable_end()
+            if end != before:  # else an open transaction is before what was appended
+                self._subscriptions.wake()
         self._subscriptions.wake()
         self._trouble.advance()
+
+    async def _follow_ceiling(self, buffer: MetadataTransactionBuffer) -> None:
+        seen = 0
+        while True:
+            seen = await buffer.moved.past(seen)
+            self._subscriptions.wake()
+
+    async def _follow_failure(self, buffer: MetadataTransactionBuffer) -> None:
+        await buffer.failed.past(0)
+        assert buffer.failure is not None, "that is what the signal says"
+        self._lose(buffer.failure)
 
     async def _mend(self) -> None:
         """After a failed append: settle everything, then go on, or give up for good."""
@@ -472,6 +506,7 @@ class Topic:
             await self.producers.close(gone)
             await self._subscriptions.close(gone)
             await self.ledger.delete()
+            await self._transactions.delete()
             await self._end_dedup()
         except BaseException:
             self._lose(ServiceNotReady(f"{self.name}: its deletion was not finished"))
@@ -493,6 +528,7 @@ class Topic:
             partial(self.producers.close, reason),
             partial(self._subscriptions.close, reason),
             self._last_snapshot,
+            self._transactions.close,
             self.ledger.close,
             self._tasks.stop,
         ]

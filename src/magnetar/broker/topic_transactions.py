@@ -174,7 +174,7 @@ class TopicTransactions:
                     return
                 txn = _txn_of(entry)
                 view = EntryView.of(entry)
-                if txn in txns and txn is not None and view.is_last_chunk:
+                if txn is not None and txn in txns and view.is_last_chunk:
                     name = dedup_name(self._name, view.producer_name)
                     sent = Sent(name, view.sequence_id, view.highest_sequence_id)
                     self.buffer.note(txn, sent)

@@ -3,8 +3,8 @@
 Owns: `TransactionalAcks`, the participant of transactions that a subscription is.
 
 Invariants:
-1. Nothing is dispatched, and no transaction acknowledges anything, before `recover` has rebuilt what
-   former owners' transactions hold (`ready`).
+1. Nothing is dispatched, and no transaction acknowledges anything, before `recover` has rebuilt
+   what former owners' transactions hold (`ready`).
 2. An acknowledgement is held from before the transaction's state is read, so a decision meets it.
    It is answered once its intent is durable and this was still the owner after that. If the intent
    could not be written it is held no more.
@@ -27,25 +27,19 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from magnetar.broker.acks import Ack
-from magnetar.broker.dispatch_state import DispatchState
-from magnetar.broker.dispatcher import Dispatcher, ReadableTopic, messages_in
-from magnetar.broker.entries import EntryView
-from magnetar.broker.membership import Membership
-from magnetar.broker.open_cursor import OpenCursor
+from magnetar.broker.dispatcher import ReadableTopic, messages_in
+from magnetar.broker.held_messages import HeldMessages
 from magnetar.errors import MagnetarError, ServiceNotReady, TransactionConflict
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.runtime.signal import Signal
 from magnetar.txn.ack_store import MetadataPendingAckStore
 from magnetar.txn.ids import from_text
 from magnetar.txn.pending_acks import (
     Acked,
     Conflict,
-    Ended,
-    PendingAcks,
     Verdict,
     acked_of,
     combined,
@@ -108,27 +102,20 @@ class TransactionalAcks:
         self,
         topic: ReadableTopic,
         cursor: Cursor,
-        pending: PendingAcks,
-        opened: OpenCursor,
-        membership: Membership,
-        dispatcher: Dispatcher,
+        held: HeldMessages,
         transactions: Transactions,
         *,
-        wake: Signal,
         tasks: Service,
         clock: Clock,
     ) -> None:
-        self.pending = pending
         self.ready = asyncio.Event()
         """Set once recovery is over."""
         self._topic = topic
         self._cursor = cursor
-        self._opened = opened
-        self._membership = membership
-        self._dispatcher = dispatcher
+        self._held = held
+        self._pending = held.pending
         self._decisions = transactions.decisions
         self._store = transactions.store
-        self._wake = wake
         self._tasks = tasks
         self._clock = clock
         self._incarnation = cursor.incarnation
@@ -184,7 +171,7 @@ class TransactionalAcks:
                 return True
         # Who comes again begins anew.
         unready = f"subscription {self._cursor.name} cannot read its transactions"
-        self._membership.stop_all(ServiceNotReady(unready))
+        self._held.membership.stop_all(ServiceNotReady(unready))
         return False
 
     async def recover(self) -> None:
@@ -206,7 +193,7 @@ class TransactionalAcks:
         if found.ack.incarnation != self._cursor.incarnation:  # a seek came between
             self._ops.dropped([found.op])
             return
-        self.pending.add(txn, acks, found.ack.cumulative)
+        self._pending.add(txn, acks, found.ack.cumulative)
         self._stored.setdefault(txn, []).append(found.op)
         self._decisions.join(txn, self)
 
@@ -294,10 +281,10 @@ class TransactionalAcks:
         """Held from now on; None: there is nothing new in it. One at a time, in order."""
         async with self._turn:
             wanted = await self._sized(acks)
-            verdict = self.pending.judge(txn, wanted, cumulative, self._cursor)
+            verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
             if isinstance(verdict, Conflict) and verdict.holders:
                 await self._ask_again(verdict.holders)
-                verdict = self.pending.judge(txn, wanted, cumulative, self._cursor)
+                verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
             self._check_serving(self._incarnation)
             if isinstance(verdict, Conflict):
                 raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
@@ -305,10 +292,9 @@ class TransactionalAcks:
                 return None
             self._check_exist(wanted)
             command = _Command(txn, wanted, cumulative, self._incarnation)
-            self.pending.add(txn, wanted, cumulative)
+            self._held.hold(txn, wanted, cumulative)
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
             self._decisions.join(txn, self)
-            self._withhold(wanted)
             return command
 
     def _check_serving(self, incarnation: int) -> None:
@@ -329,14 +315,6 @@ class TransactionalAcks:
             if self._topic.ledger.next_valid(ack.position) != ack.position:
                 raise TransactionConflict(f"there is no message at {ack.position}")
 
-    def _withhold(self, acks: Sequence[Acked]) -> None:
-        state = self._membership.state
-        if state is not None:
-            for ack in acks:
-                position = ack.position
-                if self._opened.is_withheld(position) and state.on_withheld(position):
-                    self._opened.note_passed(position)
-
     async def _written(self, command: _Command) -> StoredOp:
         txn, acks, cumulative, incarnation = command
         try:
@@ -345,7 +323,7 @@ class TransactionalAcks:
             op = await self._ops.write(txn, acks, cumulative)
         except BaseException:
             if incarnation == self._incarnation:
-                self._release(command)
+                self._held.release(txn, acks, cumulative)
             raise
         if incarnation == self._incarnation:
             self._stored.setdefault(txn, []).append(op)
@@ -356,15 +334,6 @@ class TransactionalAcks:
         if state != "OPEN" or txn in self._decided:
             said = self._decided.get(txn, state) or "unknown"
             raise TransactionConflict(f"transaction {txn.most}_{txn.least} is {said}")
-
-    def _release(self, command: _Command) -> None:
-        """Its intent is not durable: as if it had not come."""
-        self.pending.drop(command.txn, command.acks, command.cumulative)
-        through = command.acks[-1] if command.cumulative else None
-        entries = () if command.cumulative else tuple(command.acks)
-        missed = self._passed(Ended(entries, through))
-        if missed:
-            self._deliver_again(missed, rewind=command.cumulative)
 
     def _finish(self, txn: TxnId) -> None:
         """A command of this transaction is over."""
@@ -392,106 +361,17 @@ class TransactionalAcks:
     def _apply(self, txn: TxnId, state: State) -> None:
         if self._cursor.failure is not None:
             return  # whoever owns the subscription next does it
-        ended = self.pending.end(txn)
+        ended = self._pending.end(txn)
         ops = self._stored.pop(txn, [])
         if ended is None or self._incarnation != self._cursor.incarnation:
             self._ops.dropped(ops)
             return
-        missed = self._passed(ended)
         if state == "COMMITTED":
-            self._merge(ended)
+            self._held.commit(ended)
             self._ops.merged(ops)
         else:
+            self._held.abort(ended)
             self._ops.dropped(ops)
-            positions = {each.position for each in ended.entries} | missed
-            self._deliver_again(positions, rewind=ended.through is not None)
-        self._wake.advance()
-
-    def _merge(self, ended: Ended) -> None:
-        cursor, state = self._cursor, self._membership.state
-        for ack in ended.entries:
-            cursor.ack(ack.position, ack.unacked)
-            if state is not None:
-                left = 0
-                if not cursor.is_acked(ack.position):
-                    left = (cursor.unacked_indexes(ack.position) or 0).bit_count()
-                state.on_ack(None, ack.position, left)
-        if ended.through is not None:
-            cursor.ack_cumulative(ended.through.position, ended.through.unacked)
-            if state is not None:
-                state.on_acked_through(cursor.mark_delete)
-
-    def _passed(self, ended: Ended) -> set[Position]:
-        """Entries of these that dispatch went by because they were held."""
-        positions = {each.position for each in ended.entries}
-        last = None if ended.through is None else ended.through.position
-        missed = {
-            each
-            for each in self._opened.passed
-            if each in positions or (last is not None and each <= last)
-        }
-        self._opened.passed -= missed
-        return missed
-
-    # --- delivering again
-
-    def _deliver_again(self, positions: set[Position], *, rewind: bool) -> None:
-        """These are held no more. Where order is promised that means: from the first open one."""
-        state = self._membership.state
-        if state is None:
-            return  # the first consumer reads everything
-        if rewind or state.type.takes_cumulative_acks:
-            self._dispatcher.rewind()
-            return
-        unknown = state.on_returned(each for each in sorted(positions) if self._is_missing(each))
-        if unknown:
-            self._tasks.spawn(self._return(state, state.rewinds, unknown), "return of messages")
-        self._wake.advance()
-
-    def _is_missing(self, position: Position) -> bool:
-        """Open again, and dispatch will not come to it by itself."""
-        if position >= self._cursor.read_position or self._cursor.is_acked(position):
-            return False
-        return not self._opened.is_withheld(position)
-
-    async def _return(self, state: DispatchState, rewinds: int, positions: list[Position]) -> None:
-        """Entries at nobody, of which the hash must be read (Key_Shared)."""
-        for position in positions:
-            try:
-                entries = await self._topic.ledger.read(position, 1)
-            except MagnetarError as error:
-                _LOG.warning("message-not-returned", position=str(position), error=str(error))
-                self._dispatcher.rewind()  # dispatch meets the same error and says so
-                return
-            if self._membership.state is not state or state.rewinds != rewinds:
-                return  # everything is read again anyhow
-            if entries and entries[0].position == position and self._is_missing(position):
-                state.on_returned_entry(EntryView.of(entries[0]))
-        self._wake.advance()
-
-    # --- plain acknowledgements
-
-    def plain_parts(self, acks: Sequence[Ack]) -> list[Ack]:
-        """What is left of plain acknowledgements: nothing that is held."""
-        parts = [(each.position, self.pending.plain_part(*each)) for each in acks]
-        return [Ack(position, unacked) for position, unacked in parts if unacked is not None]
-
-    def ack_through(self, ack: Ack) -> None:
-        """A plain acknowledgement of everything up to an entry but what is held."""
-        cursor, ledger = self._cursor, self._topic.ledger
-        start = self.pending.through()
-        if start is None:
-            first = self.pending.first_entry()
-            if first is None or first > ack.position:
-                cursor.ack_cumulative(*ack)
-                return
-            cursor.ack_cumulative(Position(first.ledger_id, first.entry_id - 1))
-            start = first
-        at = ledger.next_valid(max(start, cursor.mark_delete))
-        while at is not None and at <= ack.position:
-            for part in self.plain_parts([Ack(at, ack.unacked if at == ack.position else 0)]):
-                cursor.ack(*part)
-            at = ledger.next_valid(Position(at.ledger_id, at.entry_id + 1))
 
     # --- the end
 
@@ -500,9 +380,8 @@ class TransactionalAcks:
         if self._incarnation == self._cursor.incarnation:
             return
         self._incarnation = self._cursor.incarnation
-        for txn in self.pending.clear():
+        for txn in self._held.clear():
             self._decisions.leave(txn, self)
-        self._opened.passed.clear()
         for ops in self._stored.values():
             self._ops.dropped(ops)
         self._stored.clear()

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -154,7 +155,7 @@ class ScalableRun:
             add(name, lambda chance, name=name: produce(stage, chance, name))  # type: ignore[misc]
         for number in range(random.choice((1, 2, 3))):
             name = f"s{number}"
-            add(name, lambda chance, name=name: stream(stage, chance, name, "stream"))  # type: ignore[misc]
+            add(name, partial(stream, stage, name=name, subscription="stream"))
         earliest = random.random() < 0.5
         for number in range(random.choice((1, 2))):
             name = f"q{number}"
