@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.errors import Conflict, RequestError, WireCode
+from magnetar.errors import Conflict, DeadlineExceeded, RequestError, WireCode
 from magnetar.model.names import TopicName
+from magnetar.scalable.records import GroupRecord, MemberRecord, state_directory
 from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_clients import (
     CheckpointConsumer,
@@ -21,8 +22,10 @@ from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (
+    GRACE_S,
     NAME,
     TOPIC,
+    Process,
     Stage,
     joined,
     looked_up,
@@ -43,8 +46,8 @@ MANAGED = [{"key": "__pulsar.v5.managed", "value": "true"}]
 EARLIEST = {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1}
 
 
-async def partitioned(stage: Stage) -> None:
-    await stage.host.ask(lambda server: server.topics.create_partitioned(REGULAR, 2))
+async def partitioned(stage: Stage, partitions: int = 2) -> None:
+    await stage.host.ask(lambda server: server.topics.create_partitioned(REGULAR, partitions))
 
 
 async def migrate(stage: Stage, *, force: bool = False) -> None:
@@ -112,11 +115,6 @@ def test_a_partitioned_topic_is_migrated_under_v5_clients_of_every_kind() -> Non
     play(story, checked=False)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a regular topic that is not migrated has no controller: its stream and managed "
-    "checkpoint consumers (73) are answered TopicNotFound",
-)
 def test_a_stream_consumer_of_a_topic_that_is_not_migrated_yet() -> None:
     """It is given the partitions, and follows when they become segments."""
 
@@ -134,6 +132,135 @@ def test_a_stream_consumer_of_a_topic_that_is_not_migrated_yet() -> None:
             await read(stream, 20)
 
     play(story, checked=False)
+
+
+def test_two_stream_consumers_share_the_partitions_until_one_is_lost() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage, 4)
+        other = stage.process("b")
+        async with (
+            stage.process("a") as links,
+            ScalableProducer(links, REGULAR_NAME, "p") as producer,
+            StreamConsumer(links, REGULAR_NAME, "s", "s1") as stream,
+            StreamConsumer(other, REGULAR_NAME, "s", "s2") as lost,
+        ):
+            await until(lambda: (owned(stream), owned(lost)) == ([0, 1], [2, 3]), 5)
+            await send(producer, 40)
+            other.kill()
+            await asyncio.sleep(GRACE_S - 5)
+            assert owned(stream) == [0, 1]
+            await until(lambda: owned(stream) == [0, 1, 2, 3], 10)
+            assert len({each.sequence for each in await read(stream, 40)}) == 40
+        await until(lambda: _is_empty(stage), 2 * GRACE_S, "nothing is stored")
+
+    play(story, brokers="ab", checked=False)
+
+
+async def _is_empty(stage: Stage) -> bool:
+    directory = state_directory(TOPIC)
+    return not await stage.ask(lambda scalable: scalable.store.metadata.scan_keys(directory))
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_migration_between_two_consumers_that_share_the_partitions(group: str | None) -> None:
+    """Of a stream, or of a checkpoint group: they keep them, read them out, and go on."""
+
+    async def story(stage: Stage) -> None:
+        await partitioned(stage, 4)
+        async with (
+            stage.process() as links,
+            ScalableProducer(links, REGULAR_NAME, "p") as producer,
+            _member(links, "m1", group) as one,
+            _member(links, "m2", group) as two,
+        ):
+            had = {0: ("m1",), 1: ("m1",), 2: ("m2",), 3: ("m2",)}
+            assert await _owners(stage) == had
+            await send(producer, 40)
+            before = await _read_quietly(one, two)
+            await send(producer, 40)
+            await migrate(stage, force=True)
+            assert await _owners(stage) == had
+            await send(producer, 40)
+            after = await _read_quietly(one, two)
+            assert (sorted(before), sorted(after)) == ([*range(40)], [*range(40, 120)])
+            children = {each: name for each, name in (await _owners(stage)).items() if each > 3}
+            assert sorted(children) == [4, 5, 6, 7]
+            assert sorted(children.values()) == sorted(had.values())
+
+    play(story, checked=False)
+
+
+def _member(links: Process, name: str, group: str | None) -> StreamConsumer | CheckpointConsumer:
+    if group is None:
+        return StreamConsumer(links, REGULAR_NAME, "s", name)
+    return CheckpointConsumer(links, REGULAR_NAME, name, group=group)
+
+
+async def _owners(stage: Stage) -> dict[int, tuple[str, ...]]:
+    (group,) = await stage.ask(lambda scalable: scalable.store.all(TOPIC, "group", GroupRecord))
+    return group.owners
+
+
+async def _read_quietly(*consumers: StreamConsumer | CheckpointConsumer) -> list[int]:
+    """The sequences of all that comes until nothing does."""
+
+    async def one(consumer: StreamConsumer | CheckpointConsumer) -> list[int]:
+        found = []
+        with contextlib.suppress(DeadlineExceeded):
+            while True:
+                found += [each.sequence for each in await read(consumer, 1, 3.0)]
+        return found
+
+    found = await asyncio.gather(*map(one, consumers))
+    return [sequence for sequences in found for sequence in sequences]
+
+
+def test_a_restart_of_the_server_keeps_what_consumers_of_partitions_had() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage, 4)
+        async with (
+            stage.process() as links,
+            ScalableProducer(links, REGULAR_NAME, "p") as producer,
+            StreamConsumer(links, REGULAR_NAME, "s", "s1") as one,
+            StreamConsumer(links, REGULAR_NAME, "s", "s2") as two,
+        ):
+            had = [0, 1], [2, 3]
+            await until(lambda: (owned(one), owned(two)) == had, 5)
+            before = await stage.members()
+            await stage.host.kill()
+            await asyncio.sleep(GRACE_S / 2)
+            assert await stage.host.start()
+            await until(lambda: _have_come_back(stage, before), 30, "they are back")
+            assert (owned(one), owned(two)) == had
+            await asyncio.sleep(2 * GRACE_S)
+            assert (owned(one), owned(two)) == had
+            await send(producer, 40)
+            assert sorted(await _read_quietly(one, two)) == [*range(40)]
+
+    play(story, disk=True, checked=False)
+
+
+async def _have_come_back(stage: Stage, before: dict[str, MemberRecord]) -> bool:
+    present = await stage.members()
+    return all(
+        name in present
+        and present[name].broker != member.broker
+        and present[name].lost_ms == member.lost_ms
+        for name, member in before.items()
+    )
+
+
+def test_partitions_that_are_added_are_given_to_who_comes_next() -> None:
+    async def story(stage: Stage) -> None:
+        await partitioned(stage)
+        driver = await stage.driver()
+        await joined(driver, "a", topic=REGULAR_NAME)
+        await stage.host.ask(lambda server: server.topics.grow(REGULAR, 4))
+        second = await joined(driver, "b", 2, topic=REGULAR_NAME)
+        assert [each.segment_id for each in second.segments] == [2, 3]
+        await driver.close()
+
+    play(story)
 
 
 def test_assignments_name_the_topics_that_were_there_before() -> None:

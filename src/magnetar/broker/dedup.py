@@ -106,6 +106,11 @@ class Lane:
     def is_idle(self) -> bool:
         return not self.in_flight and not self.plain
 
+    @property
+    def doubtful(self) -> list[Span]:
+        """Sequences of which nobody knows yet whether they will be stored."""
+        return self.filling + self.undecided if self.undecided else self.filling
+
     def plain_persisted(self, sequence_id: int) -> None:
         """A plain send is durable."""
         self.plain -= 1
@@ -169,9 +174,7 @@ class Dedup:
         elif within(sequence_id, producer.holes):
             producer.holes = _without(producer.holes, sent)
             producer.filling.append(sent)
-        elif sequence_id > producer.persisted or within(sequence_id, producer.filling):
-            return Verdict.UNKNOWN
-        elif producer.undecided and within(sequence_id, producer.undecided):
+        elif sequence_id > producer.persisted or within(sequence_id, producer.doubtful):
             return Verdict.UNKNOWN
         else:
             return Verdict.DUPLICATE

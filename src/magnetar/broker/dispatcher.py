@@ -144,6 +144,11 @@ class Dispatcher:
         self.take_back()
         self._wake.advance()
 
+    def rewind_soon(self) -> None:
+        """As `rewind`, at once or when one is due anyhow."""
+        if self._rewind_at is None:
+            self.rewind()
+
     def take_back(self) -> None:
         """Empty the outboxes: what is in them will be read again."""
         for consumer in self._membership.consumers:

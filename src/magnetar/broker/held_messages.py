@@ -126,7 +126,7 @@ class HeldMessages:
         if state is None:
             return  # the first consumer reads everything
         if rewind or state.type.takes_cumulative_acks:
-            self._dispatcher.rewind()
+            self._dispatcher.rewind_soon()
             return
         unknown = state.on_returned([each for each in sorted(positions) if self._is_missing(each)])
         if unknown:
@@ -164,6 +164,9 @@ class HeldMessages:
     def ack_through(self, ack: Ack) -> None:
         """Acknowledge everything up to an entry but what is held."""
         cursor, ledger = self._cursor, self._topic.ledger
+        if not self.pending:
+            cursor.ack_cumulative(*ack)
+            return
         start = self.pending.through()
         if start is None:
             first = self.pending.first_entry()

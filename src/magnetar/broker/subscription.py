@@ -36,7 +36,7 @@ from magnetar.broker.held_messages import HeldMessages
 from magnetar.broker.membership import Membership
 from magnetar.broker.open_cursor import OpenCursor
 from magnetar.broker.stats import Rate, SubscriptionStats
-from magnetar.broker.txn_acks import TransactionalAcks, Transactions
+from magnetar.broker.txn_acks import TransactionalAcks
 from magnetar.errors import (
     ConsumerBusy,
     ConsumerNotFound,
@@ -55,6 +55,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.txn.parts import Transactions
 from magnetar.txn.pending_acks import PendingAcks
 from magnetar.wire.messages import TxnId
 

@@ -125,7 +125,9 @@ class Topic:
         """The last position that consumers may see."""
         self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
         """Whether an entry up to `readable_end` is for consumers."""
-        self._subscriptions = TopicSubscriptions(self, clock=parts.clock, limits=limits)
+        self._subscriptions = TopicSubscriptions(
+            self, clock=parts.clock, limits=limits, transactions=parts.transactions
+        )
         self._dedup: DedupLog | None = None
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
@@ -167,9 +169,8 @@ class Topic:
             await DedupLog.delete(self.name, self._parts.metadata)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
-        if self._transactions.buffer is not None:
-            self._tasks.spawn(self._follow_ceiling(self._transactions.buffer), "ceiling")
-            self._tasks.spawn(self._follow_failure(self._transactions.buffer), "transactions")
+        for loop in self._transactions.loops(self._subscriptions.wake, self._lose):
+            self._tasks.spawn(loop, "transactions")
         self._watch_ends()
 
     # --- what it knows
@@ -407,17 +408,6 @@ class Topic:
                 self._subscriptions.wake()
         self._subscriptions.wake()
         self._trouble.advance()
-
-    async def _follow_ceiling(self, buffer: MetadataTransactionBuffer) -> None:
-        seen = 0
-        while True:
-            seen = await buffer.moved.past(seen)
-            self._subscriptions.wake()
-
-    async def _follow_failure(self, buffer: MetadataTransactionBuffer) -> None:
-        await buffer.failed.past(0)
-        assert buffer.failure is not None, "that is what the signal says"
-        self._lose(buffer.failure)
 
     async def _mend(self) -> None:
         """After a failed append: settle everything, then go on, or give up for good."""

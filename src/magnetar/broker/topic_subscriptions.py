@@ -33,6 +33,7 @@ from magnetar.model.ids import Position
 from magnetar.model.subscriptions import check_subscription_name
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.txn.parts import Transactions
 
 _MS_PER_SECOND: Final = 1000
 
@@ -40,8 +41,16 @@ _MS_PER_SECOND: Final = 1000
 class TopicSubscriptions:
     """All subscriptions of one topic."""
 
-    def __init__(self, topic: ReadableTopic, *, clock: Clock, limits: Limits) -> None:
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        *,
+        clock: Clock,
+        limits: Limits,
+        transactions: Transactions | None = None,
+    ) -> None:
         self._topic = topic
+        self._transactions = transactions
         self._clock = clock
         self._limits = limits
         self._by_name: dict[str, Subscription] = {}
@@ -118,7 +127,13 @@ class TopicSubscriptions:
         return Position(found.ledger_id, found.entry_id - 1)
 
     def _open(self, cursor: Cursor) -> Subscription:
-        subscription = Subscription(self._topic, cursor, clock=self._clock, limits=self._limits)
+        subscription = Subscription(
+            self._topic,
+            cursor,
+            clock=self._clock,
+            limits=self._limits,
+            transactions=self._transactions,
+        )
         self._by_name[cursor.name] = subscription
         return subscription
 

@@ -7,20 +7,21 @@ Invariants:
 1. A topic without aborted entries looks into none; one that has some looks into those at or below
    the last of them that name a transaction.
 2. The last message is the last one that a consumer could get: below the ceiling, and not aborted.
-3. What transactions store reaches the topic's dedup at their commit; until then it is unknown there,
-   and after an abort it may be sent again.
+3. What transactions store reaches the topic's dedup at their commit; until then it is unknown
+   there, and after an abort it may be sent again.
 
 Relies on: `txn.buffer` for all that concerns decisions and durability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final
 
 from magnetar.broker.dedup import Dedup
 from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import Span, dedup_name
+from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
@@ -69,6 +70,14 @@ class TopicTransactions:
         """Nothing may be read before."""
         if self.buffer is not None:
             await self.buffer.recover()
+
+    def loops(
+        self, wake: Callable[[], None], lose: Callable[[MagnetarError], None]
+    ) -> Iterator[Coroutine[Any, Any, None]]:
+        """What its topic runs: `wake` when consumers may see more, `lose` if it cannot go on."""
+        if self.buffer is not None:
+            yield _follow_ceiling(self.buffer, wake)
+            yield _follow_failure(self.buffer, lose)
 
     # --- what consumers may see
 
@@ -179,6 +188,21 @@ class TopicTransactions:
                     sent = Sent(name, view.sequence_id, view.highest_sequence_id)
                     self.buffer.note(txn, sent)
             first = _after(entries[-1].position)
+
+
+async def _follow_ceiling(buffer: MetadataTransactionBuffer, wake: Callable[[], None]) -> None:
+    seen = 0
+    while True:
+        seen = await buffer.moved.past(seen)
+        wake()
+
+
+async def _follow_failure(
+    buffer: MetadataTransactionBuffer, lose: Callable[[MagnetarError], None]
+) -> None:
+    await buffer.failed.past(0)
+    assert buffer.failure is not None, "that is what the signal says"
+    lose(buffer.failure)
 
 
 def _txn_of(entry: Entry) -> TxnId | None:

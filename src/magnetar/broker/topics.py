@@ -414,6 +414,12 @@ class Topics(Service):
         if await self.partitioned.delete(name):
             self._list_changed(name.namespace)
 
+    async def rescan(self, name: TopicName) -> None:
+        """Have a topic finish with transactions that ended; it is loaded if need be."""
+        topic = await self.get(name, create=False)
+        if isinstance(topic, Topic) and topic.transactions is not None:
+            await topic.transactions.rescan()
+
     async def forget_schema(self, name: TopicName) -> None:
         """Of a scalable topic, whose segments share it."""
         await self._parts.schemas.forget(name.schema_id)
@@ -523,7 +529,9 @@ class Topics(Service):
         idle = now - topic.used_at
         if isinstance(topic, NonPersistentTopic):
             return idle >= CARE_SECONDS  # nothing is lost with it
-        if topic.name.domain is Domain.SEGMENT:
+        transactions = topic.transactions
+        undecided = transactions is not None and transactions.undecided > 0
+        if topic.name.domain is Domain.SEGMENT or undecided:
             return False
         policy = topic.policies.inactive
         if not policy.delete_while_inactive or idle < policy.max_inactive_duration_seconds:

@@ -17,26 +17,27 @@ Invariants:
    with everything that is held. Without a cursor there are no ops.
 6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
 
-Relies on: `Decisions` (here `Deciding`) to tell every decision of a transaction that was joined.
+Relies on: `Decisions` to tell how each transaction ended that was joined, or that it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from magnetar.broker.acks import Ack
 from magnetar.broker.dispatcher import ReadableTopic, messages_in
 from magnetar.broker.held_messages import HeldMessages
-from magnetar.errors import MagnetarError, ServiceNotReady, TransactionConflict
+from magnetar.errors import MagnetarError, MetadataError, ServiceNotReady, TransactionConflict
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn.ack_store import MetadataPendingAckStore
-from magnetar.txn.ids import from_text
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.parts import Transactions
 from magnetar.txn.pending_acks import (
     Acked,
     Conflict,
@@ -45,7 +46,7 @@ from magnetar.txn.pending_acks import (
     combined,
 )
 from magnetar.txn.records import AckOp, State
-from magnetar.txn.store import FoundAck, StoredOp, TxnStore
+from magnetar.txn.store import FoundAck, StoredOp
 from magnetar.wire.messages import TxnId
 
 RECOVERY_ATTEMPTS: Final = 10
@@ -54,36 +55,6 @@ READY_SECONDS: Final = 30.0
 """How long a command waits for the recovery."""
 
 _LOG: Final = logger(__name__)
-
-
-class Participant(Protocol):
-    """Who must be told how a transaction ended."""
-
-    def decided(self, txn: TxnId, state: State) -> None: ...
-
-
-class Deciding(Protocol):
-    """What is known of transactions here (`txn.decided.Decisions`)."""
-
-    def known(self, txn: TxnId) -> State | None: ...
-
-    def state(self, txn: TxnId) -> Awaitable[State | None]: ...
-
-    def join(self, txn: TxnId, participant: Participant) -> None: ...
-
-    def leave(self, txn: TxnId, participant: Participant) -> None: ...
-
-    def learn(self, txn: TxnId, state: State) -> None: ...
-
-
-class Transactions(Protocol):
-    """What a broker's topics share for transactions."""
-
-    @property
-    def store(self) -> TxnStore: ...
-
-    @property
-    def decisions(self) -> Deciding: ...
 
 
 class _Command(NamedTuple):
@@ -181,27 +152,27 @@ class TransactionalAcks:
         """
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
-            if found.ack.incarnation != self._cursor.incarnation:
-                self._ops.dropped([found.op])
-            elif found.op not in self._stored.get(txn, []):
-                await self._adopt(txn, found)
+            if found.op not in self._stored.get(txn, []) and await self._adopt(txn, found):
+                self._decisions.join(txn, self, self._gone)
         for txn in list(self._stored):
             await self._ask(txn)
 
-    async def _adopt(self, txn: TxnId, found: FoundAck) -> None:
+    async def _adopt(self, txn: TxnId, found: FoundAck) -> bool:
+        """Hold what an op says; False: it is of another incarnation, and goes."""
         acks = await self._restored(found.ack)
-        if found.ack.incarnation != self._cursor.incarnation:  # a seek came between
-            self._ops.dropped([found.op])
-            return
+        if found.ack.incarnation != self._cursor.incarnation:
+            # Only once the cursor's present one is durable: it may be that of a seek under way.
+            self._ops.merged([found.op])
+            return False
         self._pending.add(txn, acks, found.ack.cumulative)
         self._stored.setdefault(txn, []).append(found.op)
-        self._decisions.join(txn, self)
+        return True
 
     async def _ask(self, txn: TxnId) -> None:
         state = await self._decisions.state(txn)
         if state is None:
-            state = "ABORTED"  # a committed one would have kept its header until now
-        if state != "OPEN" and txn in self._stored:
+            self._gone(txn)
+        elif txn in self._stored:  # the question itself may have brought the decision
             self.decided(txn, state)
 
     async def rescan(self) -> None:
@@ -209,14 +180,9 @@ class TransactionalAcks:
         await self._wait_ready()
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
-            if txn in self._in_flight:
-                continue
-            if found.ack.incarnation != self._cursor.incarnation:
-                self._ops.dropped([found.op])
-                continue
-            state = await self._store.state(txn)
+            state = await self._decisions.read(txn)
             if state == "OPEN" or txn in self._in_flight:
-                continue
+                continue  # the decision will be told; or the op is that command's own
             if found.op not in self._stored.get(txn, []):
                 await self._adopt(txn, found)
             self.decided(txn, state or "ABORTED")
@@ -294,7 +260,7 @@ class TransactionalAcks:
             command = _Command(txn, wanted, cumulative, self._incarnation)
             self._held.hold(txn, wanted, cumulative)
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
-            self._decisions.join(txn, self)
+            self._decisions.join(txn, self, self._gone)
             return command
 
     def _check_serving(self, incarnation: int) -> None:
@@ -304,11 +270,8 @@ class TransactionalAcks:
     async def _ask_again(self, holders: Sequence[TxnId]) -> None:
         """Who stands in the way may be decided, and the news of it still on its way."""
         for holder in holders:
-            state = await self._store.state(holder)
-            if state is not None and state != "OPEN":
-                self._decisions.learn(holder, state)
-            elif state is None:
-                self.decided(holder, "ABORTED")
+            if await self._decisions.read(holder) is None:
+                self._gone(holder)
 
     def _check_exist(self, acks: Sequence[Acked]) -> None:
         for ack in acks:
@@ -333,7 +296,7 @@ class TransactionalAcks:
         state = await self._decisions.state(txn)
         if state != "OPEN" or txn in self._decided:
             said = self._decided.get(txn, state) or "unknown"
-            raise TransactionConflict(f"transaction {txn.most}_{txn.least} is {said}")
+            raise TransactionConflict(f"transaction {to_text(txn)} is {said}")
 
     def _finish(self, txn: TxnId) -> None:
         """A command of this transaction is over."""
@@ -344,7 +307,7 @@ class TransactionalAcks:
         decided = self._decided.pop(txn, None)
         if decided is not None:
             self._apply(txn, decided)
-        elif txn not in self._stored:
+        if txn not in self._stored:
             self._decisions.leave(txn, self)
 
     # --- decisions
@@ -358,13 +321,19 @@ class TransactionalAcks:
         else:
             self._apply(txn, state)
 
+    def _gone(self, txn: TxnId) -> None:
+        """It has no header: it was aborted, or never was. A committed one waits for its ops."""
+        self.decided(txn, "ABORTED")
+        if txn not in self._in_flight:
+            self._decisions.leave(txn, self)
+
     def _apply(self, txn: TxnId, state: State) -> None:
         if self._cursor.failure is not None:
             return  # whoever owns the subscription next does it
         ended = self._pending.end(txn)
         ops = self._stored.pop(txn, [])
         if ended is None or self._incarnation != self._cursor.incarnation:
-            self._ops.dropped(ops)
+            self._ops.merged(ops)  # once the seek is durable
             return
         if state == "COMMITTED":
             self._held.commit(ended)
@@ -383,7 +352,7 @@ class TransactionalAcks:
         for txn in self._held.clear():
             self._decisions.leave(txn, self)
         for ops in self._stored.values():
-            self._ops.dropped(ops)
+            self._ops.merged(ops)
         self._stored.clear()
 
     def close(self) -> None:
@@ -394,4 +363,8 @@ class TransactionalAcks:
 
     async def forget(self) -> None:
         """The cursor is gone, and with it all ops."""
-        await self._ops.delete_all()
+        try:
+            await self._ops.delete_all()
+        except MetadataError as error:
+            # Whoever looks for the ops of a transaction that is over comes across them.
+            _LOG.warning("acks-left-behind", subscription=self._cursor.name, error=str(error))

@@ -25,14 +25,13 @@ from magnetar.broker.namespaces import Namespaces
 from magnetar.broker.policies import effective
 from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
-from magnetar.model.segments import NEVER, Segment, SegmentLayout
+from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS, SCALABLE_SUPPRESSED
 from magnetar.runtime.signal import Signal
-from magnetar.scalable import changes, groups
-from magnetar.scalable.assignment import MemberView, assign
+from magnetar.scalable import changes
 from magnetar.scalable.autoscale import (
     AutoScalePolicy,
     Decision,
@@ -44,16 +43,13 @@ from magnetar.scalable.autoscale import (
     resolve,
     suppressed,
 )
+from magnetar.scalable.group_balance import GroupBalance
 from magnetar.scalable.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layouts import Layouts
 from magnetar.scalable.living import LivingBrokers
-from magnetar.scalable.rebalances import count_rebalance
 from magnetar.scalable.records import (
     AutoScaleOverride,
-    DrainedRecord,
-    GroupRecord,
     ScalableRecord,
-    group_key,
     segment_topic,
 )
 from magnetar.scalable.segments import SegmentHost
@@ -99,6 +95,14 @@ class Controller:
         self._host = parts.host
         self._clock = parts.clock
         self._limits = parts.limits
+        self._groups = GroupBalance(
+            topic,
+            self.state,
+            parts.store,
+            parts.living,
+            parts.clock,
+            grace_seconds=parts.limits.scalable_grace_period_seconds,
+        )
         self._subscriptions = Subscriptions(topic, parts.store, parts.host)
         self._changes = LayoutChanges(
             topic, parts.store, parts.host, self._subscriptions, parts.clock
@@ -143,14 +147,14 @@ class Controller:
             await self._subscriptions.keep(layout)
         if record.garbage:
             record = await self._sweep(record)
-        await self._balance(layout)
+        await self._groups.balance(layout, layout.epoch)
         if record is not None:
             record = await self._at_intervals(record)
         return record
 
     async def _until_news(self, seen: int, record: ScalableRecord) -> None:
         now = self._clock.monotonic()
-        wait = min(self._tick_at - now, self._grace_left())
+        wait = min(self._tick_at - now, self._groups.grace_left())
         if record.layout is None:
             wait = min(wait, _RETRY_SECONDS)
         try:
@@ -158,74 +162,6 @@ class Controller:
                 await self.wake.past(seen)
         except TimeoutError:
             return
-
-    # --- consumer groups
-
-    async def _balance(self, layout: SegmentLayout) -> None:
-        established = {each.name for each in self.state.subscriptions() if each.established}
-        for group in self.state.groups():
-            if group.kind == "CHECKPOINT":
-                await self._forget_stale(group)
-            await self._balance_group(group, layout, group.name in established)
-
-    async def _balance_group(
-        self, group: GroupRecord, layout: SegmentLayout, established: bool
-    ) -> None:
-        """Once more in the store, for the group may have moved on since it was seen."""
-        now_ms = self._clock.now_ms()
-        grace_ms = int(self._limits.scalable_grace_period_seconds * _MS)
-        living = self._parts.living.ids
-
-        def balanced(present: GroupRecord | None) -> GroupRecord | None:
-            if present is None:
-                return None
-            kept = groups.lost_brokers(present, living, now_ms)
-            kept = groups.expired(kept, now_ms, grace_ms)
-            if not kept.members:
-                return None
-            if kept.kind == "STREAM":
-                finished = self.state.drained(kept.name) if established else set()
-            else:
-                finished = self.state.done(kept)
-            members = [MemberView(each.name, each.shares) for each in kept.members]
-            owners = assign(layout, kept.kind, members, finished, kept.owners)
-            return groups.assigned(kept, layout.epoch, owners)
-
-        key = group_key(self.topic, group.kind, group.name)
-        after = await self._store.change(key, GroupRecord, balanced)
-        count_rebalance(group, after)
-        if after is None and group.kind == "CHECKPOINT":
-            await self._forget_done(group.name)
-
-    async def _forget_stale(self, group: GroupRecord) -> None:
-        """What a former owner has read must not count when it gets the segment again."""
-        key = group_key(self.topic, group.kind, group.name)
-        present = await self._store.get(key, GroupRecord)
-
-        def kept(mark: DrainedRecord | None) -> DrainedRecord | None:
-            if mark is None or present is None:
-                return None
-            return mark if mark.member in present.owners.get(mark.segment_id, ()) else None
-
-        for mark in self.state.keys_of("done", group.name):
-            await self._store.change(mark, DrainedRecord, kept)
-
-    async def _forget_done(self, group: str) -> None:
-        for key in self.state.keys_of("done", group):
-            await self._store.change(key, DrainedRecord, lambda _: None)
-
-    def _grace_left(self) -> float:
-        """Seconds until the next lost consumer has been lost for too long."""
-        lost = [
-            member.lost_ms
-            for group in self.state.groups()
-            for member in group.members
-            if member.lost_ms != NEVER
-        ]
-        if not lost:
-            return self._limits.scalable_grace_period_seconds
-        due_ms = min(lost) + self._limits.scalable_grace_period_seconds * _MS
-        return max((due_ms - self._clock.now_ms()) / _MS, 0.001)
 
     # --- the end of segments
 

@@ -50,6 +50,7 @@ from magnetar.scalable.records import (
     SubscriptionKind,
     segment_topic,
 )
+from magnetar.scalable.regular_groups import RegularGroups, partition_names
 from magnetar.scalable.segments import LocalSegments, SegmentHost
 from magnetar.scalable.sessions import ConsumerSessions
 from magnetar.scalable.store import ScalableStore
@@ -111,9 +112,11 @@ class ScalableTopics(Service):
             auto_scale=auto_scale,
         )
         self.controllers = Controllers(parts, broker, url)
+        self._regular_groups = RegularGroups(topics, self.store, self.living, clock, limits)
         self.sessions = ConsumerSessions(
             self.store,
             self.layouts,
+            self._regular_groups,
             broker,
             clock,
             attach_seconds=wait_seconds,
@@ -146,6 +149,7 @@ class ScalableTopics(Service):
             self._drains,
             self._loads,
             self.controllers,
+            self._regular_groups,
             self.sessions,
         ]
 
@@ -178,10 +182,9 @@ class ScalableTopics(Service):
     async def _regular_names(self, name: TopicName, create: bool) -> list[TopicName]:
         regular = TopicName(Domain.PERSISTENT, name.namespace, name.local_name)
         partitions = await self._topics.partitions(regular, create=create)
-        if partitions:
-            return [regular.with_partition(number) for number in range(partitions)]
-        await self._topics.get(regular, create=create)
-        return [regular]
+        if not partitions:
+            await self._topics.get(regular, create=create)
+        return partition_names(regular, partitions)
 
     async def _auto_created(self, topic: TopicName, create: bool) -> ScalableRecord:
         policies = await self._topics.namespaces.policies(topic.namespace)

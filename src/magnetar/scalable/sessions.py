@@ -2,7 +2,8 @@
 
 Owns: `ConsumerSessions`, the front end for the groups of all topics, and `ConsumerSession`, one
 consumer's membership seen from its connection. Any broker can hold any member: it writes the member
-into the group's record and follows that record; a controller somewhere decides who gets what.
+into the group's record and follows that record; who gets what is decided by a controller somewhere,
+or, of a regular topic, which has none, by `RegularGroups`.
 
 Invariants:
 1. What a session wishes (to be attached, lost or gone) is written by one task of its own, one write
@@ -11,13 +12,14 @@ Invariants:
    carries that token, so a connection that ends late cannot end the one that took its place.
 3. A connected session that the record shows as lost or gone (its broker was taken for dead) is
    attached again; one that the record shows with another token has been taken over, and is over.
-4. `assignment` was made by a controller with this member in the group, and its layout epoch never
-   falls. `changes` advances after it changed; it is closed when the session is over.
+4. `assignment` was made with this member in the group, and its layout epoch never falls; it is
+   NEVER before a regular topic is migrated. `changes` advances after it changed; it is closed when
+   the session is over.
 5. One watch per topic serves all its sessions, and is closed with the last of them.
 6. No record of a group stays behind a deleted topic: who wrote one looks at the topic once more.
 
-Relies on: `ScalableStore.change` for compare-and-set within a deadline; `Layouts` being started
-before and stopped after this service.
+Relies on: `ScalableStore.change` for compare-and-set within a deadline; `Layouts` and
+`RegularGroups` being started before and stopped after this service.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ from magnetar.scalable.records import (
     segment_topic,
     state_directory,
 )
+from magnetar.scalable.regular_groups import RegularGroups, is_regular
 from magnetar.scalable.store import ScalableStore
 
 _LOG: Final = logger(__name__)
@@ -255,15 +258,20 @@ class ConsumerSession:
 class _FollowedTopic:
     """The sessions of one topic, and the one watch that keeps them up to date."""
 
-    def __init__(self, store: ScalableStore, layouts: Layouts, topic: TopicName) -> None:
+    def __init__(
+        self, store: ScalableStore, layouts: Layouts, regular: RegularGroups, topic: TopicName
+    ) -> None:
         self._store = store
         self._layouts = layouts
+        self._regular = regular
         self._topic = topic
         self._watch = store.metadata.watch(parent=state_directory(topic))
         self._sessions: dict[str, dict[ConsumerSession, None]] = {}
         """By the key of their group."""
         self._groups: dict[str, GroupRecord | None] = {}
         self._layout: tuple[LayoutRecord, SegmentLayout] | None = None
+        self._partitions: SegmentLayout | None = None
+        """Of a regular topic, as they were when a group was last given ones unknown before."""
 
     def sessions(self) -> list[ConsumerSession]:
         return [session for sessions in self._sessions.values() for session in sessions]
@@ -271,7 +279,7 @@ class _FollowedTopic:
     def add(self, session: ConsumerSession) -> None:
         # What it attaches with is an event of the watch, so its group is read then at the latest.
         self._sessions.setdefault(session._key, {})[session] = None
-        session._see(self._groups.get(session._key), self._present_layout())
+        self._show_one(session)
 
     def remove(self, session: ConsumerSession) -> bool:
         """Whether it was the last one: the watch is closed then."""
@@ -306,6 +314,8 @@ class _FollowedTopic:
         for key in keys:
             try:
                 group = await self._store.get(key, GroupRecord)
+                if group is not None and self._layout_for(group) is None:
+                    await self._look_at_partitions(group)
             except CorruptMetadata as error:
                 for session in self._sessions.get(key, ()):
                     session._finish(error)
@@ -313,6 +323,13 @@ class _FollowedTopic:
             if key in self._sessions:
                 self._groups[key] = group
                 self._show((key,))
+
+    async def _look_at_partitions(self, group: GroupRecord) -> None:
+        if group.layout_epoch == NEVER and group.owners:
+            try:
+                self._partitions = await self._regular.layout(self._topic)
+            except TopicNotFound:
+                return  # `RegularGroups` finds out too, and ends the group
 
     async def _follow_layout(self) -> None:
         changed = self._layouts.changed(self._topic)
@@ -322,10 +339,22 @@ class _FollowedTopic:
             await changed.past(seen)
 
     def _show(self, keys: Iterable[str]) -> None:
-        layout = self._present_layout()
         for key in keys:
             for session in self._sessions[key]:
-                session._see(self._groups.get(key), layout)
+                self._show_one(session)
+
+    def _show_one(self, session: ConsumerSession) -> None:
+        group = self._groups.get(session._key)
+        session._see(group, None if group is None else self._layout_for(group))
+
+    def _layout_for(self, group: GroupRecord) -> SegmentLayout | None:
+        """The layout whose segments the group was given; None: it is not known yet."""
+        if group.layout_epoch != NEVER:
+            return self._present_layout()
+        partitions = self._partitions
+        if partitions is None or not partitions.segments.keys() >= group.owners.keys():
+            return None
+        return partitions
 
     def _present_layout(self) -> SegmentLayout | None:
         record = self._layouts.cached(self._topic)
@@ -347,6 +376,7 @@ class ConsumerSessions(Service):
         self,
         store: ScalableStore,
         layouts: Layouts,
+        regular: RegularGroups,
         broker_id: str,
         clock: Clock,
         *,
@@ -358,6 +388,7 @@ class ConsumerSessions(Service):
         super().__init__("consumer sessions", stop_seconds=stop_seconds)
         self._store = store
         self._layouts = layouts
+        self._regular = regular
         self._broker_id = broker_id
         self._clock = clock
         self._attach_seconds = attach_seconds
@@ -420,7 +451,7 @@ class ConsumerSessions(Service):
     def _follow(self, session: ConsumerSession) -> None:
         followed = self._topics.get(session.topic)
         if followed is None:
-            followed = _FollowedTopic(self._store, self._layouts, session.topic)
+            followed = _FollowedTopic(self._store, self._layouts, self._regular, session.topic)
             self._topics[session.topic] = followed
             self.spawn(self._run(session.topic, followed), f"follow {session.topic}")
         followed.add(session)
@@ -461,10 +492,12 @@ class ConsumerSessions(Service):
         session._written(written, wish)
         if wish is _Wish.ATTACHED and not session.is_over:
             try:
-                await self._check_topic(session.topic)
+                regular = await self._check_topic(session.topic)
             except TopicNotFound:
                 await self._store.change(session._key, GroupRecord, lambda _: None)
                 raise
+            if regular:
+                self._regular.look_after(session.topic)
 
     def _check_room(self, group: GroupRecord | None, name: str) -> None:
         if group is None or len(group.members) < self._members_max:
@@ -476,18 +509,26 @@ class ConsumerSessions(Service):
 
     def _seems_gone(self, topic: TopicName) -> bool:
         record = self._layouts.cached(topic)
-        return record is None or _is_being_deleted(record)
+        if record is None:
+            return not self._regular.looks_after(topic)
+        return _is_being_deleted(record)
 
-    async def _check_topic(self, topic: TopicName) -> None:
+    async def _check_topic(self, topic: TopicName) -> bool:
+        """Whether it is a regular one; TopicNotFound if it is none at all."""
         try:
             async with asyncio.timeout(self._settle_seconds):
                 record = await self._layouts.read(topic)
+                if is_regular(record):
+                    await self._regular.layout(topic)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{topic}: not read in {self._settle_seconds:g} s") from error
-        if record is None or _is_being_deleted(record):
+        if record is None or is_regular(record):
+            return True
+        if _is_being_deleted(record):
             raise TopicNotFound(f"{topic} does not exist")
         if record.layout is None:
             raise ServiceNotReady(f"{topic} is being created")
+        return False
 
 
 def _is_being_deleted(record: ScalableRecord) -> bool:

@@ -58,6 +58,16 @@ def ack_refusal(consumer_id: int, request_id: int, error: MagnetarError) -> byte
     )
 
 
+def txn_fields(body: Any) -> dict[str, int]:
+    """The transaction of an acknowledgement, if it names one, as its answer repeats it."""
+    if not (body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits")):
+        return {}
+    return {
+        "txnid_most_bits": body.txnid_most_bits,
+        "txnid_least_bits": body.txnid_least_bits,
+    }
+
+
 def unknown_command(number: int) -> bytes:
     """To a command that is in no list: no reply of its own can exist."""
     error = NotAllowed(f"there is no command {number}")
@@ -94,6 +104,7 @@ def _ack(body: Any, code: int, text: str) -> bytes | None:
         request_id=body.request_id,
         error=code,
         message=text,
+        **txn_fields(body),
     )
 
 

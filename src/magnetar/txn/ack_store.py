@@ -7,8 +7,8 @@ Invariants:
 1. What `write` returned is durable. `confirm` returns only if this owner was still the owner after
    that: a later owner then finds the op, because it reads ops after it has become the owner.
 2. Ops of a committed transaction are deleted only after a cursor write whose snapshot was taken
-   after the merge (`merged`); those of an aborted one, or of another incarnation of the cursor, at
-   once (`dropped`). Each is deleted only in the version that was written or found.
+   after the merge (`merged`); so are those from before a seek, which then is durable. Those of an
+   aborted one go at once (`dropped`). Each is deleted only in the version written or found.
 3. One cursor write at a time; the next one covers all merges that came meanwhile.
 4. Keys name the owner's epoch and a number that it uses once: owners never write the same record.
 
@@ -106,7 +106,7 @@ class MetadataPendingAckStore:
     # --- after a decision
 
     def merged(self, ops: Iterable[StoredOp]) -> None:
-        """The cursor in memory holds what these say."""
+        """The cursor in memory holds what these say, or has begun a new incarnation since."""
         self._merged += ops
         self._due.advance()
 

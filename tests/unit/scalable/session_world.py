@@ -1,4 +1,7 @@
-"""Brokers with consumer sessions on one metadata store, and a controller of one topic."""
+"""Brokers with consumer sessions on one metadata store, and a controller of one topic.
+
+The topic is scalable, or a regular one that the world has in `partitions` and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from magnetar.errors import TopicNotFound
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.clock import LoopClock
+from magnetar.runtime.limits import Limits
 from magnetar.scalable.assignment import MemberView, assign
 from magnetar.scalable.groups import assigned, expired, lost_brokers
 from magnetar.scalable.layouts import Layouts
@@ -26,6 +31,7 @@ from magnetar.scalable.records import (
     group_key,
     topic_key,
 )
+from magnetar.scalable.regular_groups import RegularGroups
 from magnetar.scalable.sessions import ConsumerSession, ConsumerSessions
 from magnetar.scalable.store import ScalableStore
 
@@ -35,22 +41,40 @@ SETTLE_S = 2.0
 SESSION_S = 6.0
 GRACE_S = 60.0
 _TICK_S = 0.5
+_LIMITS = Limits().override({"scalable_grace_period_seconds": GRACE_S})
 
 Result = TypeVar("Result")
+
+
+class RegularTopics:
+    """Regular topics, by how many partitions they have."""
+
+    def __init__(self) -> None:
+        self.counts: dict[TopicName, int] = {}
+
+    async def partitions(self, name: TopicName, *, create: bool = True) -> int:
+        assert not create
+        if name not in self.counts:
+            raise TopicNotFound(f"{name} does not exist")
+        return self.counts[name]
 
 
 class Broker:
     """One broker process: everything it has for sessions, on a store object of its own."""
 
-    def __init__(self, server: MemoryMetadata, clock: LoopClock, name: str) -> None:
+    def __init__(
+        self, server: MemoryMetadata, regular: RegularTopics, clock: LoopClock, name: str
+    ) -> None:
         self.name = name
         self.metadata: MemoryStore = server.connect(SESSION_S)
         self.store = ScalableStore(self.metadata)
         self.layouts = Layouts(self.store, stop_seconds=5.0)
         self.living = LivingBrokers(self.metadata, name, start_seconds=5.0, stop_seconds=5.0)
+        self.regular = RegularGroups(regular, self.store, self.living, clock, _LIMITS)
         self.sessions = ConsumerSessions(
             self.store,
             self.layouts,
+            self.regular,
             name,
             clock,
             attach_seconds=ATTACH_S,
@@ -88,6 +112,7 @@ class World:
         self.server = MemoryMetadata(
             self.clock, delay=None if seed is None else delay, watch_limit=watch_limit
         )
+        self.regular = RegularTopics()
         self.metadata = self.server.connect()
         self.store = ScalableStore(self.metadata)
         self.living: LivingBrokers | None = None
@@ -96,16 +121,18 @@ class World:
 
     @asynccontextmanager
     async def brokers(self, *names: str, segments: int = 1) -> AsyncIterator[list[Broker]]:
-        layout = SegmentLayout.create(segments, now_ms=0, bucket_budget=4)
-        await self.store.create(ScalableRecord(str(TOPIC), 0, layout=LayoutRecord.of(layout)))
+        """With no `segments` there is no scalable topic."""
+        if segments:
+            layout = SegmentLayout.create(segments, now_ms=0, bucket_budget=4)
+            await self.store.create(ScalableRecord(str(TOPIC), 0, layout=LayoutRecord.of(layout)))
         async with AsyncExitStack() as stack:
             self.living = LivingBrokers(
                 self.metadata, "controller", start_seconds=5.0, stop_seconds=5.0
             )
             await stack.enter_async_context(self.living)
-            brokers = [Broker(self.server, self.clock, name) for name in names]
+            brokers = [Broker(self.server, self.regular, self.clock, name) for name in names]
             for broker in brokers:
-                for part in (broker.layouts, broker.living, broker.sessions):
+                for part in (broker.layouts, broker.living, broker.regular, broker.sessions):
                     await stack.enter_async_context(part)
             controller = asyncio.create_task(self._control())
             try:

@@ -520,13 +520,18 @@ async def cut_and_heal(world: World, brokers: list[Broker], choose: random.Rando
             world.server.heal(broker.metadata)
 
 
+@pytest.mark.parametrize("regular", [False, True])
 @pytest.mark.parametrize("faults", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_random_comings_and_goings_end_in_a_fair_share(seed: int, faults: bool) -> None:
+def test_random_comings_and_goings_end_in_a_fair_share(
+    seed: int, faults: bool, regular: bool
+) -> None:
     async def main() -> None:
         world = World(seed=seed, watch_limit=(1, 3, 1000)[seed % 3])
         choose = random.Random(seed)
-        async with world.brokers("x", "y", segments=5) as brokers:
+        if regular:
+            world.regular.counts[TopicName.parse("persistent://public/default/orders")] = 5
+        async with world.brokers("x", "y", segments=0 if regular else 5) as brokers:
             cutting = asyncio.create_task(
                 cut_and_heal(world, brokers, choose) if faults else idle()
             )
@@ -537,6 +542,7 @@ def test_random_comings_and_goings_end_in_a_fair_share(seed: int, faults: bool) 
             owned = sorted(each for session in sessions for each in segment_ids(session))
             assert owned == [0, 1, 2, 3, 4]
             assert [broker.sessions.error for broker in brokers] == [None, None]
+            assert [broker.regular.error for broker in brokers] == [None, None]
 
     run(main())
 

@@ -8,7 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from magnetar.broker.acks import Ack, unacked_of
 from magnetar.broker.api import ConsumerOptions
@@ -39,8 +40,10 @@ from magnetar.server.handlers.values import (
 )
 from magnetar.server.handles import ConsumerHandle, OpenSubscription, release
 from magnetar.server.keepalive import is_alive
+from magnetar.server.replies import txn_fields
 from magnetar.server.session import Session
 from magnetar.wire.frames import command
+from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _METADATA_BYTES_MAX: Final = 1024
@@ -192,8 +195,6 @@ def ack(session: Session, body: pb.CommandAck) -> None:
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.subscription is None or handle.consumer is None:
         raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
-    if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
-        raise NotAllowed("this topic takes no transactional acknowledgements")
     words_max = session.limits.ack_set_words
     acks = [
         Ack(
@@ -205,9 +206,42 @@ def ack(session: Session, body: pb.CommandAck) -> None:
     cumulative = body.ack_type == pb.CommandAck.Cumulative
     if cumulative and len(acks) != 1:
         raise NotAllowed(f"a cumulative acknowledgement of {len(acks)} messages")
+    if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
+        if not isinstance(handle.subscription, Subscription):
+            raise NotAllowed("a topic that keeps nothing takes no transactional acknowledgements")
+        work = handle.subscription.ack_in_txn(
+            handle.consumer,
+            TxnId(body.txnid_most_bits, body.txnid_least_bits),
+            acks,
+            cumulative=cumulative,
+        )
+        session.owe_ack()
+        session.spawn(_answer_in_txn(session, body, work), "ack in a transaction")
+        return
     handle.subscription.ack(handle.consumer, acks, cumulative=cumulative)
     if body.HasField("request_id"):
         handle.answer_when_durable(handle.subscription, body.request_id)
+
+
+async def _answer_in_txn(
+    session: Session, body: pb.CommandAck, work: Coroutine[Any, Any, None]
+) -> None:
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
+        session.refuse(pb.BaseCommand.ACK, body, error)
+    else:
+        if body.HasField("request_id"):
+            session.write(
+                command(
+                    "ACK_RESPONSE",
+                    consumer_id=body.consumer_id,
+                    request_id=body.request_id,
+                    **txn_fields(body),
+                )
+            )
+    finally:
+        session.acks_answered(1)
 
 
 def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages) -> None:

@@ -1,0 +1,191 @@
+"""Brokers with transactions on servers in memory: begin, publish, end, read, kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from magnetar.broker.api import Receipt
+from magnetar.broker.consumer import Consumer
+from magnetar.broker.entries import EntryView
+from magnetar.broker.policies import TopicPolicies
+from magnetar.broker.producer import Producer
+from magnetar.broker.records import TopicRecord
+from magnetar.broker.topic import Topic, TopicParts
+from magnetar.metadata.memory import MemoryMetadata, MemoryStore
+from magnetar.model.ids import Position
+from magnetar.model.names import TopicName
+from magnetar.runtime.limits import Limits
+from magnetar.testing.virtual_time import run
+from magnetar.txn import decisions
+from magnetar.txn.decided import Decisions
+from magnetar.txn.ids import metadata_id
+from magnetar.txn.parts import Transactions
+from magnetar.txn.records import ABORTED_RECORDS, OPS, State
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import RareSend, TxnId, encode_entry, payload_offset
+from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.unit.broker.world import EPOCH_MS, NAME, World, consumer, message, options, receipts
+
+T1, T2, T3 = (metadata_id(0, number) for number in (1, 2, 3))
+TIMEOUT_MS = 600_000
+
+
+class Broker:
+    """One process: its stores, what it knows of transactions, its topics."""
+
+    def __init__(self, world: TxnWorld, *, coordinates: bool = True) -> None:
+        self.world = world
+        parts = world.parts()
+        self.store = TxnStore(parts.metadata)
+        self.decisions = Decisions(self.store, world.clock, coordinates=lambda _: coordinates)
+        transactions = Transactions(self.store, self.decisions)
+        self.parts: TopicParts = replace(parts, transactions=transactions)
+
+    async def topic(self, name: TopicName = NAME, *, dedup: bool = False) -> Topic:
+        policies = TopicPolicies(deduplication=dedup)
+        return await Topic.open(name, self.parts, TopicRecord(EPOCH_MS), policies)
+
+    def kill(self) -> None:
+        self.world.kill(self.parts)
+
+    async def begin(self, txn: TxnId) -> TxnId:
+        header = decisions.begun(txn, now_ms=self.world.clock.now_ms(), timeout_ms=TIMEOUT_MS)
+        await self.store.create(header)
+        self.decisions.opened(header)
+        return txn
+
+    async def end(self, txn: TxnId, state: State) -> None:
+        await self.store.end(txn, state, self.world.clock.now_ms())
+        self.decisions.learn(txn, state)
+
+    async def commit(self, txn: TxnId) -> None:
+        await self.end(txn, "COMMITTED")
+
+    async def abort(self, txn: TxnId) -> None:
+        await self.end(txn, "ABORTED")
+
+    async def keys(self) -> list[str]:
+        """All records of transactions but headers."""
+        metadata = self.world.metadata.connect()
+        found = [
+            key for parent in (OPS, ABORTED_RECORDS) for key in await metadata.scan_keys(parent)
+        ]
+        await metadata.close()
+        return found
+
+
+class TxnWorld(World):
+    """Made inside the event loop of a test. `slow`: how long the store takes for a request."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits)
+        self.slow = 0.0
+        self.metadata = MemoryMetadata(self.clock, delay=self._pass)
+
+    async def _pass(self) -> None:
+        if self.slow:
+            await asyncio.sleep(self.slow)
+
+    def broker(self, *, coordinates: bool = True) -> Broker:
+        return Broker(self, coordinates=coordinates)
+
+
+def in_txn_world(
+    scenario: Callable[[TxnWorld], Awaitable[None]], limits: Limits | None = None
+) -> None:
+    async def main() -> None:
+        await scenario(TxnWorld(limits))
+
+    run(main())
+
+
+# --- publishing
+
+
+def sent(
+    sequence_id: int,
+    txn: TxnId | None,
+    text: str = "x",
+    *,
+    carried: TxnId | None = None,
+    producer: str = "p",
+) -> RareSend:
+    """A SEND of a transaction; `carried` is what its metadata says instead."""
+    command = pb.CommandSend(producer_id=1, sequence_id=sequence_id)
+    metadata = pb.MessageMetadata(
+        producer_name=producer, sequence_id=sequence_id, publish_time=EPOCH_MS
+    )
+    if txn is not None:
+        command.txnid_most_bits, command.txnid_least_bits = txn
+        metadata.txnid_most_bits, metadata.txnid_least_bits = carried or txn
+    return RareSend(command, encode_entry(metadata, text.encode()), True)
+
+
+async def joined(topic: Topic, name: str = "p") -> Producer:
+    return await topic.add_producer(options(name=name))
+
+
+async def publish(
+    producer: Producer, txn: TxnId | None, *texts: str, first: int = 0
+) -> list[Receipt]:
+    """Messages with these texts, numbered from `first`."""
+    for number, text in enumerate(texts, first):
+        producer.send(
+            message(number, text) if txn is None else sent(number, txn, text, producer="p")
+        )
+    return await receipts(producer, len(texts))
+
+
+def errors(found: Sequence[Receipt]) -> list[str | None]:
+    return [None if each.error is None else each.error.name for each in found]
+
+
+# --- reading
+
+
+def text_of(payload: bytes) -> str:
+    return payload[payload_offset(payload) :].decode()
+
+
+async def attach(topic: Topic, subscription: str = "s", *, permits: int = 10_000) -> Consumer:
+    wanted = consumer(subscription)
+    if subscription not in topic.subscriptions:
+        await topic.create_subscription(subscription, Position(-1, -1))
+    found = await topic.subscription(wanted)
+    reading = found.add_consumer(wanted)
+    reading.flow(permits)
+    return reading
+
+
+async def quiet(seconds: float = 0.01) -> None:
+    """Until nothing happens any more that needs no timer."""
+    await asyncio.sleep(seconds)
+
+
+async def taken(reading: Consumer) -> list[str]:
+    """What a consumer has got by now."""
+    await quiet()
+    return [text_of(each.payload) for each in reading.take()]
+
+
+async def read_all(topic: Topic, subscription: str) -> list[str]:
+    """What a new subscription from the earliest message sees."""
+    return await taken(await attach(topic, subscription))
+
+
+def cut(broker: Broker) -> None:
+    assert isinstance(broker.parts.metadata, MemoryStore)
+    broker.world.metadata.cut(broker.parts.metadata)
+
+
+def heal(broker: Broker) -> None:
+    assert isinstance(broker.parts.metadata, MemoryStore)
+    broker.world.metadata.heal(broker.parts.metadata)
+
+
+async def log_of(topic: Topic) -> list[str]:
+    """Everything in the log, visible or not."""
+    entries = await topic.ledger.read(topic.ledger.first_position(), 10_000)
+    return [text_of(EntryView.of(each).payload) for each in entries]
