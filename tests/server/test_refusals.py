@@ -221,7 +221,6 @@ CONSUMERS = [
     *(
         Refusal("ACK", {"consumer_id": 1} | fields, WireCode.NOT_ALLOWED, "ACK_RESPONSE", given)
         for given, fields in (
-            (lone_consumer, {"ack_type": 0, "message_id": [SOME_ID]} | TXN),
             (lone_consumer, {"ack_type": 1, "message_id": [SOME_ID, SOME_ID]}),
             (
                 lone_consumer,
@@ -255,43 +254,34 @@ SCHEMAS = [
     ),
 ]
 
+NOT_LED, NO_TXN = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND, WireCode.TRANSACTION_NOT_FOUND
+NO_GROUP = {"application": "a"}
 NO_SUCH_TXN = {"txnid_least_bits": (1 << 62) + 1, "txnid_most_bits": 3}
 
 TRANSACTIONS = [
     Refusal(command, fields, code, reply or f"{command}_RESPONSE")
     for command, fields, code, reply in (
-        (
-            "TC_CLIENT_CONNECT_REQUEST",
-            {"tc_id": 16},
-            WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
-            "TC_CLIENT_CONNECT_RESPONSE",
-        ),
+        ("TC_CLIENT_CONNECT_REQUEST", {"tc_id": 16}, NOT_LED, "TC_CLIENT_CONNECT_RESPONSE"),
         ("NEW_TXN", {"tc_id": 1}, WireCode.NOT_ALLOWED, ""),
-        (
-            "NEW_TXN",
-            {"tc_id": 99, "txn_ttl_millis": 1000},
-            WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
-            "",
-        ),
-        ("ADD_PARTITION_TO_TXN", TXN, WireCode.TRANSACTION_NOT_FOUND, ""),
-        ("ADD_SUBSCRIPTION_TO_TXN", NO_SUCH_TXN, WireCode.TRANSACTION_NOT_FOUND, ""),
+        ("NEW_TXN", {"tc_id": 99, "txn_ttl_millis": 1000}, NOT_LED, ""),
+        ("ADD_PARTITION_TO_TXN", TXN, NO_TXN, ""),
+        ("ADD_SUBSCRIPTION_TO_TXN", NO_SUCH_TXN, NO_TXN, ""),
         ("END_TXN", NO_SUCH_TXN, WireCode.NOT_ALLOWED, ""),
-        ("END_TXN", NO_SUCH_TXN | {"txn_action": 0}, WireCode.TRANSACTION_NOT_FOUND, ""),
+        ("END_TXN", NO_SUCH_TXN | {"txn_action": 0}, NO_TXN, ""),
         ("END_TXN_ON_PARTITION", {}, WireCode.NOT_ALLOWED, ""),
         ("END_TXN_ON_SUBSCRIPTION", {}, WireCode.NOT_ALLOWED, ""),
-        (
-            "OPEN_GROUP",
-            {"application": "", "generation": "g", "run": "r"},
-            WireCode.NOT_ALLOWED,
-            "",
-        ),
-        (
-            "COMMIT_GROUP",
-            {"application": "a", "epoch": 1, "sequence": 0},
-            WireCode.TRANSACTION_NOT_FOUND,
-            "",
-        ),
-        ("GROUP_STATUS", {"application": "a"}, WireCode.TRANSACTION_NOT_FOUND, ""),
+        ("OPEN_GROUP", NO_GROUP | {"generation": "g", "run": "*"}, WireCode.NOT_ALLOWED, ""),
+        ("GROUP_STATUS", {"application": ""}, WireCode.NOT_ALLOWED, ""),
+        ("COMMIT_GROUP", NO_GROUP | {"epoch": 1, "sequence": 0}, NO_TXN, ""),
+        ("GROUP_STATUS", NO_GROUP, NO_TXN, ""),
+    )
+] + [
+    Refusal(
+        "ACK",
+        {"consumer_id": 1, "ack_type": 0, "message_id": [SOME_ID]} | TXN,
+        WireCode.TRANSACTION_CONFLICT,
+        "ACK_RESPONSE",
+        lone_consumer,
     )
 ]
 

@@ -14,8 +14,8 @@ Invariants:
    read before the seek cannot be acknowledged after it.
 5. The backlog is counted in entries: the broker does not open batches. What a transaction has
    acknowledged counts until it is committed, and is given to nobody until it is aborted.
-6. Without a first consumer there is no coroutine: idle subscriptions cost memory alone. Where
-   there are transactions, one waits for those that acknowledge something here.
+6. Without a first consumer there is no coroutine, once what transactions left is read: idle
+   subscriptions cost memory alone.
 
 Relies on: the topic (`ReadableTopic`) to advance `wake`, and to drop a non-durable subscription
 once it has no consumers.
@@ -24,7 +24,7 @@ once it has no consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import Final
 
 from magnetar.broker.acks import Ack, run_end
@@ -273,10 +273,10 @@ class Subscription:
                     cursor.ack(position, unacked)
             at = end
 
-    async def ack_in_txn(
+    def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
-    ) -> None:
-        """As `ack`, if and when a transaction commits; returns once that is durable.
+    ) -> Awaitable[None]:
+        """As `ack`, if and when a transaction commits; await it: that is durable.
 
         TransactionConflict: others have a message, or the transaction has ended; nothing is stored.
         """
@@ -287,7 +287,7 @@ class Subscription:
             raise NotAllowed(f"subscription {self.name} takes no transactional acknowledgements")
         if cumulative and not state.type.takes_cumulative_acks:
             raise NotAllowed(f"consumers of subscription {self.name} share its messages")
-        await self._txn_acks.ack(txn, acks, cumulative=cumulative)
+        return self._txn_acks.ack(txn, acks, cumulative=cumulative)
 
     async def rescan_transactions(self) -> None:
         """Finish what decided transactions have left behind here."""

@@ -198,6 +198,13 @@ class Topic:
         """Those that write here; None: this broker has none."""
         return self._transactions.buffer
 
+    async def rescan(self) -> None:
+        """Finish with transactions that ended and left something behind here."""
+        if self.transactions is not None:
+            await self.transactions.rescan()
+        for subscription in list(self.subscriptions.values()):
+            await subscription.rescan_transactions()
+
     async def last_message(self) -> LastMessage:
         """The last message that a consumer could get."""
         entry = await self._transactions.last_entry()

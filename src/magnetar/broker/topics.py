@@ -417,8 +417,8 @@ class Topics(Service):
     async def rescan(self, name: TopicName) -> None:
         """Have a topic finish with transactions that ended; it is loaded if need be."""
         topic = await self.get(name, create=False)
-        if isinstance(topic, Topic) and topic.transactions is not None:
-            await topic.transactions.rescan()
+        if isinstance(topic, Topic):
+            await topic.rescan()
 
     async def forget_schema(self, name: TopicName) -> None:
         """Of a scalable topic, whose segments share it."""

@@ -23,7 +23,7 @@ Relies on: `Decisions` to tell how each transaction ended that was joined, or th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final, NamedTuple
 
 from magnetar.broker.acks import Ack
@@ -100,12 +100,15 @@ class TransactionalAcks:
             clock=clock,
         )
         self._turn = asyncio.Lock()
+        self._queued = 0
+        """Commands that have not come to their turn: later ones wait behind them."""
         self._stored: dict[TxnId, list[StoredOp]] = {}
         self._in_flight: dict[TxnId, int] = {}
         self._decided: dict[TxnId, State] = {}
         """Learnt while commands of that transaction are in flight."""
         self._commands: set[asyncio.Task[None]] = set()
         self._recovering = False
+        self._settling = False
         self._closed = False
 
     # --- recovery
@@ -114,16 +117,14 @@ class TransactionalAcks:
         """Recover, unless that is done or under way."""
         if not self._recovering and not self.ready.is_set():
             self._recovering = True
-            self._tasks.spawn(self._recover_and_settle(), "transactional acks")
+            self._tasks.spawn(self._recover(), "transactional acks")
 
-    async def _recover_and_settle(self) -> None:
+    async def _recover(self) -> None:
         try:
-            recovered = await self._recovered()
+            if await self._recovered():
+                self.ready.set()
         finally:
             self._recovering = False
-        if recovered:
-            self.ready.set()
-            await self._ops.keep_settled()
 
     async def _recovered(self) -> bool:
         for attempt in range(RECOVERY_ATTEMPTS):
@@ -163,6 +164,7 @@ class TransactionalAcks:
         if found.ack.incarnation != self._cursor.incarnation:
             # Only once the cursor's present one is durable: it may be that of a seek under way.
             self._ops.merged([found.op])
+            self._settle()
             return False
         self._pending.add(txn, acks, found.ack.cumulative)
         self._stored.setdefault(txn, []).append(found.op)
@@ -206,28 +208,47 @@ class TransactionalAcks:
 
     # --- commands
 
-    async def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> None:
-        """Acknowledge in a transaction; returns once that is durable. TransactionConflict: no."""
-        work = asyncio.create_task(self._ack(txn, acks, cumulative), name=f"ack in {txn}")
+    def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> Awaitable[None]:
+        """Acknowledge in a transaction; await it: that is durable. TransactionConflict: it is not.
+
+        If nothing has to be read first the messages are held when this returns: commands that
+        come later find them so.
+        """
+        command = None
+        if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
+            wanted = combined(acked_of(each.position, 0, 0) for each in acks)
+            if self._pending.judge(txn, wanted, cumulative, self._cursor) is Verdict.ACCEPTED:
+                command = self._begin(txn, wanted, cumulative)
+        text = f"ack in {to_text(txn)}"
+        if command is None:
+            self._queued += 1
+            work = asyncio.create_task(self._ack_queued(txn, acks, cumulative), name=text)
+        else:
+            work = asyncio.create_task(self._ack_held(command), name=text)
         self._commands.add(work)
         work.add_done_callback(self._over)
-        await asyncio.shield(work)
+        return asyncio.shield(work)
 
     def _over(self, work: asyncio.Task[None]) -> None:
         self._commands.discard(work)
         if not work.cancelled():
             work.exception()  # told to who asked, if anybody is left
 
-    async def _ack(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> None:
-        await self._wait_ready()
-        command = await self._admitted(txn, acks, cumulative)
+    async def _ack_queued(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> None:
+        try:
+            command = await self._admitted(txn, acks, cumulative)
+        finally:
+            self._queued -= 1
         if command is None:
             await self._check_undecided(txn)
-            return
+        else:
+            await self._ack_held(command)
+
+    async def _ack_held(self, command: _Command) -> None:
         try:
             op = await self._written(command)
         finally:
-            self._finish(txn)
+            self._finish(command.txn)
         await self._ops.confirm()
         try:
             self._check_serving(command.incarnation)
@@ -245,23 +266,29 @@ class TransactionalAcks:
 
     async def _admitted(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> _Command | None:
         """Held from now on; None: there is nothing new in it. One at a time, in order."""
+        await self._wait_ready()
         async with self._turn:
             wanted = await self._sized(acks)
             verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
             if isinstance(verdict, Conflict) and verdict.holders:
                 await self._ask_again(verdict.holders)
                 verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
-            self._check_serving(self._incarnation)
             if isinstance(verdict, Conflict):
                 raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
             if verdict is Verdict.REPEATED:
                 return None
-            self._check_exist(wanted)
-            command = _Command(txn, wanted, cumulative, self._incarnation)
-            self._held.hold(txn, wanted, cumulative)
-            self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
-            self._decisions.join(txn, self, self._gone)
-            return command
+            return self._begin(txn, wanted, cumulative)
+
+    def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
+        """Hold what was judged, while its intent is written."""
+        self._check_serving(self._incarnation)
+        for ack in wanted:
+            if self._topic.ledger.next_valid(ack.position) != ack.position:
+                raise TransactionConflict(f"there is no message at {ack.position}")
+        self._held.hold(txn, wanted, cumulative)
+        self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
+        self._decisions.join(txn, self, self._gone)
+        return _Command(txn, wanted, cumulative, self._incarnation)
 
     def _check_serving(self, incarnation: int) -> None:
         if self._closed or incarnation != self._cursor.incarnation:
@@ -272,11 +299,6 @@ class TransactionalAcks:
         for holder in holders:
             if await self._decisions.read(holder) is None:
                 self._gone(holder)
-
-    def _check_exist(self, acks: Sequence[Acked]) -> None:
-        for ack in acks:
-            if self._topic.ledger.next_valid(ack.position) != ack.position:
-                raise TransactionConflict(f"there is no message at {ack.position}")
 
     async def _written(self, command: _Command) -> StoredOp:
         txn, acks, cumulative, incarnation = command
@@ -334,13 +356,25 @@ class TransactionalAcks:
         ops = self._stored.pop(txn, [])
         if ended is None or self._incarnation != self._cursor.incarnation:
             self._ops.merged(ops)  # once the seek is durable
-            return
-        if state == "COMMITTED":
+        elif state == "COMMITTED":
             self._held.commit(ended)
             self._ops.merged(ops)
         else:
             self._held.abort(ended)
             self._ops.dropped(ops)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have ops deleted that are done with; one coroutine at a time, and none without work."""
+        if self._ops.unsettled and not self._settling and not self._closed:
+            self._settling = True
+            self._tasks.spawn(self._settle_all(), "settled acks")
+
+    async def _settle_all(self) -> None:
+        try:
+            await self._ops.settle_all()
+        finally:
+            self._settling = False
 
     # --- the end
 
@@ -354,6 +388,7 @@ class TransactionalAcks:
         for ops in self._stored.values():
             self._ops.merged(ops)
         self._stored.clear()
+        self._settle()
 
     def close(self) -> None:
         """Take part in nothing any more; what is held stays so for the next owner."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from enum import Enum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -94,6 +95,69 @@ async def cas_update(
                 continue
             return Record(stat, content.value)
     raise Unavailable(f"{key}: lost {CAS_ATTEMPTS_MAX} compare-and-set races in a row")
+
+
+async def get_patiently(
+    store: MetadataStore, key: str, *, timeout_s: float = CAS_TIMEOUT_S
+) -> Record | None:
+    """Read a record, again and again while the store is away."""
+    async with _within(timeout_s, f"{key}: reading"):
+        while True:
+            try:
+                return await store.get(key)
+            except Unavailable:
+                await asyncio.sleep(PAUSE_S)
+
+
+class Fate(Enum):
+    """What becomes of a record that is not replaced."""
+
+    KEPT = "kept"
+    GONE = "gone"
+
+
+async def cas_settle(
+    store: MetadataStore,
+    key: str,
+    change: Callable[[Record | None], Content | Fate],
+    *,
+    timeout_s: float = CAS_TIMEOUT_S,
+) -> None:
+    """As `cas_update`, but an attempt whose outcome is unknown is settled by reading.
+
+    For values that say who wrote them, or changes that may be applied again: if the very value is
+    there, it counts as stored, whoever put it.
+    """
+    async with _within(timeout_s, f"{key}: compare and set"):
+        while True:
+            try:
+                current = await store.get(key)
+                fate = change(current)
+                if fate is Fate.KEPT or (fate is Fate.GONE and current is None):
+                    return
+                if await _settled(store, key, current, fate):
+                    return
+            except Unavailable:
+                await asyncio.sleep(PAUSE_S)
+
+
+async def _settled(
+    store: MetadataStore, key: str, current: Record | None, fate: Content | Fate
+) -> bool:
+    expected = ABSENT if current is None else current.version
+    try:
+        if isinstance(fate, Content):
+            await store.put(key, fate.value, expected=expected, indexes=fate.indexes)
+        else:
+            await store.delete(key, expected=expected)
+    except BadVersion:
+        return False
+    except OutcomeUnknown:
+        await asyncio.sleep(PAUSE_S)
+        found = await store.get(key)
+        wanted = fate.value if isinstance(fate, Content) else None
+        return (None if found is None else found.value) == wanted
+    return True
 
 
 class Counter:

@@ -4,7 +4,8 @@ Owns: the registry of Magnetar's own metrics (not the library's global one, so a
 embeds Magnetar decides what it exposes), and their text exposition.
 
 Invariants:
-1. A name is defined once, starts with `magnetar_`, and a counter's ends with `_total`.
+1. A name is defined once, starts with `magnetar_` (but for the few that a proposal of Pulsar has
+   named, `_ADOPTED`), and a counter's ends with `_total`.
 2. Labels take values from small fixed sets: never a topic, key or address.
 3. `docs/reference/metrics.md` lists every one of them (a test compares).
 
@@ -23,6 +24,9 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _PREFIX: Final = "magnetar_"
+_ADOPTED: Final = "pulsar_txn_metadata_store_"
+"""PIP-473 names these; whoever follows it looks for them."""
+
 _REGISTRY: Final = CollectorRegistry()
 _DEFINED: Final[dict[str, Metric]] = {}
 
@@ -78,7 +82,7 @@ class _WithoutCreationTimes(Collector):
 
 
 def _define(metric: Metric) -> None:
-    if not metric.name.startswith(_PREFIX):
+    if not metric.name.startswith((_PREFIX, _ADOPTED)):
         raise ValueError(f"metric {metric.name} must start with {_PREFIX}")
     if metric.name in _DEFINED:
         raise ValueError(f"metric {metric.name} is defined twice")
@@ -230,9 +234,13 @@ TXN_COORDINATORS = gauge(
     "magnetar_txn_coordinators", "Transaction coordinators that this broker leads."
 )
 TXN_OPEN = gauge("magnetar_txn_open", "Open transactions that this broker coordinates.")
-TXN_BEGUN = counter("magnetar_txn_begun_total", "Transactions begun at this broker.")
+TXN_BEGUN = counter(
+    "magnetar_txn_begun_total", "Transactions begun at this broker.", ["coordinator_id"]
+)
 TXN_ENDED = counter(
-    "magnetar_txn_ended_total", "Transactions decided at this broker, by how.", ["outcome"]
+    "magnetar_txn_ended_total",
+    "Transactions decided at this broker, by how.",
+    ["coordinator_id", "outcome"],
 )
 TXN_OPEN_SECONDS = histogram(
     "magnetar_txn_open_seconds",
@@ -253,4 +261,18 @@ TXN_REPAIRS = counter(
 )
 TXN_GROUP_COMMITS = counter(
     "magnetar_txn_group_commits_total", "Commits of transaction groups, by how.", ["outcome"]
+)
+TXN_OP_WRITES = counter(
+    "pulsar_txn_metadata_store_op_writes_total",
+    "Op records written: pins of segments, and acknowledgements.",
+)
+TXN_HEADER_CAS = counter(
+    "pulsar_txn_metadata_store_header_cas_total",
+    "Attempts to decide a transaction by its header, by how they ended.",
+    ["result"],
+)
+TXN_INDEX_SECONDS = histogram(
+    "pulsar_txn_metadata_store_index_query_seconds",
+    "Time that the store took for one query of an index of transactions.",
+    buckets=_SYNC_BUCKETS,
 )

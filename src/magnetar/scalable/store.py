@@ -11,15 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from magnetar.errors import BadVersion, Conflict, DeadlineExceeded, OutcomeUnknown, Unavailable
-from magnetar.metadata.api import ABSENT, MetadataStore, Record
+from magnetar.errors import Conflict
+from magnetar.metadata.api import MetadataStore, Record
+from magnetar.metadata.recipes import Content, Fate, cas_settle, get_patiently
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import (
     Change,
@@ -31,11 +31,6 @@ from magnetar.scalable.records import (
 )
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-
-STORE_SECONDS: Final = 10.0
-"""For one change of one record, however often it has to be tried."""
-
-_PAUSE_SECONDS: Final = 0.05
 
 
 class Superseded(Exception):
@@ -95,7 +90,7 @@ class ScalableStore:
     # --- any record
 
     async def get(self, key: str, kind: type[Body]) -> Body | None:
-        found = await self._read(key)
+        found = await get_patiently(self.metadata, key)
         return None if found is None else decode(found, kind)
 
     async def all(self, topic: TopicName, prefix: str, kind: type[Body]) -> list[Body]:
@@ -109,43 +104,15 @@ class ScalableStore:
         self, key: str, kind: type[Body], change: Callable[[Body | None], Body | None]
     ) -> Body | None:
         """Put what `change` makes of the record, or delete it (None); what is there then."""
-        try:
-            async with asyncio.timeout(STORE_SECONDS):
-                while True:
-                    found = await self._read(key)
-                    before = None if found is None else decode(found, kind)
-                    after = change(before)
-                    if after == before:
-                        return before
-                    if await self._stored(key, found, after):
-                        return after
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{key}: not stored within {STORE_SECONDS:g} s") from error
+        after: Body | None = None
 
-    async def _stored(self, key: str, found: Record | None, after: msgspec.Struct | None) -> bool:
-        """Whether it was stored; False: certainly not, or somebody else's is there now."""
-        version = ABSENT if found is None else found.version
-        try:
-            if after is None:
-                await self.metadata.delete(key, expected=version)
-            else:
-                await self.metadata.put(key, encode(after), expected=version)
-        except BadVersion:
-            return False
-        except Unavailable:
-            await asyncio.sleep(_PAUSE_SECONDS)
-            return False
-        except OutcomeUnknown:
-            await asyncio.sleep(_PAUSE_SECONDS)
-            present = await self._read(key)
-            return (None if present is None else present.value) == (
-                None if after is None else encode(after)
-            )
-        return True
+        def fate(record: Record | None) -> Content | Fate:
+            nonlocal after
+            before = None if record is None else decode(record, kind)
+            after = change(before)
+            if after == before:
+                return Fate.KEPT
+            return Fate.GONE if after is None else Content(encode(after))
 
-    async def _read(self, key: str) -> Record | None:
-        while True:  # within the deadline of the caller, or of the store itself
-            try:
-                return await self.metadata.get(key)
-            except Unavailable:
-                await asyncio.sleep(_PAUSE_SECONDS)
+        await cas_settle(self.metadata, key, fate)
+        return after

@@ -46,6 +46,7 @@ from magnetar.server.session import Session
 from magnetar.txn.coordinator import Coordinators
 from magnetar.txn.decided import Decisions
 from magnetar.txn.partitions import Partitions
+from magnetar.txn.parts import Transactions
 from magnetar.txn.store import TxnStore
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class Server(Service):
         self._sharing = self.machine.share_topics(self.metadata, self.service_url)
         store, partitions = TxnStore(self.metadata), self._partitions()
         self.decisions = Decisions(store, self.clock, coordinates=partitions.coordinates)
-        self.topics = Topics(self._topic_parts(), self.namespaces)
+        parts = self._topic_parts(Transactions(store, self.decisions))
+        self.topics = Topics(parts, self.namespaces)
         self.coordinators = Coordinators(
             store,
             partitions,
@@ -153,7 +155,7 @@ class Server(Service):
             coordinators=self.coordinators,
         )
 
-    def _topic_parts(self) -> TopicParts:
+    def _topic_parts(self, transactions: Transactions) -> TopicParts:
         return TopicParts(
             metadata=self.metadata,
             ledgers=self.storage.ledgers,
@@ -163,6 +165,7 @@ class Server(Service):
             producer_names=ProducerNames(self.metadata, self.config.cluster),
             owner=urlsplit(self.service_url).netloc,
             ownership=self._sharing or SoleOwner(self.service_url),
+            transactions=transactions,
         )
 
     def _partitions(self) -> Partitions:

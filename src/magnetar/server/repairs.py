@@ -1,7 +1,7 @@
 """How a transaction that ended long ago is finished where somebody forgot to.
 
 Owns: `Repairs`: the collection of transactions asks it for the topic or subscription whose op
-records are left. To load a topic is to make it read its records again.
+records are left, and it makes that one read them again.
 
 Invariants:
 1. "There is none" is said only of a topic or subscription that certainly does not exist.
@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+from magnetar.broker.topic import Topic
 from magnetar.broker.topics import Topics
 from magnetar.errors import TopicNotFound
 from magnetar.model.names import TopicName
@@ -16,7 +17,7 @@ from magnetar.txn.collector import Leftover
 
 
 class Repairs:
-    """Of one broker; a topic that another one has is loaded there, and so has read its records."""
+    """Of one broker; a topic that another one has is refused by `Topics`, and tried again."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
@@ -26,4 +27,6 @@ class Repairs:
             topic = await self._topics.get(TopicName.parse(left.segment), create=False)
         except TopicNotFound:
             return False
+        if isinstance(topic, Topic):
+            await topic.rescan()
         return left.subscription is None or left.subscription in topic.subscriptions

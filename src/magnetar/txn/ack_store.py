@@ -27,7 +27,6 @@ from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
-from magnetar.runtime.signal import Signal
 from magnetar.txn.ids import to_text
 from magnetar.txn.pending_acks import Acked
 from magnetar.txn.records import AckedEntry, AckOp
@@ -62,7 +61,6 @@ class MetadataPendingAckStore:
         self._serial = 0
         self._merged: list[StoredOp] = []
         self._dropped: list[StoredOp] = []
-        self._due = Signal()
 
     @property
     def unsettled(self) -> int:
@@ -108,17 +106,14 @@ class MetadataPendingAckStore:
     def merged(self, ops: Iterable[StoredOp]) -> None:
         """The cursor in memory holds what these say, or has begun a new incarnation since."""
         self._merged += ops
-        self._due.advance()
 
     def dropped(self, ops: Iterable[StoredOp]) -> None:
         """What these say does not count."""
         self._dropped += ops
-        self._due.advance()
 
-    async def keep_settled(self) -> None:
-        """Delete what may be deleted, for ever, or until another owner has the subscription."""
-        while True:
-            seen = self._due.version
+    async def settle_all(self) -> None:
+        """Delete what may be deleted until nothing is left, or another owner has it all."""
+        while self.unsettled:
             try:
                 await self.settle()
             except (ManagedLedgerFenced, StorageClosed) as error:
@@ -128,8 +123,6 @@ class MetadataPendingAckStore:
                 # The ops stay, and with them the acknowledgements: late is all that it is.
                 _LOG.warning("acks-not-settled", segment=self._segment, error=str(error))
                 await self._clock.sleep(RETRY_SECONDS)
-                continue
-            await self._due.past(seen)
 
     async def settle(self) -> None:
         """Make merges durable, then delete their ops, until there are none left."""

@@ -23,6 +23,7 @@ that asks `is_admitted` right before each append, and calls `appending` and then
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, Protocol
 
@@ -33,6 +34,7 @@ from magnetar.errors import (
     NotAllowed,
     ServiceNotReady,
     StoreClosed,
+    Unavailable,
 )
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
@@ -55,6 +57,8 @@ ADMIT_SECONDS: Final = 30.0
 MATERIALISE_SECONDS: Final = 60.0
 """For the records of a decision, however often they have to be tried."""
 
+_READS_AT_ONCE: Final = 16
+_ATTEMPTS: Final = 16
 _PAUSE_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 5.0
 _LOG: Final = logger(__name__)
@@ -132,6 +136,8 @@ class MetadataTransactionBuffer:
         """Why the topic must be loaded anew, if so."""
         self.aborted_last: Position | None = None
         """Behind it there is no aborted entry; None: there is none at all."""
+        self.ends: Counter[State] = Counter()
+        """How many transactions ended here since it was loaded, by how."""
         self._segment = segment
         self._ledger = ledger
         self._store = store
@@ -174,6 +180,11 @@ class MetadataTransactionBuffer:
         """How many transactions hold or may hold the ceiling."""
         return len(self._works)
 
+    @property
+    def hidden(self) -> int:
+        """How many aborted transactions may have entries here."""
+        return len(self._visibility.aborted)
+
     # --- recovery
 
     async def recover(self) -> None:
@@ -186,7 +197,10 @@ class MetadataTransactionBuffer:
             work.is_recovered = True
             work.op = each.op
             work.highest = _before(self._recovered_end)
-        decided = [await self._judged(each) for each in found]
+        late: list[StoredOp] = []
+        for at in range(0, len(found), _READS_AT_ONCE):
+            some = [self._judged(each) for each in found[at : at + _READS_AT_ONCE]]
+            late += [each for each in await asyncio.gather(*some) if each is not None]
         gone = []
         first = self._ledger.first_position()
         for aborted in await self._store.aborted(self._segment):
@@ -201,7 +215,6 @@ class MetadataTransactionBuffer:
         for work in list(self._works.values()):
             if work.decision is not None:
                 self._materialise(work)
-        late = [each for each in decided if each is not None]
         if gone or late:
             self.spawn(self._sweep(gone, late), "sweep")
         self.moved.advance()
@@ -211,7 +224,7 @@ class MetadataTransactionBuffer:
         txn = from_text(found.pin.txn)
         work = self._works[txn]
         present: FoundPin | None = found
-        while True:
+        for _ in range(_ATTEMPTS):
             state = await self._decisions.read(txn)
             if work.decision is None and state in ("COMMITTED", "ABORTED"):
                 work.decision = state
@@ -231,6 +244,7 @@ class MetadataTransactionBuffer:
             # a header: a late write, under which nothing was appended.
             self._forget(work)
             return None if present is None else present.op
+        raise Unavailable(f"the pin of {to_text(txn)} on {self._segment} keeps changing")
 
     async def _sweep(self, aborted: list[TxnId], late: list[StoredOp]) -> None:
         async def swept() -> None:
@@ -400,6 +414,7 @@ class MetadataTransactionBuffer:
         """It holds nothing any more, and its sequences count or do not."""
         self._forget(work)
         if work.decision is not None:
+            self.ends[work.decision] += 1
             self._counting.ended(work.decision, work.sequences)
 
     def _forget(self, work: Work) -> None:

@@ -92,6 +92,11 @@ class Coordinators(Service):
         """Open transactions that this broker knows of."""
         return len(self._book)
 
+    def open_by_coordinator(self) -> dict[int, int]:
+        """The same, for each coordinator that this broker leads."""
+        counts = self._book.by_coordinator()
+        return {number: counts[number] for number in self.partitions.led}
+
     # --- what clients ask
 
     async def begin(
@@ -104,8 +109,11 @@ class Coordinators(Service):
         """A new transaction, alone or in a group."""
         self.partitions.check(coordinator)
         self._check_timeout(timeout_ms)
+        if self.stopping:
+            raise _stopping()
         with self._book.place(owner):
-            return await self._apart(self._begin(coordinator, timeout_ms, owner, membership))
+            # Should nobody wait for it any more, its deadline ends it.
+            return await self._begin(coordinator, timeout_ms, owner, membership)
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str = "") -> State:
         """Decide a transaction; what was decided."""
@@ -173,7 +181,7 @@ class Coordinators(Service):
             group=membership,
         )
         await self._create(header)
-        TXN_BEGUN.inc()
+        TXN_BEGUN.labels(str(coordinator)).inc()
         if not self.partitions.leads(coordinator):
             return header  # the next leader finds it by its deadline
         if membership is not None:
@@ -252,7 +260,7 @@ class Coordinators(Service):
         """Run to its end, whatever becomes of who asked."""
         if self.stopping:
             work.close()
-            raise ServiceNotReady("the broker is stopping")
+            raise _stopping()
         task = asyncio.create_task(work, name="transaction")
         self._work.add(task)
         task.add_done_callback(self._done)
@@ -286,6 +294,10 @@ def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:
     if header is None or (owner is not None and header.owner and header.owner != owner):
         raise _missing(txn)
     return header
+
+
+def _stopping() -> ServiceNotReady:
+    return ServiceNotReady("the broker is stopping")
 
 
 def _missing(txn: TxnId) -> TransactionNotFound:

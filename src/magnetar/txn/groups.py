@@ -84,10 +84,7 @@ class Groups:
 
     async def open(self, application: str, generation: str, run: str, owner: str) -> Group:
         """A run of a writer begins; all epochs before its own are over."""
-        self._partitions.check(partition_of(application))
-        for name in (application, generation, run):
-            if not 0 < len(name) <= NAME_LENGTH_MAX:
-                raise NotAllowed(f"a name of a group has 1 to {NAME_LENGTH_MAX} characters")
+        self._check(application, generation, run)
 
         def opened(present: Group | None) -> Group:
             _check_owner(present, owner)
@@ -112,6 +109,7 @@ class Groups:
 
     async def check_new(self, member: Membership, owner: str) -> None:
         """Raise unless a transaction may be begun in a group."""
+        self._check(member.application)
         group = await self._store.group(member.application)
         _check_owner(group, owner)
         decisions.check_new_member(group, member)
@@ -128,7 +126,7 @@ class Groups:
         self, application: str, epoch: int, sequence: int, txns: Sequence[TxnId], owner: str
     ) -> Committed:
         """The transactions listed commit, all others up to that sequence abort."""
-        self._partitions.check(partition_of(application))
+        self._check(application)
         most = self._limits.txn_group_commit_max
         if len(txns) > most:
             raise TooManyRequests(f"{len(txns)} transactions in one commit; the limit is {most}")
@@ -145,7 +143,7 @@ class Groups:
 
     async def status(self, application: str, owner: str) -> Group | None:
         """What was decided last, also in the headers; None: there is no such group."""
-        self._partitions.check(partition_of(application))
+        self._check(application)
         group = await self._store.group(application)
         if group is None:
             return None
@@ -369,6 +367,13 @@ class Groups:
             del self._desks[application]
 
     # --- parts
+
+    def _check(self, application: str, *names: str) -> None:
+        """Whether a group of this name is this broker's."""
+        for name in (application, *names):
+            if not 0 < len(name) <= NAME_LENGTH_MAX:
+                raise NotAllowed(f"a name of a group has 1 to {NAME_LENGTH_MAX} characters")
+        self._partitions.check(partition_of(application))
 
     def _desk(self, application: str) -> _Desk:
         return self._desks.setdefault(application, _Desk())

@@ -59,6 +59,10 @@ class OpenBook:
     def get(self, txn: TxnId) -> Header | None:
         return self._headers.get(txn)
 
+    def by_coordinator(self) -> Counter[int]:
+        """How many are open."""
+        return Counter(txn.most for txn in self._headers)
+
     def members(self, application: str) -> list[Header]:
         """The open transactions of a group."""
         return [self._headers[txn] for txn in self._groups.get(application, ())]
@@ -103,19 +107,19 @@ class OpenBook:
         header = self._headers.get(txn)
         if header is None:
             return
-        self._discard(header)
-        TXN_ENDED.labels("timeout" if cause == "timeout" else state.lower()).inc()
+        self._discard(txn, header)
+        outcome = "timeout" if cause == "timeout" else state.lower()
+        TXN_ENDED.labels(str(txn.most), outcome).inc()
         TXN_OPEN_SECONDS.observe(max(now_ms - header.created_ms, 0) / 1000)
         if cause == "timeout":
             TXN_LATE_SECONDS.observe(max(now_ms - header.deadline_ms, 0) / 1000)
 
     def keep_only(self, partitions: frozenset[int]) -> None:
         """Forget what other brokers coordinate by now."""
-        for header in [each for txn, each in self._headers.items() if txn.most not in partitions]:
-            self._discard(header)
+        for txn in [each for each in self._headers if each.most not in partitions]:
+            self._discard(txn, self._headers[txn])
 
-    def _discard(self, header: Header) -> None:
-        txn = header.id
+    def _discard(self, txn: TxnId, header: Header) -> None:
         del self._headers[txn]
         self._leave(header.owner)
         if header.group is not None:

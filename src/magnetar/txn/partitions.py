@@ -36,6 +36,9 @@ LEADERS: Final = "/txn/tc"
 IDS: Final = "/txn/ids"
 
 _ID_BLOCK: Final = 10_000
+_RETRY_SECONDS: Final = 5.0
+"""Changes of leaders are watched; this is for candidates whom the store did not answer."""
+
 _SETTLE_SECONDS: Final = 1.0
 """How long a start waits until every coordinator has a leader, here or elsewhere."""
 
@@ -61,7 +64,8 @@ class Partitions(Service):
         super().__init__("coordinator elections", stop_seconds=limits.close_seconds)
         value = f"{broker} {url}".encode()  # no two processes share the first part
         self._elections = [
-            LeaderElection(metadata, f"{LEADERS}/{number}", value) for number in range(PARTITIONS)
+            LeaderElection(metadata, f"{LEADERS}/{number}", value, retry_s=_RETRY_SECONDS)
+            for number in range(PARTITIONS)
         ]
         self._counters = [
             Counter(metadata, f"{IDS}/{number}", block=_ID_BLOCK) for number in range(PARTITIONS)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from magnetar.errors import BadVersion, DeadlineExceeded, OutcomeUnknown, Unavailable
+from magnetar.errors import BadVersion, OutcomeUnknown
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record
+from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
 from magnetar.txn import decisions
 from magnetar.txn.ids import from_text, to_text
@@ -52,11 +53,6 @@ from magnetar.txn.records import (
     subscription_index,
 )
 from magnetar.wire.messages import TxnId
-
-STORE_SECONDS: Final = 10.0
-"""For one change of one record, however often it has to be tried."""
-
-_PAUSE_SECONDS: Final = 0.05
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -259,42 +255,18 @@ class TxnStore:
         indexes: Callable[[Body], tuple[Index, ...]] = lambda _: (),
     ) -> Body | None:
         """Put what `change` makes of a record until nobody came between; None: leave it."""
-        try:
-            async with asyncio.timeout(STORE_SECONDS):
-                while True:
-                    record = await self._read(key)
-                    before = None if record is None else decode(record, kind)
-                    after = change(before)
-                    if after is None or after == before:
-                        return after
-                    version = ABSENT if record is None else record.version
-                    if await self._stored(key, encode(after), version, indexes(after)):
-                        return after
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{key}: not stored within {STORE_SECONDS:g} s") from error
+        after: Body | None = None
 
-    async def _stored(
-        self, key: str, value: bytes, version: int, indexes: tuple[Index, ...]
-    ) -> bool:
-        try:
-            await self.metadata.put(key, value, expected=version, indexes=indexes)
-        except BadVersion:
-            return False
-        except Unavailable:
-            await asyncio.sleep(_PAUSE_SECONDS)
-            return False
-        except OutcomeUnknown:
-            await asyncio.sleep(_PAUSE_SECONDS)
-            present = await self._read(key)
-            return present is not None and present.value == value
-        return True
+        def fate(record: Record | None) -> Content | Fate:
+            nonlocal after
+            before = None if record is None else decode(record, kind)
+            after = change(before)
+            if after is None or after == before:
+                return Fate.KEPT
+            return Content(encode(after), indexes(after))
 
-    async def _read(self, key: str) -> Record | None:
-        while True:  # within the deadline of the caller
-            try:
-                return await self.metadata.get(key)
-            except Unavailable:
-                await asyncio.sleep(_PAUSE_SECONDS)
+        await cas_settle(self.metadata, key, fate)
+        return after
 
     async def _found(
         self, index: str, low: str, high: str, kind: type[Body]

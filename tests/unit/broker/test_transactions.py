@@ -482,6 +482,45 @@ async def former_owner_unpins(world: TxnWorld) -> None:
     assert await second.keys() == []
 
 
+def test_a_pin_that_is_there_is_taken_over_with_its_bound() -> None:
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topic = await broker.topic()
+        producer = await joined(topic)
+        await publish(producer, None, "a")
+        await broker.begin(T1)
+        await broker.store.write_pin(T1, str(NAME), Position(0, 0), 0)  # a late write
+        assert errors(await publish(producer, T1, "t", first=1)) == [None]
+        found = await broker.store.pin(T1, str(NAME))
+        assert found is not None
+        assert (found.pin.bound, found.pin.epoch) == (Position(0, 0), topic.ledger.epoch)
+        assert await read_all(topic, "s") == ["a"]
+        await broker.commit(T1)
+        await quiet()
+        assert await broker.keys() == []
+
+    in_txn_world(scenario)
+
+
+def test_a_topic_with_an_open_transaction_is_not_disused() -> None:
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topics = await world.topics(broker.parts)
+        topic = await topics.get(NAME)
+        assert isinstance(topic, Topic)
+        producer = await joined(topic)
+        await broker.begin(T1)
+        await publish(producer, T1, "t")
+        await topic.remove_producer(producer)
+        await asyncio.sleep(3 * topic.policies.inactive.max_inactive_duration_seconds)
+        assert topics.loaded[NAME] is topic
+        await broker.commit(T1)
+        await topics.rescan(NAME)
+        await topics.stop()
+
+    in_txn_world(scenario)
+
+
 def test_a_rescan_removes_what_nobody_knows_of() -> None:
     async def scenario(world: TxnWorld) -> None:
         broker = world.broker()
@@ -491,7 +530,7 @@ def test_a_rescan_removes_what_nobody_knows_of() -> None:
         for txn in (T1, T2):
             await stale_pin(broker, txn, topic.ledger.epoch)
         await broker.commit(T1)
-        await buffer_of(topic).rescan()
+        await topic.rescan()
         left = await broker.store.pins(str(NAME))
         assert [from_text(each.pin.txn) for each in left] == [T2]
 

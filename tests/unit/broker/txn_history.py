@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from magnetar.broker.consumer import Consumer
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic import Topic
-from magnetar.errors import MagnetarError
+from magnetar.errors import DiskFailed, MagnetarError
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
@@ -24,6 +24,8 @@ from tests.unit.broker.txn_world import (
     Broker,
     TxnWorld,
     attach,
+    cut,
+    heal,
     joined,
     log_of,
     read_all,
@@ -32,16 +34,18 @@ from tests.unit.broker.txn_world import (
 )
 from tests.unit.broker.world import message
 
-TXNS = 4
+TXNS_AT_ONCE = 4
 PLAIN = -1
+LONG = 0.2
 ACTIONS = (
     *("publish",) * 8,
     *("commit", "abort") * 2,
-    "begin",
     "kill",
     "reload",
     "take-over",
     "collect",
+    "cut",
+    "fail",
 )
 
 
@@ -53,10 +57,12 @@ class Step(NamedTuple):
 
 
 def random_steps(rng: random.Random, count: int) -> list[Step]:
-    return [
-        Step(rng.choice(ACTIONS), rng.randrange(PLAIN, TXNS), rng.choice((0.0, 0.0, 0.01, 0.2)))
-        for _ in range(count)
-    ]
+    """Transactions come and go: at any time some numbers in a row are in use."""
+    found = []
+    for at in range(count):
+        number = PLAIN if rng.random() < 0.2 else at // 6 + rng.randrange(TXNS_AT_ONCE)
+        found.append(Step(rng.choice(ACTIONS), number, rng.choice((0.0, 0.0, 0.01, LONG))))
+    return found
 
 
 @dataclass
@@ -77,6 +83,7 @@ class History:
     def __init__(self, world: TxnWorld, seed: int, *, local: bool) -> None:
         self.world = world
         self.local = local
+        self.dedup = seed % 3 == 0
         self.rng = random.Random(seed)
         world.slow = 0.0
         self.coordinator = world.broker()
@@ -109,9 +116,9 @@ class History:
 
     async def _do(self, step: Step) -> None:
         txn = None if step.number == PLAIN else metadata_id(0, step.number)
-        if step.action == "begin" and txn is not None:
-            await self._begin(txn)
-        elif step.action == "publish":
+        if step.action == "publish":
+            if txn is not None and step.pause < LONG:  # else it may be one that never began
+                await self._begin(txn)
             self._publish(self.rng.choice(self.sessions[-2:]), txn)
         elif step.action == "commit" and txn is not None:
             self._start(self._end(txn, "COMMITTED"))
@@ -128,13 +135,31 @@ class History:
             await self._load()
         elif step.action == "collect":
             await self._collect()
+        elif step.action == "cut":
+            self._start(self._cut(self.sessions[-1].broker))
+        elif step.action == "fail":
+            self.world.ledgers.fail_next(DiskFailed("broken"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.create_task(work))
 
+    async def _cut(self, broker: Broker) -> None:
+        """Its store is out of reach for a while."""
+        cut(broker)
+        await asyncio.sleep(self.rng.choice((0.01, 0.5, 3.0)))
+        heal(broker)
+
     async def _load(self) -> None:
+        while True:
+            try:
+                await self._try_to_load()
+                return
+            except MagnetarError:
+                await asyncio.sleep(0.1)  # an append that fails may be one of the loading
+
+    async def _try_to_load(self) -> None:
         broker = self.world.broker(coordinates=self.local)
-        topic = await broker.topic()
+        topic = await broker.topic(dedup=self.dedup)
         self.loads += 1
         producer = await joined(topic, f"p{self.loads}")  # with numbers of its own
         reading = await attach(topic)

@@ -22,9 +22,12 @@ from magnetar.metadata.recipes import (
     CAS_ATTEMPTS_MAX,
     Content,
     Counter,
+    Fate,
     LeaderElection,
     TableView,
+    cas_settle,
     cas_update,
+    get_patiently,
 )
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.virtual_time import run
@@ -118,6 +121,37 @@ def test_cas_update_leaves_an_unknown_outcome_to_the_caller() -> None:
 
         with pytest.raises(OutcomeUnknown):
             await cas_update(store, "/n", change)
+
+    run(main())
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("fate", [Content(b"mine"), Fate.GONE])
+def test_cas_settle_reads_what_became_of_an_unknown_outcome(
+    fate: Content | Fate, arrives: bool
+) -> None:
+    async def main() -> None:
+        server = new_server(slow=True)
+        store, other = server.connect(), server.connect()
+        await other.put("/n", b"theirs")
+        loop = asyncio.get_running_loop()
+        calls = 0
+
+        def change(record: Record | None) -> Content | Fate:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                loop.call_later(0.0001, lambda: server.cut(store, in_flight_arrives=arrives))
+                loop.call_later(1.0, lambda: server.heal(store))
+            return fate
+
+        await cas_settle(store, "/n", change)
+        found = await get_patiently(store, "/n")
+        assert (None if found is None else found.value) == (
+            fate.value if isinstance(fate, Content) else None
+        )
+        await cas_settle(store, "/n", lambda _: Fate.KEPT)
+        assert await get_patiently(store, "/n") == found
 
     run(main())
 

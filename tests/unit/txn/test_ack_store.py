@@ -111,13 +111,12 @@ def test_a_failed_cursor_write_keeps_the_ops() -> None:
     async def scenario(owner: Owner) -> None:
         await owner.merged(at(owner, 0))
         owner.world.metadata.cut(owner.broker.metadata)  # type: ignore[arg-type]
-        settling = asyncio.create_task(owner.ops.keep_settled())
+        settling = asyncio.create_task(owner.ops.settle_all())
         await asyncio.sleep(3)
         assert len(await owner.keys()) == owner.ops.unsettled == 1
         owner.world.metadata.heal(owner.broker.metadata)  # type: ignore[arg-type]
-        await asyncio.sleep(3)
+        await settling
         assert await owner.keys() == []
-        settling.cancel()
 
     play(scenario)
 
@@ -130,7 +129,7 @@ def test_a_former_owner_confirms_nothing_and_deletes_nothing() -> None:
         with pytest.raises(ManagedLedgerFenced):
             await former.ops.confirm()
         await present.ops.confirm()
-        await asyncio.wait_for(former.ops.keep_settled(), 10)
+        await asyncio.wait_for(former.ops.settle_all(), 10)
         assert [each.op.key for each in await present.ops.found()] == await former.keys()
         assert len(await former.keys()) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
@@ -66,9 +67,14 @@ def test_ids_are_never_given_again_after_a_crash() -> None:
 def test_to_begin_is_one_put_and_to_end_is_one_more() -> None:
     async def scene(world: World, broker: Broker) -> None:
         await broker.begin()  # takes a block of ids
-        writes = []
+        writes: list[str] = []
         put = broker.metadata._put
-        broker.metadata._put = lambda *given: (writes.append(given[0]), put(*given))[1]  # type: ignore[method-assign]
+
+        def counted(key: str, *given: Any) -> Any:
+            writes.append(key)
+            return put(key, *given)
+
+        broker.metadata._put = counted  # type: ignore[method-assign, assignment]
         header = await broker.begin()
         assert writes == [f"/txn/id/{header.txn}"]
         await broker.coordinators.end(header.id, commit=True)

@@ -8,8 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Final
+from collections.abc import Awaitable
+from typing import Final
 
 from magnetar.broker.acks import Ack, unacked_of
 from magnetar.broker.api import ConsumerOptions
@@ -223,9 +223,7 @@ def ack(session: Session, body: pb.CommandAck) -> None:
         handle.answer_when_durable(handle.subscription, body.request_id)
 
 
-async def _answer_in_txn(
-    session: Session, body: pb.CommandAck, work: Coroutine[Any, Any, None]
-) -> None:
+async def _answer_in_txn(session: Session, body: pb.CommandAck, work: Awaitable[None]) -> None:
     try:
         await work
     except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug

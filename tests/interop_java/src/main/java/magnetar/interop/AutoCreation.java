@@ -1,6 +1,7 @@
 package magnetar.interop;
 
 import java.util.List;
+import magnetar.interop.common.Expect;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
 

@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeSet;
 import java.util.concurrent.TimeUnit;
+import magnetar.interop.common.Expect;
 import org.apache.pulsar.client.api.v5.Message;
 import org.apache.pulsar.client.api.v5.PulsarClientException;
 
@@ -70,6 +71,13 @@ final class Received {
         }
         areExactly(sent);
         return this;
+    }
+
+    /** Nothing comes for a while. */
+    static void nothing(Source source) throws PulsarClientException {
+        Message<String> message = source.receive(QUIET);
+        Expect.that(message == null, "nothing was to come, there came "
+                + (message == null ? "" : message.value()));
     }
 
     void areExactly(Collection<String> sent) {

@@ -1,9 +1,7 @@
 package magnetar.interop;
 
-import java.util.List;
+import magnetar.interop.common.ScenarioOf;
 
-/** One thing that must work through the official client; it throws what is wrong. */
-@FunctionalInterface
-interface Scenario {
-    void run(Server server, List<String> arguments) throws Exception;
+/** One thing that must work through the official client for scalable topics. */
+interface Scenario extends ScenarioOf<Server> {
 }

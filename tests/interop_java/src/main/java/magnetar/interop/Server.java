@@ -1,13 +1,9 @@
 package magnetar.interop;
 
 import java.io.IOException;
-import java.net.URI;
-import java.net.http.HttpClient;
-import java.net.http.HttpRequest;
-import java.net.http.HttpResponse;
 import java.time.Duration;
 import java.util.HexFormat;
-import java.util.concurrent.atomic.AtomicInteger;
+import magnetar.interop.common.Admin;
 import org.apache.pulsar.client.api.v5.Checkpoint;
 import org.apache.pulsar.client.api.v5.CheckpointConsumerBuilder;
 import org.apache.pulsar.client.api.v5.MessageId;
@@ -17,32 +13,45 @@ import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.PulsarClientException;
 import org.apache.pulsar.client.api.v5.QueueConsumerBuilder;
 import org.apache.pulsar.client.api.v5.StreamConsumerBuilder;
+import org.apache.pulsar.client.api.v5.Transaction;
 import org.apache.pulsar.client.api.v5.config.BatchingPolicy;
 import org.apache.pulsar.client.api.v5.config.SubscriptionInitialPosition;
+import org.apache.pulsar.client.api.v5.config.TransactionPolicy;
 import org.apache.pulsar.client.api.v5.schema.Schema;
 
 /** The server under test: its admin interface, the official client, names that nobody else uses. */
 final class Server implements AutoCloseable {
-    static final String NAMESPACE = "public/default";
+    static final String NAMESPACE = Admin.NAMESPACE;
     private static final Duration OPERATION = Duration.ofSeconds(10);
+    /** Longer than any scenario: a transaction of it ends only when it is told to. */
+    private static final Duration PATIENT = Duration.ofMinutes(2);
 
-    private final String adminUrl;
-    private final HttpClient http = HttpClient.newHttpClient();
+    private final String serviceUrl;
+    private final Admin admin;
     private final PulsarClient client;
-    private final String run = Long.toString(System.currentTimeMillis(), Character.MAX_RADIX);
-    private final AtomicInteger names = new AtomicInteger();
 
     Server(String serviceUrl, String adminUrl) throws PulsarClientException {
-        this.adminUrl = adminUrl;
+        this(serviceUrl, new Admin(adminUrl), PATIENT);
+    }
+
+    private Server(String serviceUrl, Admin admin, Duration timeout) throws PulsarClientException {
+        this.serviceUrl = serviceUrl;
+        this.admin = admin;
         this.client = PulsarClient.builder()
                 .serviceUrl(serviceUrl)
                 .operationTimeout(OPERATION)
+                .transactionPolicy(TransactionPolicy.builder().timeout(timeout).build())
                 .build();
+    }
+
+    /** The same server through another client, whose transactions last that long at most. */
+    Server hasty(Duration timeout) throws PulsarClientException {
+        return new Server(serviceUrl, admin, timeout);
     }
 
     /** A local name that nothing has yet; it differs between runs on one server too. */
     String freshName(String stem) {
-        return stem + "-" + run + "-" + names.incrementAndGet();
+        return admin.freshName(stem);
     }
 
     static String scalable(String name) {
@@ -60,50 +69,41 @@ final class Server implements AutoCloseable {
 
     String create(String name, int segments, String properties)
             throws IOException, InterruptedException {
-        admin("PUT", layoutPath(name) + "?numInitialSegments=" + segments, properties);
+        admin.call("PUT", layoutPath(name) + "?numInitialSegments=" + segments, properties);
         setAutoScale(name, "{\"enabled\": false}");
         return scalable(name);
     }
 
     void setAutoScale(String name, String policy) throws IOException, InterruptedException {
-        admin("POST", layoutPath(name) + "/autoScalePolicy", policy);
+        admin.call("POST", layoutPath(name) + "/autoScalePolicy", policy);
     }
 
     void split(String name, int segment) throws IOException, InterruptedException {
-        admin("POST", layoutPath(name) + "/split/" + segment, "");
+        admin.call("POST", layoutPath(name) + "/split/" + segment, "");
     }
 
     void merge(String name, int left, int right) throws IOException, InterruptedException {
-        admin("POST", layoutPath(name) + "/merge/" + left + "/" + right, "");
+        admin.call("POST", layoutPath(name) + "/merge/" + left + "/" + right, "");
     }
 
     void migrate(String name) throws IOException, InterruptedException {
-        admin("POST", layoutPath(name) + "/migrate", "");
+        admin.call("POST", layoutPath(name) + "/migrate", "");
     }
 
     void createRegular(String name) throws IOException, InterruptedException {
-        admin("PUT", "persistent/" + NAMESPACE + "/" + name, "");
+        admin.createRegular(name);
     }
 
     void createPartitioned(String name, int partitions) throws IOException, InterruptedException {
-        String path = "persistent/" + NAMESPACE + "/" + name + "/partitions";
-        admin("PUT", path, Integer.toString(partitions));
+        admin.createPartitioned(name, partitions);
     }
 
     private static String layoutPath(String name) {
         return "scalable/" + NAMESPACE + "/" + name;
     }
 
-    private void admin(String method, String path, String body)
-            throws IOException, InterruptedException {
-        HttpRequest request = HttpRequest.newBuilder(URI.create(adminUrl + "/admin/v2/" + path))
-                .timeout(OPERATION)
-                .header("Content-Type", "application/json")
-                .method(method, HttpRequest.BodyPublishers.ofString(body))
-                .build();
-        HttpResponse<String> answer = http.send(request, HttpResponse.BodyHandlers.ofString());
-        Expect.that(answer.statusCode() < 300,
-                method + " " + path + ": " + answer.statusCode() + " " + answer.body());
+    Transaction transaction() throws PulsarClientException {
+        return client.newTransaction();
     }
 
     /** Without batching: a message at a time is sent without the wait for a full batch. */

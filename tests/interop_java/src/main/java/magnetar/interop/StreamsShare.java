@@ -3,6 +3,7 @@ package magnetar.interop;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import magnetar.interop.common.Expect;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
 

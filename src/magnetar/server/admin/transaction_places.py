@@ -1,0 +1,143 @@
+"""Transactions where they take part: the segments that they write to, and what waits behind them.
+
+Owns: what holds a segment's ceiling and how much is behind it, and its JSON. "Segment" is any topic
+that keeps its messages in a log.
+
+Invariants:
+1. The ceiling, its holder and the end of a segment are read in one turn of the loop: they belong
+   together.
+2. No topic is loaded to look at it. Of one that is not loaded here the pins are told, not what is
+   behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import aclosing
+from typing import NamedTuple
+
+from aiohttp import web
+
+from magnetar.broker.topic import Topic
+from magnetar.managed_ledger.ledger_list import LedgerSpan
+from magnetar.managed_ledger.names import encode_name
+from magnetar.model.ids import Position
+from magnetar.model.names import Domain, TopicName
+from magnetar.scalable.records import segment_topic
+from magnetar.server.admin.exchange import AdminServer, server_of
+from magnetar.server.admin.scalable_state import read_record
+from magnetar.server.admin.topics import existing
+from magnetar.server.admin.transaction_records import (
+    SCANNED_MAX,
+    Json,
+    TransactionRecords,
+    header_json,
+    java_id,
+)
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.records import WRITES_BY_SEGMENT, Pin, decode
+from magnetar.wire.messages import TxnId
+
+
+class Lag(NamedTuple):
+    """What stands between the ceiling of a segment and its end."""
+
+    ceiling: Position
+    end: Position
+    entries: int
+    size_bytes: int
+    """About: entries of one ledger count as equally large."""
+
+
+def lag_of(topic: Topic, buffer: MetadataTransactionBuffer) -> Lag:
+    ceiling, end = buffer.ceiling(), topic.ledger.last_position()
+    entries = topic.ledger.count_between(ceiling, end)
+    size = bytes_between(topic.ledger.ledger_spans, ceiling, end) if entries else 0
+    return Lag(ceiling, end, entries, size)
+
+
+def bytes_between(spans: Iterable[LedgerSpan], above: Position, through: Position) -> int:
+    """About how large the entries in (above, through] are."""
+    total = 0
+    for span in spans:
+        if not above.ledger_id <= span.ledger_id <= through.ledger_id:
+            continue
+        first, last = 0, span.entries - 1
+        if span.ledger_id == above.ledger_id:
+            first = above.entry_id + 1
+        if span.ledger_id == through.ledger_id:
+            last = min(last, through.entry_id)
+        if last >= first:
+            total += span.size_bytes * (last - first + 1) // span.entries
+    return total
+
+
+async def segments_of(request: web.Request, name: TopicName) -> list[TopicName]:
+    """The segments of a scalable topic, the partitions of a partitioned one, or the topic."""
+    if name.domain is not Domain.TOPIC:
+        return await existing(request, name)
+    record = await read_record(request, name)
+    assert record.layout is not None, "a record that clients see has a layout"
+    segments = record.layout.layout().segments
+    return [segment_topic(name, segments[number]) for number in sorted(segments)]
+
+
+# --- what holds a ceiling
+
+
+class Hold(NamedTuple):
+    """The transaction that holds a ceiling."""
+
+    txn: TxnId
+    bound: Position
+
+
+async def blocked_json(request: web.Request, segment: TopicName) -> Json:
+    """Whether a transaction holds the ceiling of a segment, which, and what is behind it."""
+    server = server_of(request)
+    found: Json = {"segment": str(segment), "loaded": False, "open": None}
+    found |= {"ceiling": None, "end": None, "entriesBehind": None, "bytesBehind": None}
+    topic = server.topics.loaded.get(segment)
+    buffer = topic.transactions if isinstance(topic, Topic) else None
+    if isinstance(topic, Topic) and buffer is not None:
+        lag, holder, bound = lag_of(topic, buffer), buffer.blocker(), buffer.lowest_bound()
+        found |= {
+            "loaded": True,
+            "open": buffer.undecided,
+            "ceiling": str(lag.ceiling),
+            "end": str(lag.end),
+            "entriesBehind": lag.entries,
+            "bytesBehind": lag.size_bytes,
+        }
+        hold = None if holder is None or bound is None else Hold(holder, bound)
+    else:
+        hold = await _lowest_pin(server, segment)
+    found["blocker"] = None if hold is None else await _holder_json(server, hold)
+    return found
+
+
+async def _lowest_pin(server: AdminServer, segment: TopicName) -> Hold | None:
+    """Of a segment that is not loaded here."""
+    index_key, name = encode_name(str(segment)), str(segment)
+    lowest: Hold | None = None
+    scanned = 0
+    pins = server.metadata.scan_index(WRITES_BY_SEGMENT, index_key, index_key)
+    async with aclosing(pins) as records:
+        async for record in records:
+            scanned += 1
+            if scanned > SCANNED_MAX:
+                break
+            pin = decode(record, Pin)
+            if pin.segment == name and (lowest is None or pin.bound < lowest.bound):
+                lowest = Hold(from_text(pin.txn), pin.bound)
+    return lowest
+
+
+async def _holder_json(server: AdminServer, hold: Hold) -> Json:
+    known = await TransactionRecords(server).find(hold.txn)
+    if known is None:
+        what: Json = {"txnId": java_id(hold.txn), "id": to_text(hold.txn), "status": None}
+    else:
+        what = header_json(*known, server.clock.now_ms())
+    return what | {"from": str(hold.bound)}

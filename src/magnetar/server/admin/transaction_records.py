@@ -1,0 +1,392 @@
+"""Transactions as their records tell of them, for the admin interface.
+
+Owns: what requests about them ask for; the readings (open transactions, the op records of one, its story) and their JSON.
+
+Invariants:
+1. A look changes nothing and waits for nothing but the metadata store.
+2. Whatever is read is bounded; an answer that is not complete says so (`truncated`).
+3. A topic is named only to who may list it.
+4. Members that Java's tools know have their meaning there; what we add stands beside them. Their
+   `timeoutAt` is how long a transaction may take, not when it must be over: that is `deadline`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+
+from magnetar.errors import InvalidArgument, RequestError, ServiceNotReady, TransactionNotFound
+from magnetar.metadata.api import Record
+from magnetar.model.names import TopicName
+from magnetar.server.admin.exchange import AdminServer, part_of, server_of, whole_number
+from magnetar.server.authority import ANYBODY, Action
+from magnetar.txn import decisions
+from magnetar.txn.coordinator import Coordinators
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.records import (
+    ABORTED_RECORDS,
+    BY_DEADLINE,
+    NEVER,
+    OPS,
+    OPS_BY_TXN,
+    Aborted,
+    AckedEntry,
+    AckOp,
+    Group,
+    Header,
+    Pin,
+    State,
+    decode,
+)
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import TxnId
+
+Json = dict[str, Any]
+
+SCANNED_MAX: Final = 20_000
+"""Records that one request looks at to find those that it shows."""
+
+OPS_MAX: Final = 1000
+"""Op records of one transaction that its story shows; a list shows what the first few say."""
+
+OPS_IN_LIST_MAX: Final = 50
+
+
+LIMIT: Final = 100
+LIMIT_MAX: Final = 1000
+
+
+# --- what requests ask for
+
+
+def coordinators_of(request: web.Request) -> Coordinators:
+    context = server_of(request).context
+    if not context.has_transactions:
+        raise ServiceNotReady("transactions are not enabled on this server")
+    return context.coordinators
+
+
+def txn_of(request: web.Request) -> TxnId:
+    return from_text(f"{part_of(request, 'most')}_{part_of(request, 'least')}")
+
+
+def limit_of(request: web.Request) -> int:
+    limit = whole_number(request.query.get("limit", str(LIMIT)), "the limit", least=1)
+    if limit > LIMIT_MAX:
+        raise InvalidArgument(f"the limit must be at most {LIMIT_MAX}, not {limit}")
+    return limit
+
+
+# --- records
+
+
+class Dated(NamedTuple):
+    """A record's times, with the record."""
+
+    created_ms: int
+    changed_ms: int
+    """The same, unless it was put again."""
+
+
+def dated(record: Record) -> Dated:
+    return Dated(record.stat.created_ms, record.stat.modified_ms)
+
+
+@dataclass(slots=True)
+class Ops:
+    """What a transaction does, as far as its op records still say."""
+
+    pins: list[tuple[Dated, Pin]] = field(default_factory=list)
+    acks: list[tuple[Dated, AckOp]] = field(default_factory=list)
+    truncated: bool = False
+
+    @property
+    def segments(self) -> list[str]:
+        return sorted({pin.segment for _, pin in self.pins})
+
+    @property
+    def subscriptions(self) -> list[tuple[str, str]]:
+        return sorted({(ack.segment, ack.subscription) for _, ack in self.acks})
+
+
+class OpenOnes(NamedTuple):
+    """Open transactions, oldest first."""
+
+    headers: list[Header]
+    total: int
+    """Of those that were asked for, as far as was looked."""
+    truncated: bool
+
+
+class TransactionRecords:
+    """The readings of one request."""
+
+    def __init__(self, server: AdminServer) -> None:
+        self._metadata = server.metadata
+        self._store = TxnStore(server.metadata)
+        self._authority = server.context.authority
+
+    def may_list(self, topic: str) -> bool:
+        try:
+            self._authority.authorise(ANYBODY, Action.LIST, TopicName.parse(topic))
+        except RequestError:
+            return False
+        return True
+
+    # --- headers
+
+    async def header(self, txn: TxnId) -> tuple[Header, State]:
+        """A transaction and its state, which for a member of a group its group knows."""
+        state = await self._store.state(txn)
+        header = await self._store.header(txn)
+        if header is None or state is None:
+            raise TransactionNotFound(
+                f"there is no transaction {to_text(txn)}",
+                hint="it never was, or ended more than txn_retention_seconds ago",
+            )
+        return header, state
+
+    async def find(self, txn: TxnId) -> tuple[Header, State] | None:
+        try:
+            return await self.header(txn)
+        except TransactionNotFound:
+            return None
+
+    async def group(self, application: str) -> Group | None:
+        return await self._store.group(application)
+
+    async def open_ones(self, limit: int, wanted: Callable[[Header], bool]) -> OpenOnes:
+        """The oldest of those that are wanted."""
+        found, complete = await self._scan_open(wanted)
+        found.sort(key=lambda each: (each.created_ms, each.txn))
+        return OpenOnes(found[:limit], len(found), not complete or len(found) > limit)
+
+    async def open_counts(self) -> Counter[int]:
+        """How many are open by coordinator, wherever those are led."""
+        found, _ = await self._scan_open(lambda _: True)
+        return Counter(each.id.most for each in found)
+
+    async def _scan_open(self, wanted: Callable[[Header], bool]) -> tuple[list[Header], bool]:
+        """Those that are wanted, and whether all were looked at."""
+        found: list[Header] = []
+        groups: dict[str, Group | None] = {}
+        scanned = 0
+        async with aclosing(self._metadata.scan_index(BY_DEADLINE)) as records:
+            async for record in records:
+                scanned += 1
+                if scanned > SCANNED_MAX:
+                    return found, False
+                header = decode(record, Header)
+                if wanted(header) and await self._is_open(header, groups):
+                    found.append(header)
+        return found, True
+
+    async def _is_open(self, header: Header, groups: dict[str, Group | None]) -> bool:
+        if header.group is None:
+            return not header.is_final
+        application = header.group.application
+        if application not in groups:
+            groups[application] = await self._store.group(application)
+        return decisions.state_of(header, groups[application]) == "OPEN"
+
+    # --- what they did
+
+    async def ops(self, txn: TxnId, limit: int = OPS_MAX) -> Ops:
+        """Its op records on topics that may be listed."""
+        found = Ops()
+        name = to_text(txn)
+        seen = 0
+        async with aclosing(self._metadata.scan_index(OPS_BY_TXN, name, name)) as records:
+            async for record in records:
+                seen += 1
+                if seen > limit:
+                    found.truncated = True
+                    break
+                self._add(found, record)
+        return found
+
+    def _add(self, found: Ops, record: Record) -> None:
+        if is_pin(record):
+            pin = decode(record, Pin)
+            if self.may_list(pin.segment):
+                found.pins.append((dated(record), pin))
+        else:
+            ack = decode(record, AckOp)
+            if self.may_list(ack.segment):
+                found.acks.append((dated(record), ack))
+
+    async def touched(self, txn: TxnId) -> set[str]:
+        """All topics that its op records name, whoever may list them."""
+        found: set[str] = set()
+        name = to_text(txn)
+        async with aclosing(self._metadata.scan_index(OPS_BY_TXN, name, name)) as records:
+            async for record in records:
+                found.add(decode(record, Pin if is_pin(record) else AckOp).segment)
+        return found
+
+    async def aborted(self, txn: TxnId) -> tuple[list[tuple[Dated, Aborted]], bool]:
+        """Its aborted records, and whether there may be more. No index has them by transaction."""
+        found: list[tuple[Dated, Aborted]] = []
+        ending = f":{to_text(txn)}"
+        scanned = 0
+        records = self._metadata.scan(ABORTED_RECORDS, limit=SCANNED_MAX + 1)
+        async with aclosing(records) as each_record:
+            async for record in each_record:
+                scanned += 1
+                if record.key.endswith(ending):
+                    aborted = decode(record, Aborted)
+                    if self.may_list(aborted.segment):
+                        found.append((dated(record), aborted))
+        return found, scanned > SCANNED_MAX
+
+
+def is_pin(record: Record) -> bool:
+    """Whether an op record is a pin; else it is an acknowledgement."""
+    return record.key[len(OPS) + 1 :].split("-", 2)[1] == "w"
+
+
+# --- JSON
+
+
+def java_id(txn: TxnId) -> str:
+    """As Java prints it."""
+    return f"({txn.most},{txn.least})"
+
+
+def header_json(header: Header, state: State, now_ms: int) -> Json:
+    """What the header of a transaction says."""
+    member = header.group
+    return {
+        "txnId": java_id(header.id),
+        "id": header.txn,
+        "status": state,
+        "openTimestamp": header.created_ms,
+        "timeoutAt": header.deadline_ms - header.created_ms,
+        "owner": header.owner or None,
+        "coordinator": header.id.most,
+        "deadline": header.deadline_ms,
+        "ended": None if header.finalized_ms == NEVER else header.finalized_ms,
+        "ageMs": max(now_ms - header.created_ms, 0),
+        "group": None
+        if member is None
+        else {
+            "application": member.application,
+            "epoch": member.epoch,
+            "sequence": member.sequence,
+        },
+    }
+
+
+def summary_json(header: Header, ops: Ops, now_ms: int) -> Json:
+    """An open transaction in a list."""
+    return header_json(header, "OPEN", now_ms) | {
+        "segments": ops.segments,
+        "subscriptions": [f"{segment} {name}" for segment, name in ops.subscriptions],
+        "truncated": ops.truncated,
+    }
+
+
+def participants_json(ops: Ops, aborted: Iterable[Aborted] = ()) -> Json:
+    """Where a transaction writes and acknowledges, as Java's tools read it."""
+    produced: Json = {each.segment: in_buffer_json(None, aborted=True) for each in aborted}
+    produced |= {pin.segment: in_buffer_json(pin, aborted=False) for _, pin in ops.pins}
+    acked: Json = {}
+    for segment, subscription in ops.subscriptions:
+        mine = [
+            ack for _, ack in ops.acks if (ack.segment, ack.subscription) == (segment, subscription)
+        ]
+        acked.setdefault(segment, {})[subscription] = in_pending_acks_json(mine)
+    return {"producedPartitions": produced, "ackedPartitions": acked}
+
+
+def in_buffer_json(pin: Pin | None, *, aborted: bool) -> Json:
+    return {"startPosition": None if pin is None else str(pin.bound), "aborted": aborted}
+
+
+def in_pending_acks_json(acks: Iterable[AckOp]) -> Json:
+    through = [each for ack in acks if ack.cumulative for each in ack.entries]
+    last = max(through, key=lambda each: each.position, default=None)
+    return {"cumulativeAckPosition": None if last is None else _through_text(last)}
+
+
+def _through_text(entry: AckedEntry) -> str:
+    """With the last message of the batch, if not all of it is acknowledged."""
+    left = entry.unacked_bits
+    if not left:
+        return str(entry.position)
+    return f"{entry.position}:{(left & -left).bit_length() - 2}"
+
+
+def pin_json(dates: Dated, pin: Pin) -> Json:
+    return {
+        "txnId": pin.txn,
+        "segment": pin.segment,
+        "from": str(pin.bound),
+        "ownerEpoch": pin.epoch,
+        "written": dates.created_ms,
+        "changed": dates.changed_ms,
+    }
+
+
+def ack_json(dates: Dated, ack: AckOp) -> Json:
+    positions = sorted(each.position for each in ack.entries)
+    return {
+        "txnId": ack.txn,
+        "segment": ack.segment,
+        "subscription": ack.subscription,
+        "cumulative": ack.cumulative,
+        "entries": len(positions),
+        "first": str(positions[0]) if positions else None,
+        "last": str(positions[-1]) if positions else None,
+        "written": dates.created_ms,
+    }
+
+
+def aborted_json(dates: Dated, aborted: Aborted) -> Json:
+    return {
+        "txnId": aborted.txn,
+        "segment": aborted.segment,
+        "last": str(aborted.last),
+        "written": dates.created_ms,
+    }
+
+
+def group_json(group: Group) -> Json:
+    return {
+        "application": group.application,
+        "epoch": group.epoch,
+        "generation": group.generation,
+        "run": group.run,
+        "committedSequence": group.sequence,
+        "changed": group.changed_ms,
+        "owner": group.owner or None,
+    }
+
+
+def timeline(
+    header: Header, state: State, ops: Ops, aborted: Iterable[tuple[Dated, Aborted]]
+) -> list[Json]:
+    """What happened when, as far as records of it are left."""
+    events = [(header.created_ms, f"begun by {header.owner or 'nobody that was identified'}")]
+    for dates, pin in ops.pins:
+        events.append((dates.created_ms, f"may write to {pin.segment}, from {pin.bound} on"))
+        if dates.changed_ms > dates.created_ms:
+            events.append((dates.changed_ms, f"{pin.segment} has owner epoch {pin.epoch}"))
+    for dates, ack in ops.acks:
+        what = "everything up to an entry" if ack.cumulative else f"{len(ack.entries)} entries"
+        events.append(
+            (dates.created_ms, f"acknowledged {what} of {ack.segment} {ack.subscription}")
+        )
+    if header.finalized_ms != NEVER:
+        events.append((header.finalized_ms, state.lower()))
+    elif state == "OPEN":
+        events.append((header.deadline_ms, "is aborted unless it is ended before"))
+    for dates, each in aborted:
+        events.append((dates.created_ms, f"hidden in {each.segment} up to {each.last}"))
+    events.sort(key=lambda event: event[0])
+    return [{"ms": ms, "event": event} for ms, event in events]

@@ -1,0 +1,220 @@
+"""What topics and subscriptions know of transactions, below `/admin/v3/transactions`.
+
+A topic is named as in Pulsar by `{tenant}/{namespace}/{topic}`, which is a `persistent://` one, or
+with its domain before: `segment/{tenant}/{namespace}/{topic}`.
+
+Invariants:
+1. A look loads its topic, as statistics do, and changes nothing. `blocked` loads none.
+2. Lists of records are bounded by `limit` and say if they are cut (`truncated`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from magnetar.broker.topic import Topic
+from magnetar.errors import NotAllowed, ServiceNotReady, SubscriptionNotFound
+from magnetar.managed_ledger.names import encode_name
+from magnetar.metadata.api import Record
+from magnetar.server.admin.exchange import part_of, server_of, shown, topic_of, topics_of
+from magnetar.server.admin.topics import whole_topic
+from magnetar.server.admin.transaction_places import blocked_json, lag_of, segments_of
+from magnetar.server.admin.transaction_records import (
+    Dated,
+    Json,
+    aborted_json,
+    ack_json,
+    coordinators_of,
+    dated,
+    in_buffer_json,
+    in_pending_acks_json,
+    limit_of,
+    pin_json,
+    txn_of,
+)
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.ids import to_text
+from magnetar.txn.records import (
+    ABORTED_BY_POSITION,
+    ACKS_BY_SUBSCRIPTION,
+    WRITES_BY_SEGMENT,
+    Aborted,
+    AckOp,
+    Pin,
+    decode,
+    subscription_index,
+)
+from magnetar.txn.store import TxnStore
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+async def _topic(request: web.Request) -> tuple[Topic, MetadataTransactionBuffer]:
+    coordinators_of(request)
+    name = await whole_topic(request)
+    topic = await topics_of(request).get(name, create=False)
+    if not isinstance(topic, Topic):
+        raise NotAllowed(f"{name} is not persistent: it has no transactions")
+    if topic.transactions is None:
+        raise ServiceNotReady(f"{name} takes no transactions")
+    return topic, topic.transactions
+
+
+# --- what they write
+
+
+async def buffer_stats(request: web.Request) -> web.Response:
+    topic, buffer = await _topic(request)
+    lag = lag_of(topic, buffer)
+    return shown(
+        {
+            "state": "Ready",
+            "maxReadPosition": str(lag.ceiling),
+            "lastSnapshotTimestamps": 0,
+            "ongoingTxnSize": buffer.undecided,
+            "totalAbortedTransactions": buffer.aborted_count,
+            "lowWaterMarks": None,
+            "recoverStartTime": 0,
+            "recoverEndTime": 0,
+            "lastPosition": str(lag.end),
+            "entriesBehind": lag.entries,
+            "bytesBehind": lag.size_bytes,
+        }
+    )
+
+
+async def in_buffer(request: web.Request) -> web.Response:
+    topic, _ = await _topic(request)
+    txn, segment = txn_of(request), str(topic.name)
+    store = TxnStore(server_of(request).metadata)
+    found = await store.pin(txn, segment)
+    aborted = found is None and await store.aborted_record(txn, segment) is not None
+    return shown(in_buffer_json(None if found is None else found.pin, aborted=aborted))
+
+
+async def buffer_internal_stats(request: web.Request) -> web.Response:
+    """The records that its buffer keeps in the metadata store."""
+    topic, _ = await _topic(request)
+    limit, segment = limit_of(request), str(topic.name)
+    name = encode_name(segment)
+    scan_index = server_of(request).metadata.scan_index
+    written = scan_index(WRITES_BY_SEGMENT, name, name)
+    pins, pins_cut = await _read(written, Pin, limit, lambda pin: pin.segment == segment)
+    hidden = scan_index(ABORTED_BY_POSITION, f"{name}:", f"{name};")
+    aborted, cut = await _read(hidden, Aborted, limit, lambda each: each.segment == segment)
+    return shown(
+        {
+            "snapshotType": "Metadata",
+            "pins": [pin_json(*each) for each in pins],
+            "aborted": [aborted_json(*each) for each in aborted],
+            "truncated": pins_cut or cut,
+        }
+    )
+
+
+# --- what they acknowledge
+
+
+async def _acks(
+    request: web.Request, limit: int, wanted: str | None = None
+) -> tuple[list[tuple[Dated, AckOp]], bool]:
+    """The ack ops of the subscription that is named, of all transactions or one."""
+    topic, _ = await _topic(request)
+    segment, subscription = str(topic.name), part_of(request, "subscription")
+    if subscription not in topic.subscriptions:
+        raise SubscriptionNotFound(f"{topic.name} has no subscription {subscription!r}")
+    pair = subscription_index(segment, subscription)
+    records = server_of(request).metadata.scan_index(ACKS_BY_SUBSCRIPTION, pair, pair)
+    return await _read(
+        records,
+        AckOp,
+        limit,
+        lambda ack: (
+            (ack.segment, ack.subscription) == (segment, subscription) and wanted in (None, ack.txn)
+        ),
+    )
+
+
+async def pending_ack_stats(request: web.Request) -> web.Response:
+    acks, cut = await _acks(request, _SUMMED_MAX)
+    return shown(
+        {
+            "state": "Ready",
+            "lowWaterMarks": None,
+            "ongoingTxnSize": len({ack.txn for _, ack in acks}),
+            "recoverStartTime": 0,
+            "recoverEndTime": 0,
+            "acknowledgements": len(acks),
+            "truncated": cut,
+        }
+    )
+
+
+async def in_pending_acks(request: web.Request) -> web.Response:
+    acks, _ = await _acks(request, _SUMMED_MAX, to_text(txn_of(request)))
+    return shown(in_pending_acks_json(ack for _, ack in acks))
+
+
+async def pending_ack_internal_stats(request: web.Request) -> web.Response:
+    """The records of what transactions acknowledge on a subscription."""
+    acks, cut = await _acks(request, limit_of(request))
+    return shown({"acks": [ack_json(*each) for each in acks], "truncated": cut})
+
+
+async def _read(
+    records: AsyncGenerator[Record, None],
+    kind: type[Body],
+    limit: int,
+    fits: Callable[[Body], bool],
+) -> tuple[list[tuple[Dated, Body]], bool]:
+    """Records of an index, and whether there are more; index keys may be those of others too."""
+    found: list[tuple[Dated, Body]] = []
+    async with aclosing(records) as each_record:
+        async for record in each_record:
+            body = decode(record, kind)
+            if fits(body):
+                if len(found) >= limit:
+                    return found, True
+                found.append((dated(record), body))
+    return found, False
+
+
+# --- what waits
+
+
+async def blocked(request: web.Request) -> web.Response:
+    """Our own: for each segment of a topic, which transaction holds its ceiling."""
+    coordinators_of(request)
+    limit = limit_of(request)
+    segments = await segments_of(request, topic_of(request))
+    found: list[Json] = [await blocked_json(request, each) for each in segments[:limit]]
+    return shown({"segments": found, "truncated": len(segments) > limit})
+
+
+_SUMMED_MAX = 20_000
+"""Ack ops that are looked at for a sum."""
+
+_HANDLERS: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
+    "transactionBufferStats/{topic}": buffer_stats,
+    "transactionBufferInternalStats/{topic}": buffer_internal_stats,
+    "transactionInBufferStats/{topic}/{id}": in_buffer,
+    "pendingAckStats/{topic}/{subscription}": pending_ack_stats,
+    "pendingAckInternalStats/{topic}/{subscription}": pending_ack_internal_stats,
+    "transactionInPendingAckStats/{topic}/{subscription}/{id}": in_pending_acks,
+}
+
+
+def routes(base: str, txn_id: str) -> Iterator[web.RouteDef]:
+    """Each with and without the domain of the topic."""
+    name = "{tenant}/{namespace}/{topic}"
+    for template, handler in _HANDLERS.items():
+        path = f"{base}/{template.replace('{id}', txn_id)}"
+        yield web.get(path.replace("{topic}", name), handler)
+        yield web.get(path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler)
+    domains = "{domain:persistent|segment|topic|scalable}"
+    yield web.get(f"{base}/blocked/{domains}/{name}", blocked)

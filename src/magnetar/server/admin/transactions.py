@@ -1,0 +1,235 @@
+"""`/admin/v3/transactions`: what coordinators, topics and subscriptions know of transactions.
+
+Invariants:
+1. But for `abortTransaction` nothing here changes anything.
+2. Lists are bounded: `limit`, `LIMIT` unless told, at most `LIMIT_MAX`. The oldest transactions come first.
+3. Without transactions on this server every endpoint is 503.
+4. Who aborts a transaction needs every right on all that it has touched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from magnetar.errors import ServiceNotReady, TransactionCoordinatorNotFound
+from magnetar.model.names import TopicName
+from magnetar.server.admin import transaction_topics
+from magnetar.server.admin.errors import NOT_BUILT, NOT_FOUND
+from magnetar.server.admin.exchange import (
+    done,
+    part_of,
+    refused,
+    server_of,
+    shown,
+    whole_number,
+)
+from magnetar.server.admin.transaction_records import (
+    OPS_IN_LIST_MAX,
+    Dated,
+    Json,
+    TransactionRecords,
+    aborted_json,
+    ack_json,
+    coordinators_of,
+    group_json,
+    header_json,
+    limit_of,
+    participants_json,
+    pin_json,
+    summary_json,
+    timeline,
+    txn_of,
+)
+from magnetar.server.authority import ANYBODY, Action
+from magnetar.txn.partitions import PARTITIONS
+from magnetar.txn.records import Aborted, Header
+from magnetar.wire.messages import TxnId
+
+_NO_LOG: Final = 405
+_READY: Final = "Ready"
+_NOT_BUILT: Final = ("positionStatsInPendingAck", "transactionCoordinator")
+
+
+def _coordinator_id(request: web.Request) -> int | None:
+    text = request.query.get("coordinatorId")
+    return None if text is None else _known_coordinator(text)
+
+
+def _known_coordinator(text: str) -> int:
+    found = whole_number(text, "the id of a coordinator")
+    if found >= PARTITIONS:
+        raise TransactionCoordinatorNotFound(f"there is no coordinator {found}")
+    return found
+
+
+# --- coordinators
+
+
+async def coordinators(request: web.Request) -> web.Response:
+    """Those that somebody leads now."""
+    found = coordinators_of(request).partitions.assignments()
+    return shown(
+        [{"id": each.partition, "brokerServiceUrl": each.url} for each in found if each.url]
+    )
+
+
+async def coordinator_stats(request: web.Request) -> web.Response:
+    own = coordinators_of(request)
+    wanted = _coordinator_id(request)
+    open_here = own.open_by_coordinator()
+    counts = {} if len(open_here) == PARTITIONS else await _records(request).open_counts()
+    found: dict[str, Json] = {}
+    for each in own.partitions.assignments():
+        number = each.partition
+        found[str(number)] = {
+            "state": "None" if each.url is None else _READY,
+            "brokerServiceUrl": each.url,
+            "ongoingTxnSize": open_here.get(number, counts.get(number, 0)),
+            "leastSigBits": -1,
+            "lowWaterMark": -1,
+            "recoverStartTime": 0,
+            "recoverEndTime": 0,
+        }
+    return shown(found if wanted is None else found[str(wanted)])
+
+
+async def coordinator_internal_stats(request: web.Request) -> web.Response:
+    coordinators_of(request)
+    number = _known_coordinator(part_of(request, "coordinator"))
+    return refused(_NO_LOG, f"coordinator {number} has no log: its records are metadata")
+
+
+# --- transactions
+
+
+def _records(request: web.Request) -> TransactionRecords:
+    return TransactionRecords(server_of(request))
+
+
+async def open_transactions(request: web.Request) -> web.Response:
+    """Our own: the open transactions, oldest first, with what they touch."""
+    coordinators_of(request)
+    limit, query = limit_of(request), request.query
+    least_ms = whole_number(query.get("olderThanMs", "0"), "the age")
+    owner, application = query.get("owner"), query.get("application")
+    coordinator = _coordinator_id(request)
+    now = server_of(request).clock.now_ms()
+
+    def wanted(header: Header) -> bool:
+        member = header.group
+        return (
+            now - header.created_ms >= least_ms
+            and owner in (None, header.owner)
+            and coordinator in (None, header.id.most)
+            and (application is None or (member is not None and member.application == application))
+        )
+
+    records = _records(request)
+    found = await records.open_ones(limit, wanted)
+    transactions = [
+        summary_json(header, await records.ops(header.id, OPS_IN_LIST_MAX), now)
+        for header in found.headers
+    ]
+    return shown({"transactions": transactions, "total": found.total, "truncated": found.truncated})
+
+
+async def slow_transactions(request: web.Request) -> web.Response:
+    """Open for longer than so many milliseconds."""
+    coordinators_of(request)
+    least_ms = whole_number(part_of(request, "timeout"), "the timeout")
+    coordinator = _coordinator_id(request)
+    now = server_of(request).clock.now_ms()
+    records = _records(request)
+    found = await records.open_ones(
+        limit_of(request),
+        lambda header: (
+            now - header.created_ms >= least_ms and coordinator in (None, header.id.most)
+        ),
+    )
+    slow = {}
+    for header in found.headers:
+        told = header_json(header, "OPEN", now)
+        ops = await records.ops(header.id, OPS_IN_LIST_MAX)
+        slow[told["txnId"]] = told | participants_json(ops)
+    return shown(slow)
+
+
+async def transaction_metadata(request: web.Request) -> web.Response:
+    """All that is known of one transaction."""
+    coordinators_of(request)
+    return shown(await _story(request, txn_of(request)))
+
+
+async def _story(request: web.Request, txn: TxnId) -> Json:
+    server, records = server_of(request), _records(request)
+    header, state = await records.header(txn)
+    ops = await records.ops(txn)
+    aborted: list[tuple[Dated, Aborted]] = []
+    cut = False
+    if state == "ABORTED":
+        aborted, cut = await records.aborted(txn)
+    assignment = coordinators_of(request).partitions.assignments()[txn.most % PARTITIONS]
+    story = header_json(header, state, server.clock.now_ms())
+    story |= participants_json(ops, [each for _, each in aborted])
+    story |= {
+        "coordinatorUrl": assignment.url,
+        "pins": [pin_json(*each) for each in ops.pins],
+        "acks": [ack_json(*each) for each in ops.acks],
+        "aborted": [aborted_json(*each) for each in aborted],
+        "timeline": timeline(header, state, ops, aborted),
+        "truncated": ops.truncated or cut,
+    }
+    if header.group is not None:
+        group = await records.group(header.group.application)
+        story["groupRecord"] = None if group is None else group_json(group)
+    return story
+
+
+async def abort_transaction(request: web.Request) -> web.Response:
+    """As its owner would; the same again is the same answer."""
+    own, records, txn = coordinators_of(request), _records(request), txn_of(request)
+    header, _ = await records.header(txn)
+    await _check_rights(request, txn)
+    if not own.partitions.coordinates(txn):
+        url = own.partitions.assignments()[txn.most % PARTITIONS].url
+        raise ServiceNotReady(
+            f"coordinator {txn.most} is {f'at {url}' if url else 'nowhere now'}",
+            hint="ask the admin interface of that broker" if url else "",
+        )
+    await own.end(txn, commit=False, owner=header.owner)
+    return done()
+
+
+async def _check_rights(request: web.Request, txn: TxnId) -> None:
+    authority = server_of(request).context.authority
+    for segment in sorted(await _records(request).touched(txn)):
+        for action in Action:
+            authority.authorise(ANYBODY, action, TopicName.parse(segment))
+
+
+# --- the rest
+
+
+async def elsewhere(request: web.Request) -> web.Response:
+    what = request.match_info["what"]
+    if what in _NOT_BUILT:
+        return refused(NOT_BUILT, f"{what} of transactions is not supported by this server")
+    return refused(NOT_FOUND, f"there is no {request.path}")
+
+
+BASE: Final = "/admin/v3/transactions"
+_ID: Final = "{most}/{least}"
+
+ROUTES: Final = (
+    web.get(f"{BASE}/coordinators", coordinators),
+    web.get(f"{BASE}/coordinatorStats", coordinator_stats),
+    web.get(f"{BASE}/coordinatorInternalStats/{{coordinator}}", coordinator_internal_stats),
+    web.get(f"{BASE}/open", open_transactions),
+    web.get(f"{BASE}/slowTransactions/{{timeout}}", slow_transactions),
+    web.get(f"{BASE}/transactionMetadata/{_ID}", transaction_metadata),
+    web.post(f"{BASE}/abortTransaction/{_ID}", abort_transaction),
+    *transaction_topics.routes(BASE, _ID),
+    web.route("*", f"{BASE}/{{what:[^/]+}}{{rest:(/.*)?}}", elsewhere),
+)

@@ -1,0 +1,50 @@
+package magnetar.interop;
+
+import java.util.List;
+import magnetar.interop.common.Conversation;
+import magnetar.interop.common.Expect;
+import org.apache.pulsar.client.api.v5.Producer;
+import org.apache.pulsar.client.api.v5.QueueConsumer;
+import org.apache.pulsar.client.api.v5.Transaction;
+
+/** The server is killed in the middle of transactions, and they go on with the next one. */
+final class TransactionRestart implements Scenario {
+    private static final int COUNT = 16;
+
+    @Override
+    public void run(Server server, List<String> arguments) throws Exception {
+        // A new topic, where nothing but open transactions wrote, is one case; the other is later.
+        String topic = server.create(server.freshName("transaction-restart"), 2);
+        Sent sent = new Sent();
+        try (Producer<String> producer = server.producer(topic);
+                QueueConsumer<String> consumer = server.queues("q").topic(topic).subscribe()) {
+            Received received = new Received();
+            Received.Use acknowledge = message -> consumer.acknowledge(message.id());
+            for (int restart = 0; restart < 2; restart++) {
+                Transaction aborted = server.transaction();
+                Transaction committed = server.transaction();
+                Transaction before = server.transaction();
+                sent.in(aborted, producer, COUNT);
+                List<String> inside = sent.in(committed, producer, COUNT);
+                List<String> earlier = sent.in(before, producer, COUNT);
+                before.commit();
+                Conversation.ask("restart");
+                Received.nothing(consumer::receive);
+                inside.addAll(sent.in(committed, producer, COUNT));
+                sent.in(aborted, producer, COUNT);
+                aborted.abort();
+                committed.commit();
+                Expect.equal(Transaction.State.COMMITTED, committed.state(), "after the commit");
+                sent.committed(inside);
+                sent.committed(earlier);
+                sent.keyed(producer, COUNT);
+                received.takeAll(consumer::receive, sent.values(), acknowledge);
+            }
+        }
+        Conversation.ask("restart");
+        try (QueueConsumer<String> consumer = server.queues("later").topic(topic).subscribe()) {
+            new Received().takeAll(consumer::receive, sent.values(),
+                    message -> consumer.acknowledge(message.id()));
+        }
+    }
+}
