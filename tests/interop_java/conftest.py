@@ -1,25 +1,36 @@
-"""What tests with the official Java client get: a served folder, and the program of this folder.
+"""What tests with official Java clients get: a served folder, and the programs of this folder.
 
-Invariant: the server ends with code 0 on SIGTERM, and wrote no error while all the tests ran.
+Invariant: a server ends with code 0 on SIGTERM, and wrote no error while tests ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.interop.serving import ServerProcess
-from tests.interop_java.program import BuildFailed, Program, build, lacking
+from tests.interop_java.program import SCALABLE, V4, BuildFailed, Client, Program, lacking
 
 
 @pytest.fixture(scope="session")
 def built() -> None:
+    _build(SCALABLE)
+
+
+@pytest.fixture(scope="session")
+def built_v4() -> None:
+    _build(V4)
+
+
+def _build(client: Client) -> None:
     reason = lacking()
     if reason is not None:
         pytest.skip(reason)
     try:
-        build()
+        client.build()
     except BuildFailed as error:
         if error.fetching:
             pytest.skip(f"Maven could not fetch the official client: {error}")
@@ -27,8 +38,21 @@ def built() -> None:
 
 
 @pytest.fixture(scope="session")
-def server(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path_factory.mktemp("interop-java"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with _serving(tmp_path_factory.mktemp("interop-java")) as process:
+        yield process
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that a test may kill, and start again."""
+    with _serving(tmp_path) as process:
+        yield process
+
+
+@contextmanager
+def _serving(folder: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(folder)
     process.start()
     try:
         yield process
@@ -42,9 +66,31 @@ def _is_error(line: str) -> bool:
     return line.split(" ")[1:2] == ["error"] or line.startswith("Traceback")
 
 
-@pytest.fixture(scope="session")
-def program(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    log = tmp_path_factory.mktemp("program") / "stderr"
-    running = Program(server.service_url, server.admin_url, log)
-    yield running
-    running.stop()
+@pytest.fixture(scope="module")
+def program(
+    built: None, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Program]:
+    """The program against the client for scalable topics, while the tests of a module run."""
+    with Program.started(SCALABLE, server, tmp_path_factory.mktemp("program")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def program_v4(
+    built_v4: None, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Program]:
+    """The program against the client of version 4, while the tests of a module run."""
+    with Program.started(V4, server, tmp_path_factory.mktemp("program")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_program(built: None, own_server: ServerProcess, tmp_path: Path) -> Iterator[Program]:
+    with Program.started(SCALABLE, own_server, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def own_program_v4(built_v4: None, own_server: ServerProcess, tmp_path: Path) -> Iterator[Program]:
+    with Program.started(V4, own_server, tmp_path) as running:
+        yield running

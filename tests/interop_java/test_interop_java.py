@@ -18,7 +18,7 @@ from magnetar.model.ids import (
     SegmentPosition,
     TopicPositions,
 )
-from tests.interop_java.program import Program, Shown, scenarios
+from tests.interop_java.program import SCALABLE, Program, Shown
 
 # The first test may wait for Maven to fetch the client.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -50,7 +50,10 @@ CHECKPOINTS = {
 JAVA_TEXT = re.compile(r"MessageIdV5\{segment=(-?\d+), id=([-:\d]+), positions=(\d+)\}")
 
 
-@pytest.mark.parametrize("name", [name for name in scenarios() if name != "byte-forms"])
+PLAIN = [name for name in SCALABLE.scenarios() if not name.startswith("transaction")]
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if name != "byte-forms"])
 def test_scenario(program: Program, name: str) -> None:
     for shown in _shown(program, name):
         _is_understood(shown)

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from magnetar.errors import WireCode
+from magnetar.model.ids import Position
 from magnetar.server.app import Server
 from magnetar.server.authority import Authority, Principal
-from magnetar.testing.driver import Driver
-from magnetar.txn.ids import METADATA_BIT
+from magnetar.testing.driver import Driver, build_message
+from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.partitions import LEADERS, PARTITIONS, partition_of
 from magnetar.txn.records import State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received, TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
-from tests.unit.server.serving import connected, refused, run, serving
+from tests.unit.server.serving import LIMITS, connected, refused, run, serving
 
 ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
 APP = "pipeline"
@@ -48,7 +49,7 @@ def txn_of(answer: Any) -> TxnId:
     return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
 
-def ids(txn: TxnId) -> dict[str, int]:
+def ids(txn: TxnId) -> dict[str, Any]:
     return {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
 
 
@@ -334,6 +335,44 @@ def test_a_group_outlives_a_restart(tmp_path: Path) -> None:
             assert not await committed(driver, epoch, 1, after)
             found = [await state(server, each) for each in (won, lost, after)]
             assert found == ["COMMITTED", "ABORTED", "COMMITTED"]
+            await driver.close()
+
+    run(go())
+
+
+# --- what is left
+
+
+async def _gone(server: Server, key: str) -> None:
+    """Wait until a record is deleted."""
+    async with asyncio.timeout(5), server.metadata.watch(key=key) as watch:
+        while await server.metadata.get(key) is not None:
+            await anext(watch)
+
+
+def test_finished_transactions_leave_nothing_behind(tmp_path: Path) -> None:
+    limits = LIMITS.override({"txn_retention_seconds": 0.05, "txn_collect_seconds": 0.05})
+
+    async def go() -> None:
+        async with serving(tmp_path, limits=limits) as server:
+            driver = await connected(server)
+            await driver.request("PRODUCER", topic="topic", producer_id=1)
+            store = TxnStore(server.metadata)
+            txns = []
+            for number in range(3):
+                txn = await begun(driver, ttl=300 if number == 2 else 60_000)
+                message = build_message(b"x", sequence_id=number, **ids(txn))
+                await driver.publish(1, number, message, **ids(txn))
+                txns.append(txn)
+            # One whose topic was deleted, and one that its topic does not know of.
+            await store.write_pin(txns[0], "persistent://public/default/no", Position(1, 0), 1)
+            await store.write_pin(txns[1], "persistent://public/default/topic", Position(0, 0), 0)
+            await ended(driver, txns[0])
+            await ended(driver, txns[1], commit=False)
+            for txn in txns:
+                await _gone(server, f"/txn/id/{to_text(txn)}")
+                assert await refused(ended(driver, txn)) == WireCode.TRANSACTION_NOT_FOUND
+            assert await server.metadata.scan_keys("/txn/op") == []
             await driver.close()
 
     run(go())

@@ -26,6 +26,7 @@ VERBS: Final = (
     "serve",
     "subscriptions",
     "topics",
+    "txn",
     "verify",
 )
 """Each is the name of a module here and of the command in it."""

@@ -111,12 +111,12 @@ class Server(Service):
         await self.namespaces.open(Cluster(broker_service_url=self.service_url))
         await self.decisions.start()
         await self.topics.start()
+        await self.coordinators.start()
         if self._sharing is not None:
             await self._sharing.start()
             self.spawn(self._let_lost_topics_go(self._sharing), "lost topics")
         if self._scalable is not None:
             await self._scalable.start()
-        await self.coordinators.start()
         self.spawn(self._watch_storage(self.storage), "watch of the storage")
         self.spawn(self.context.inflow.reopen_when_drained(), "inflow")
         await self._listener.start()
@@ -141,7 +141,7 @@ class Server(Service):
         )
         is_scalable = self.config.scalable_topics_enabled
         self._scalable = self._scalable_topics() if is_scalable else None
-        self._services = [self.decisions, self.topics, self._scalable, self.coordinators]
+        self._services = [self.decisions, self.topics, self.coordinators, self._scalable]
         self.context = Context(
             self.config,
             self.topics,

@@ -39,7 +39,7 @@ _ID_BLOCK: Final = 10_000
 _RETRY_SECONDS: Final = 5.0
 """Changes of leaders are watched; this is for candidates whom the store did not answer."""
 
-_SETTLE_SECONDS: Final = 1.0
+_SETTLE_SECONDS: Final = 0.5
 """How long a start waits until every coordinator has a leader, here or elsewhere."""
 
 _LOG: Final = logger(__name__)

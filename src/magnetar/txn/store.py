@@ -23,6 +23,7 @@ from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record
 from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
+from magnetar.runtime.metrics import TXN_HEADER_CAS, TXN_INDEX_SECONDS, TXN_OP_WRITES
 from magnetar.txn import decisions
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.records import (
@@ -152,6 +153,7 @@ class TxnStore:
         stat = await self.metadata.put(
             found.op.key, encode(pin), expected=found.op.version, indexes=indexes
         )
+        TXN_OP_WRITES.inc()
         return StoredOp(found.op.key, stat.version)
 
     async def pin(self, txn: TxnId, segment: str) -> FoundPin | None:
@@ -240,7 +242,9 @@ class TxnStore:
             found = await self.metadata.get(target.key)
             if found is None or found.value != value:
                 raise
+            TXN_OP_WRITES.inc()
             return _op(found)
+        TXN_OP_WRITES.inc()
         return StoredOp(target.key, stat.version)
 
     async def _get(self, key: str, kind: type[Body]) -> Body | None:
@@ -256,16 +260,27 @@ class TxnStore:
     ) -> Body | None:
         """Put what `change` makes of a record until nobody came between; None: leave it."""
         after: Body | None = None
+        attempts = lost = 0
 
         def fate(record: Record | None) -> Content | Fate:
-            nonlocal after
+            nonlocal after, attempts, lost
+            lost = attempts
             before = None if record is None else decode(record, kind)
             after = change(before)
             if after is None or after == before:
                 return Fate.KEPT
+            attempts += 1
             return Content(encode(after), indexes(after))
 
-        await cas_settle(self.metadata, key, fate)
+        try:
+            await cas_settle(self.metadata, key, fate)
+        except BaseException:
+            lost = attempts
+            raise
+        finally:
+            if kind is Header and attempts:
+                TXN_HEADER_CAS.labels("stored").inc(attempts - lost)
+                TXN_HEADER_CAS.labels("lost").inc(lost)
         return after
 
     async def _found(
@@ -275,9 +290,17 @@ class TxnStore:
             yield decode(record, kind)
 
     async def _records(self, index: str, low: str, high: str) -> AsyncIterator[Record]:
+        now = asyncio.get_running_loop().time
+        spent = 0.0  # by the store, not by who asks
         async with aclosing(self.metadata.scan_index(index, low, high)) as records:
-            async for record in records:
+            while True:
+                began = now()
+                record = await anext(records, None)
+                spent += now() - began
+                if record is None:
+                    break
                 yield record
+        TXN_INDEX_SECONDS.observe(spent)
 
 
 def _op(record: Record) -> StoredOp:

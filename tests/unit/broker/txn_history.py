@@ -227,7 +227,10 @@ class History:
             seen = await reading.outbox_ready.past(seen)
             for each in reading.take():
                 self._check_visible(text_of(each.payload))
-                session.topic.subscriptions["s"].cursor.ack(each.position)
+                try:
+                    session.topic.subscriptions["s"].cursor.ack(each.position)
+                except MagnetarError:
+                    return  # superseded
 
     def _check_visible(self, text: str) -> None:
         if not self._is_committed(text):

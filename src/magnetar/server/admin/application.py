@@ -25,6 +25,7 @@ from magnetar.server.admin import (
     subscriptions,
     tenants,
     topics,
+    transactions,
     unbuilt,
 )
 from magnetar.server.admin.access import authorise
@@ -44,6 +45,7 @@ _RESOURCES: Final = (
     scalable_topics.ROUTES,
     scalable_subscriptions.ROUTES,
     schemas.ROUTES,
+    transactions.ROUTES,
     lookup.ROUTES,
     metrics.ROUTES,
     unbuilt.ROUTES,

@@ -23,6 +23,7 @@ from magnetar.errors import (
     EntryMissing,
     IncompatibleSchema,
     InvalidArgument,
+    InvalidTxnStatus,
     LimitExceeded,
     MagnetarError,
     NotSupported,
@@ -31,6 +32,9 @@ from magnetar.errors import (
     SubscriptionNotFound,
     TooManyRequests,
     TopicNotFound,
+    TransactionConflict,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
     Unavailable,
 )
 from magnetar.runtime.logs import logger
@@ -54,6 +58,10 @@ _STATUSES: Final[tuple[tuple[type[MagnetarError], int], ...]] = (
     (ConsumerNotFound, NOT_FOUND),
     (CursorMissing, NOT_FOUND),
     (EntryMissing, NOT_FOUND),
+    (TransactionNotFound, NOT_FOUND),
+    (TransactionCoordinatorNotFound, NOT_FOUND),
+    (InvalidTxnStatus, CONFLICT),
+    (TransactionConflict, CONFLICT),
     (IncompatibleSchema, CONFLICT),
     (Conflict, CONFLICT),
     (TooManyRequests, 429),

@@ -1,7 +1,8 @@
 """`/metrics`: our own registry, and the series by namespace and topic that Pulsar's tools read.
 
-Owns: the `pulsar_*` series. They are made at the scrape, from the layouts of scalable topics and
-the statistics of the topics that are loaded, so they cost nothing in between.
+Owns: the `pulsar_*` series. They are made at the scrape, from the layouts of scalable topics, the
+statistics of the topics that are loaded, and what this broker knows of transactions, so they cost
+nothing in between.
 
 Invariants:
 1. All series of a name stand together, behind one TYPE line.
@@ -15,9 +16,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from aiohttp import web
+from prometheus_client import Counter
 
 from magnetar.broker.stats import TopicStats
 from magnetar.broker.subscription import TYPE_NAMES
+from magnetar.broker.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
 from magnetar.model.subscriptions import SubscriptionType
@@ -25,6 +28,9 @@ from magnetar.runtime import metrics
 from magnetar.scalable.records import LayoutRecord, ScalableRecord, segment_topic
 from magnetar.server.admin.brokers import check_ready
 from magnetar.server.admin.exchange import AdminServer, server_of
+from magnetar.server.admin.transaction_places import lag_of
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.records import OPS
 
 _TOPICS_PER_TURN: Final = 50
 _SHARED_BY_BUCKETS: Final = TYPE_NAMES[SubscriptionType.KEY_SHARED]
@@ -35,8 +41,16 @@ _COUNTERS: Final = frozenset(
         "pulsar_in_bytes_total",
         "pulsar_out_messages_total",
         "pulsar_out_bytes_total",
+        "pulsar_txn_created_total",
+        "pulsar_txn_committed_total",
+        "pulsar_txn_aborted_total",
+        "pulsar_txn_timeout_total",
+        "pulsar_txn_tb_committed_total",
+        "pulsar_txn_tb_aborted_total",
     }
 )
+
+_OPS_COUNTED_MAX: Final = 10_000
 
 
 class Series:
@@ -66,12 +80,15 @@ async def scrape(request: web.Request) -> web.Response:
     by_namespace: dict[str, int] = {}
     for number, topic in enumerate(list(server.topics.loaded.values()), start=1):
         _add_topic(series, topic.name, topic.stats())
+        if isinstance(topic, Topic) and topic.transactions is not None:
+            _add_buffer(series, topic, topic.transactions)
         namespace = str(topic.name.namespace)
         by_namespace[namespace] = by_namespace.get(namespace, 0) + 1
         if number % _TOPICS_PER_TURN == 0:
             await asyncio.sleep(0)
     _add_namespaces(series, by_namespace.items())
     await _add_scalable_topics(series, server)
+    await _add_transactions(series, server)
     body = metrics.render() + series.render().encode()
     return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
@@ -108,6 +125,57 @@ def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
         series.add("pulsar_subscription_unacked_messages", each.unacked_messages, **own)
         series.add("pulsar_subscription_msg_rate_out", each.msg_rate_out, **own)
         series.add("pulsar_subscription_msg_rate_redeliver", each.msg_rate_redeliver, **own)
+
+
+# --- transactions
+
+
+def _add_buffer(series: Series, topic: Topic, buffer: MetadataTransactionBuffer) -> None:
+    """Of a topic that had a transaction since it was loaded."""
+    if not buffer.undecided and not buffer.ends:
+        return
+    labels = {"namespace": str(topic.name.namespace), "topic": str(topic.name)}
+    series.add("pulsar_txn_tb_active_total", buffer.undecided, **labels)
+    series.add("pulsar_txn_tb_committed_total", buffer.ends["COMMITTED"], **labels)
+    series.add("pulsar_txn_tb_aborted_total", buffer.ends["ABORTED"], **labels)
+    if buffer.undecided:
+        lag = lag_of(topic, buffer)
+        series.add("pulsar_txn_tb_ceiling_lag_entries", lag.entries, **labels)
+        series.add("pulsar_txn_tb_ceiling_lag_bytes", lag.size_bytes, **labels)
+
+
+async def _add_transactions(series: Series, server: AdminServer) -> None:
+    if not server.context.has_transactions:
+        return
+    begun = _by_coordinator(metrics.TXN_BEGUN)
+    ended = {
+        outcome: _by_coordinator(metrics.TXN_ENDED, outcome=outcome)
+        for outcome in ("committed", "aborted", "timeout")
+    }
+    for number, count in server.context.coordinators.open_by_coordinator().items():
+        own = str(number)
+        values = {
+            "pulsar_txn_active_count": count,
+            "pulsar_txn_created_total": begun.get(own, 0),
+            "pulsar_txn_committed_total": ended["committed"].get(own, 0),
+            # One that timed out was aborted, too.
+            "pulsar_txn_aborted_total": ended["aborted"].get(own, 0) + ended["timeout"].get(own, 0),
+            "pulsar_txn_timeout_total": ended["timeout"].get(own, 0),
+        }
+        for metric, value in values.items():
+            series.add(metric, value, coordinator_id=own)
+    left = len(await server.metadata.scan_keys(OPS, limit=_OPS_COUNTED_MAX))
+    series.add("pulsar_txn_metadata_store_outstanding_op_records", left)
+
+
+def _by_coordinator(counter: Counter, **wanted: str) -> dict[str, float]:
+    """The values of a counter with these labels, by coordinator."""
+    return {
+        sample.labels["coordinator_id"]: sample.value
+        for family in counter.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and wanted.items() <= sample.labels.items()
+    }
 
 
 # --- scalable topics

@@ -1,6 +1,7 @@
 """Transactions as their records tell of them, for the admin interface.
 
-Owns: what requests about them ask for; the readings (open transactions, the op records of one, its story) and their JSON.
+Owns: what requests about them ask for; the readings (open transactions, the op records of one, its
+aborted records) and their JSON.
 
 Invariants:
 1. A look changes nothing and waits for nothing but the metadata store.
@@ -226,7 +227,8 @@ class TransactionRecords:
         name = to_text(txn)
         async with aclosing(self._metadata.scan_index(OPS_BY_TXN, name, name)) as records:
             async for record in records:
-                found.add(decode(record, Pin if is_pin(record) else AckOp).segment)
+                op = decode(record, Pin) if is_pin(record) else decode(record, AckOp)
+                found.add(op.segment)
         return found
 
     async def aborted(self, txn: TxnId) -> tuple[list[tuple[Dated, Aborted]], bool]:
@@ -293,8 +295,10 @@ def summary_json(header: Header, ops: Ops, now_ms: int) -> Json:
 
 def participants_json(ops: Ops, aborted: Iterable[Aborted] = ()) -> Json:
     """Where a transaction writes and acknowledges, as Java's tools read it."""
-    produced: Json = {each.segment: in_buffer_json(None, aborted=True) for each in aborted}
-    produced |= {pin.segment: in_buffer_json(pin, aborted=False) for _, pin in ops.pins}
+    hidden = {each.segment for each in aborted}
+    produced: Json = {segment: in_buffer_json(None, aborted=True) for segment in sorted(hidden)}
+    for _, pin in ops.pins:
+        produced[pin.segment] = in_buffer_json(pin, aborted=pin.segment in hidden)
     acked: Json = {}
     for segment, subscription in ops.subscriptions:
         mine = [
@@ -378,7 +382,7 @@ def timeline(
         if dates.changed_ms > dates.created_ms:
             events.append((dates.changed_ms, f"{pin.segment} has owner epoch {pin.epoch}"))
     for dates, ack in ops.acks:
-        what = "everything up to an entry" if ack.cumulative else f"{len(ack.entries)} entries"
+        what = "everything up to an entry" if ack.cumulative else _entries(len(ack.entries))
         events.append(
             (dates.created_ms, f"acknowledged {what} of {ack.segment} {ack.subscription}")
         )
@@ -390,3 +394,7 @@ def timeline(
         events.append((dates.created_ms, f"hidden in {each.segment} up to {each.last}"))
     events.sort(key=lambda event: event[0])
     return [{"ms": ms, "event": event} for ms, event in events]
+
+
+def _entries(count: int) -> str:
+    return "an entry" if count == 1 else f"{count} entries"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -27,6 +27,7 @@ from magnetar.server.admin.transaction_places import blocked_json, lag_of, segme
 from magnetar.server.admin.transaction_records import (
     Dated,
     Json,
+    TransactionRecords,
     aborted_json,
     ack_json,
     coordinators_of,
@@ -38,7 +39,6 @@ from magnetar.server.admin.transaction_records import (
     txn_of,
 )
 from magnetar.txn.buffer import MetadataTransactionBuffer
-from magnetar.txn.ids import to_text
 from magnetar.txn.records import (
     ABORTED_BY_POSITION,
     ACKS_BY_SUBSCRIPTION,
@@ -50,6 +50,9 @@ from magnetar.txn.records import (
     subscription_index,
 )
 from magnetar.txn.store import TxnStore
+
+_SUMMED_MAX: Final = 20_000
+"""Ack ops that are looked at for a sum."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -77,7 +80,7 @@ async def buffer_stats(request: web.Request) -> web.Response:
             "maxReadPosition": str(lag.ceiling),
             "lastSnapshotTimestamps": 0,
             "ongoingTxnSize": buffer.undecided,
-            "totalAbortedTransactions": buffer.aborted_count,
+            "totalAbortedTransactions": buffer.hidden,
             "lowWaterMarks": None,
             "recoverStartTime": 0,
             "recoverEndTime": 0,
@@ -93,7 +96,7 @@ async def in_buffer(request: web.Request) -> web.Response:
     txn, segment = txn_of(request), str(topic.name)
     store = TxnStore(server_of(request).metadata)
     found = await store.pin(txn, segment)
-    aborted = found is None and await store.aborted_record(txn, segment) is not None
+    aborted = await store.aborted_record(txn, segment) is not None
     return shown(in_buffer_json(None if found is None else found.pin, aborted=aborted))
 
 
@@ -120,24 +123,21 @@ async def buffer_internal_stats(request: web.Request) -> web.Response:
 # --- what they acknowledge
 
 
-async def _acks(
-    request: web.Request, limit: int, wanted: str | None = None
-) -> tuple[list[tuple[Dated, AckOp]], bool]:
-    """The ack ops of the subscription that is named, of all transactions or one."""
+async def _subscription(request: web.Request) -> tuple[str, str]:
+    """The topic and the subscription that are named; the latter must exist."""
     topic, _ = await _topic(request)
-    segment, subscription = str(topic.name), part_of(request, "subscription")
+    subscription = part_of(request, "subscription")
     if subscription not in topic.subscriptions:
         raise SubscriptionNotFound(f"{topic.name} has no subscription {subscription!r}")
-    pair = subscription_index(segment, subscription)
+    return str(topic.name), subscription
+
+
+async def _acks(request: web.Request, limit: int) -> tuple[list[tuple[Dated, AckOp]], bool]:
+    """The ack ops of the subscription that is named."""
+    place = await _subscription(request)
+    pair = subscription_index(*place)
     records = server_of(request).metadata.scan_index(ACKS_BY_SUBSCRIPTION, pair, pair)
-    return await _read(
-        records,
-        AckOp,
-        limit,
-        lambda ack: (
-            (ack.segment, ack.subscription) == (segment, subscription) and wanted in (None, ack.txn)
-        ),
-    )
+    return await _read(records, AckOp, limit, lambda ack: (ack.segment, ack.subscription) == place)
 
 
 async def pending_ack_stats(request: web.Request) -> web.Response:
@@ -156,8 +156,10 @@ async def pending_ack_stats(request: web.Request) -> web.Response:
 
 
 async def in_pending_acks(request: web.Request) -> web.Response:
-    acks, _ = await _acks(request, _SUMMED_MAX, to_text(txn_of(request)))
-    return shown(in_pending_acks_json(ack for _, ack in acks))
+    place = await _subscription(request)
+    ops = await TransactionRecords(server_of(request)).ops(txn_of(request))
+    mine = [ack for _, ack in ops.acks if (ack.segment, ack.subscription) == place]
+    return shown(in_pending_acks_json(mine))
 
 
 async def pending_ack_internal_stats(request: web.Request) -> web.Response:
@@ -196,10 +198,7 @@ async def blocked(request: web.Request) -> web.Response:
     return shown({"segments": found, "truncated": len(segments) > limit})
 
 
-_SUMMED_MAX = 20_000
-"""Ack ops that are looked at for a sum."""
-
-_HANDLERS: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
+_HANDLERS: Final[dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = {
     "transactionBufferStats/{topic}": buffer_stats,
     "transactionBufferInternalStats/{topic}": buffer_internal_stats,
     "transactionInBufferStats/{topic}/{id}": in_buffer,
@@ -216,5 +215,5 @@ def routes(base: str, txn_id: str) -> Iterator[web.RouteDef]:
         path = f"{base}/{template.replace('{id}', txn_id)}"
         yield web.get(path.replace("{topic}", name), handler)
         yield web.get(path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler)
-    domains = "{domain:persistent|segment|topic|scalable}"
+    domains = "{domain:persistent|non-persistent|segment|topic|scalable}"
     yield web.get(f"{base}/blocked/{domains}/{name}", blocked)

@@ -2,7 +2,8 @@
 
 Invariants:
 1. But for `abortTransaction` nothing here changes anything.
-2. Lists are bounded: `limit`, `LIMIT` unless told, at most `LIMIT_MAX`. The oldest transactions come first.
+2. Lists are bounded by `limit`, which has a default and a maximum. The oldest transactions come
+   first.
 3. Without transactions on this server every endpoint is 503.
 4. Who aborts a transaction needs every right on all that it has touched.
 """
@@ -16,7 +17,7 @@ from aiohttp import web
 from magnetar.errors import ServiceNotReady, TransactionCoordinatorNotFound
 from magnetar.model.names import TopicName
 from magnetar.server.admin import transaction_topics
-from magnetar.server.admin.errors import NOT_BUILT, NOT_FOUND
+from magnetar.server.admin.errors import NOT_BUILT
 from magnetar.server.admin.exchange import (
     done,
     part_of,
@@ -49,7 +50,7 @@ from magnetar.wire.messages import TxnId
 
 _NO_LOG: Final = 405
 _READY: Final = "Ready"
-_NOT_BUILT: Final = ("positionStatsInPendingAck", "transactionCoordinator")
+_NOT_BUILT: Final = "positionStatsInPendingAck|transactionCoordinator"
 
 
 def _coordinator_id(request: web.Request) -> int | None:
@@ -212,11 +213,9 @@ async def _check_rights(request: web.Request, txn: TxnId) -> None:
 # --- the rest
 
 
-async def elsewhere(request: web.Request) -> web.Response:
+async def not_built(request: web.Request) -> web.Response:
     what = request.match_info["what"]
-    if what in _NOT_BUILT:
-        return refused(NOT_BUILT, f"{what} of transactions is not supported by this server")
-    return refused(NOT_FOUND, f"there is no {request.path}")
+    return refused(NOT_BUILT, f"{what} of transactions is not supported by this server")
 
 
 BASE: Final = "/admin/v3/transactions"
@@ -231,5 +230,5 @@ ROUTES: Final = (
     web.get(f"{BASE}/transactionMetadata/{_ID}", transaction_metadata),
     web.post(f"{BASE}/abortTransaction/{_ID}", abort_transaction),
     *transaction_topics.routes(BASE, _ID),
-    web.route("*", f"{BASE}/{{what:[^/]+}}{{rest:(/.*)?}}", elsewhere),
+    web.route("*", f"{BASE}/{{what:{_NOT_BUILT}}}/{{rest:.*}}", not_built),
 )

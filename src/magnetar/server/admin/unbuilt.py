@@ -43,5 +43,5 @@ ROUTES: Final = (
     web.route("*", f"{_NAMESPACE}/{{what:{_POLICIES}}}{_REST}", not_built),
     web.route("*", f"{_TOPIC}/{{what:{_OF_TOPICS}}}{_REST}", not_built),
     web.route("*", f"/admin/v2/{{what:{_FAMILIES}}}{_REST}", not_built),
-    web.route("*", f"/admin/v3/{{what:[^/]+}}{_REST}", not_built),
+    web.route("*", f"/admin/v3/{{what:(?!transactions/)[^/]+}}{_REST}", not_built),
 )

@@ -249,7 +249,7 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
             "namespaces/public/default/schemaCompatibilityStrategy",
             "functions/public/default",
             "segments/public/default/t/0000-ffff-0",
-            "/admin/v3/transactions/coordinators",
+            "/admin/v3/sinks/public/default",
         )
         for path in unbuilt:
             assert "not supported" in await world.refuse(501, "GET", path)

@@ -1,0 +1,103 @@
+package magnetar.interop.v4;
+
+import java.io.IOException;
+import java.time.Duration;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import magnetar.interop.common.Admin;
+import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.ConsumerBuilder;
+import org.apache.pulsar.client.api.MessageId;
+import org.apache.pulsar.client.api.Producer;
+import org.apache.pulsar.client.api.ProducerBuilder;
+import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.PulsarClientException;
+import org.apache.pulsar.client.api.Reader;
+import org.apache.pulsar.client.api.Schema;
+import org.apache.pulsar.client.api.SubscriptionInitialPosition;
+import org.apache.pulsar.client.api.SubscriptionType;
+import org.apache.pulsar.client.api.transaction.Transaction;
+
+/** The server under test: its admin interface, and the official client of version 4. */
+final class Server implements AutoCloseable {
+    private static final int OPERATION_SECONDS = 10;
+    /** Longer than any scenario: a transaction of it ends only when it is told to. */
+    private static final Duration PATIENT = Duration.ofMinutes(2);
+
+    private final String serviceUrl;
+    private final Admin admin;
+    private final PulsarClient client;
+
+    Server(String serviceUrl, String adminUrl) throws PulsarClientException {
+        this(serviceUrl, new Admin(adminUrl));
+    }
+
+    private Server(String serviceUrl, Admin admin) throws PulsarClientException {
+        this.serviceUrl = serviceUrl;
+        this.admin = admin;
+        this.client = PulsarClient.builder()
+                .serviceUrl(serviceUrl)
+                .operationTimeout(OPERATION_SECONDS, TimeUnit.SECONDS)
+                .enableTransaction(true)
+                .build();
+    }
+
+    /** The same server through another client. */
+    Server apart() throws PulsarClientException {
+        return new Server(serviceUrl, admin);
+    }
+
+    /** A new topic without partitions. */
+    String topic(String stem) throws IOException, InterruptedException {
+        return admin.createRegular(admin.freshName(stem));
+    }
+
+    String partitioned(String stem, int partitions) throws IOException, InterruptedException {
+        return admin.createPartitioned(admin.freshName(stem), partitions);
+    }
+
+    Transaction transaction() throws ExecutionException, InterruptedException {
+        return transaction(PATIENT);
+    }
+
+    Transaction transaction(Duration timeout) throws ExecutionException, InterruptedException {
+        return client.newTransaction()
+                .withTransactionTimeout(timeout.toMillis(), TimeUnit.MILLISECONDS)
+                .build()
+                .get();
+    }
+
+    Producer<String> producer(String topic) throws PulsarClientException {
+        return producers(topic).enableBatching(false).create();
+    }
+
+    ProducerBuilder<String> producers(String topic) {
+        return client.newProducer(Schema.STRING).topic(topic).sendTimeout(0, TimeUnit.SECONDS);
+    }
+
+    Consumer<String> consumer(String topic, String subscription, SubscriptionType type)
+            throws PulsarClientException {
+        return consumers(topic, subscription, type).subscribe();
+    }
+
+    ConsumerBuilder<String> consumers(String topic, String subscription, SubscriptionType type) {
+        return client.newConsumer(Schema.STRING)
+                .topic(topic)
+                .subscriptionName(subscription)
+                .subscriptionType(type)
+                .enableBatchIndexAcknowledgment(true)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest);
+    }
+
+    Reader<String> reader(String topic) throws PulsarClientException {
+        return client.newReader(Schema.STRING)
+                .topic(topic)
+                .startMessageId(MessageId.earliest)
+                .create();
+    }
+
+    @Override
+    public void close() throws PulsarClientException {
+        client.close();
+    }
+}

@@ -1,0 +1,27 @@
+"""Transactions of official Java clients whose server is killed, and started again, amid them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.interop.serving import ServerProcess
+from tests.interop_java.program import SCALABLE, V4, Program
+from tests.interop_java.transacting import named, passes
+
+# The first test may wait for Maven to fetch a client.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LACKING: Mapping[str, str] = {}
+LACKING_V4: Mapping[str, str] = {}
+
+
+@pytest.mark.parametrize("name", named(SCALABLE, "transaction-restart", LACKING))
+def test_scalable_topics(own_server: ServerProcess, own_program: Program, name: str) -> None:
+    passes(own_server, own_program, name)
+
+
+@pytest.mark.parametrize("name", named(V4, "restart", LACKING_V4))
+def test_version_4(own_server: ServerProcess, own_program_v4: Program, name: str) -> None:
+    passes(own_server, own_program_v4, name)

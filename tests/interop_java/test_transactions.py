@@ -1,0 +1,21 @@
+"""Transactions of the official Java client for scalable topics, against our server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.interop.serving import ServerProcess
+from tests.interop_java.program import SCALABLE, Program
+from tests.interop_java.transacting import named, passes
+
+# The first test may wait for Maven to fetch the client.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LACKING: Mapping[str, str] = {}
+
+
+@pytest.mark.parametrize("name", named(SCALABLE, r"transactions?-(?!restart)", LACKING))
+def test_scenario(server: ServerProcess, program: Program, name: str) -> None:
+    passes(server, program, name)

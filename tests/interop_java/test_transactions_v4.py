@@ -1,0 +1,21 @@
+"""Transactions of the official Java client of version 4, against our server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.interop.serving import ServerProcess
+from tests.interop_java.program import V4, Program
+from tests.interop_java.transacting import named, passes
+
+# The first test may wait for Maven to fetch the client.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LACKING: Mapping[str, str] = {}
+
+
+@pytest.mark.parametrize("name", named(V4, r"(?!restart)", LACKING))
+def test_scenario(server: ServerProcess, program_v4: Program, name: str) -> None:
+    passes(server, program_v4, name)
