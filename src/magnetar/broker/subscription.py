@@ -180,12 +180,18 @@ class Subscription:
         """Entries that are not acknowledged as a whole."""
         return self.cursor.backlog()
 
+    def _visible_backlog(self) -> int:
+        """Without what stands behind an undecided transaction."""
+        ledger = self._topic.ledger
+        hidden = ledger.count_between(self._topic.readable_end(), ledger.last_position())
+        return max(self.backlog() - hidden, 0)
+
     def stats(self) -> SubscriptionStats:
         state, active = self._membership.state, self._membership.active
         totals = self._membership.totals()
         return SubscriptionStats(
             type=TYPE_NAMES[self.type],
-            msg_backlog=self.backlog(),
+            msg_backlog=self._visible_backlog(),
             unacked_messages=0 if state is None else state.unacked,
             msg_rate_out=self._rate_out.of(totals.messages),
             msg_throughput_out=self._throughput_out.of(totals.bytes),
@@ -344,9 +350,9 @@ class Subscription:
         """Begin again at the first entry published at or after a moment, or else at the end."""
         self._begin_seek()
         try:
-            last = self._topic.ledger.last_position()
+            end = self._topic.readable_end()
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
-            await self.cursor.reset(last if found is None else _before(found))
+            await self.cursor.reset(end if found is None else _before(found))
         finally:
             self._end_seek()
         self._dispatcher.resume()
@@ -375,23 +381,31 @@ class Subscription:
         return len(found)
 
     def skip_all(self) -> None:
-        """Acknowledge everything that there is now."""
-        self._ack_through(self._topic.ledger.last_position())
+        """Acknowledge everything that consumers may see now."""
+        self._ack_through(self._topic.readable_end())
 
     async def expire(self, seconds: float) -> None:
         """Acknowledge everything published more than so long ago."""
-        last = self._topic.ledger.last_position()
         moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
         found = await self._topic.ledger.find_by_time(moment, publish_time_of)
-        self._ack_through(last if found is None else _before(found))
+        end = self._topic.readable_end()
+        self._ack_through(end if found is None else min(_before(found), end))
 
     async def peek(self, number: int) -> Entry | None:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
-        found = await self._next_unacked(number)
-        if len(found) < number:
-            return None
-        entries = await self._topic.ledger.read(found[-1], 1)
-        return entries[0] if entries else None
+        seen, wanted = 0, number
+        while True:
+            found = await self._next_unacked(wanted)
+            for position in found[seen:]:
+                entries = await self._topic.ledger.read(position, 1)
+                if not entries or not self._topic.is_visible(entries[0]):
+                    wanted += 1  # one of an aborted transaction is not for consumers
+            if len(found) < wanted and len(found) == seen:
+                return None
+            if len(found) == wanted:
+                entries = await self._topic.ledger.read(found[-1], 1)
+                return entries[0] if entries else None
+            seen = len(found)
 
     def _ack_through(self, position: Position) -> None:
         self.cursor.ack_cumulative(position)

@@ -46,8 +46,10 @@ from magnetar.scalable.loads import LoadReporter
 from magnetar.scalable.records import (
     AutoScaleOverride,
     Change,
+    DrainedRecord,
     ScalableRecord,
     SubscriptionKind,
+    drained_key,
     segment_topic,
 )
 from magnetar.scalable.regular_groups import RegularGroups, partition_names
@@ -400,6 +402,10 @@ class ScalableTopics(Service):
 
     async def _seek(self, topic: TopicName, segment: Segment, name: str, ms: int) -> None:
         target = segment_topic(topic, segment)
+        # From now on its children wait; should it turn out to be drained all the same, its broker
+        # says so again.
+        key = drained_key(topic, segment.segment_id, name)
+        await self.store.change(key, DrainedRecord, lambda _: None)
         if not segment.is_active and segment.sealed_at_ms < ms:
             await self.host.skip_all(target, name)
         elif segment.created_at_ms >= ms and segment.legacy_topic_name is None:

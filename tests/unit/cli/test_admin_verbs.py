@@ -17,6 +17,7 @@ from magnetar.cli.main import main
 from magnetar.cli.namespaces import namespaces
 from magnetar.cli.subscriptions import subscriptions
 from magnetar.cli.topics import topics
+from magnetar.cli.txn import txn
 from magnetar.server.embedded import STORE_FORMAT
 from magnetar.wire.frames import base_command, encode_with_payload
 from magnetar.wire.messages import encode_entry
@@ -24,7 +25,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.cli.admin_server import Running, running_server
 from tests.unit.cli.test_admin_unpacked import batch
 
-GROUPS = (topics, subscriptions, namespaces)
+GROUPS = (topics, subscriptions, namespaces, txn)
 
 
 @pytest.fixture

@@ -255,10 +255,10 @@ async def _backlogs(
     drained = view.drained_by(subscription)
     found: dict[int, int | None] = {}
     for number, segment in enumerate(view.layout.segments.values(), start=1):
-        if segment.segment_id in drained:
+        name = segment_topic(view.topic, segment)
+        if segment.segment_id in drained and name not in topics_of(request).loaded:
             found[segment.segment_id] = 0
             continue
-        name = segment_topic(view.topic, segment)
         found[segment.segment_id] = await _backlog_of(request, name, subscription)
         if number % _SEGMENTS_PER_TURN == 0:
             await asyncio.sleep(0)

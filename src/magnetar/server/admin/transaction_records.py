@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
@@ -199,6 +200,7 @@ class TransactionRecords:
 
     async def ops(self, txn: TxnId, limit: int = OPS_MAX) -> Ops:
         """Its op records on topics that may be listed."""
+        await asyncio.sleep(0)  # many of these may need no waiting at all: others come between
         found = Ops()
         name = to_text(txn)
         seen = 0

@@ -11,6 +11,7 @@ import org.apache.pulsar.client.api.v5.Transaction;
 final class TransactionCommit implements Scenario {
     private static final int SEGMENTS = 3;
     private static final int COUNT = 48;
+    private static final int BATCHED = 2000;
 
     @Override
     public void run(Server server, List<String> arguments) throws Exception {
@@ -25,7 +26,7 @@ final class TransactionCommit implements Scenario {
             Transaction transaction = server.transaction();
             Expect.equal(Transaction.State.OPEN, transaction.state(), "before it ends");
             sent.committed(sent.in(transaction, producer, COUNT));
-            sent.committed(sent.batchedIn(transaction, batching, COUNT));
+            sent.committed(sent.batchedIn(transaction, batching, BATCHED));
             Received.nothing(stream::receive);
             Received.nothing(queue::receive);
             transaction.commit();

@@ -23,6 +23,7 @@ public final class Main {
             Map.entry("last-message", new LastMessage()),
             Map.entry("restart", new Restart()),
             Map.entry("restart-of-acks", new RestartOfAcks()),
+            Map.entry("restart-timeout", new RestartTimeout()),
             Map.entry("timeout", new Timeout()),
             Map.entry("transform", new Transform()));
 
