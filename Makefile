@@ -68,6 +68,7 @@ sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to repla
 crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_EVERY=1
 	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
 	$(BIN)/python -m magnetar.testing.server_crash --kills $(CRASH_KILLS)
+	$(BIN)/python -m magnetar.testing.txn_crash --kills $(CRASH_KILLS)
 	$(BIN)/python -m magnetar.testing.scalable_crash --every $(CRASH_EVERY)
 
 .PHONY: interop-java

@@ -25,9 +25,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 from tests.interop.serving import ServerProcess
+
+Favour: TypeAlias = Callable[[str], None]
+"""Something done for a scenario; it is given what the scenario said behind the name."""
 
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER / "src" / "main" / "java"
@@ -35,7 +38,7 @@ _TOOLS = ("java", "javac", "mvn")
 _JAVA_OLDEST = 17
 _BUILD_SECONDS = 500
 _STOP_SECONDS = 20
-_NONE: Final[Mapping[str, Callable[[], None]]] = {}
+NO_FAVOURS: Final[Mapping[str, Favour]] = {}
 # What of the program's own output stands in the report of a failure.
 _LINES_MAX = 40
 _COLUMNS_MAX = 400
@@ -169,7 +172,7 @@ class Program:
             program.stop()
 
     def run(
-        self, scenario: str, *arguments: str, favours: Mapping[str, Callable[[], None]] = _NONE
+        self, scenario: str, *arguments: str, favours: Mapping[str, Favour] = NO_FAVOURS
     ) -> Outcome:
         """Runs a scenario, and meanwhile does the favours that it asks for by their names."""
         _, answers = self._pipes()
@@ -182,7 +185,8 @@ class Program:
             if head == "FAIL":
                 return Outcome(f"{rest}\n{self._written()}", tuple(shown))
             if head == "ASK":
-                favours[rest]()
+                name, _, argument = rest.partition(" ")
+                favours[name](argument)
                 self._tell("DONE")
                 continue
             kind, data, text = rest.split(" ", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 import pytest
@@ -19,9 +20,15 @@ LACKING_V4: Mapping[str, str] = {}
 
 @pytest.mark.parametrize("name", named(SCALABLE, "transaction-restart", LACKING))
 def test_scalable_topics(own_server: ServerProcess, own_program: Program, name: str) -> None:
-    passes(own_server, own_program, name)
+    passes(own_program, name, favours={"restart": lambda _: _kill_and_start(own_server)})
 
 
 @pytest.mark.parametrize("name", named(V4, "restart", LACKING_V4))
 def test_version_4(own_server: ServerProcess, own_program_v4: Program, name: str) -> None:
-    passes(own_server, own_program_v4, name)
+    passes(own_program_v4, name, favours={"restart": lambda _: _kill_and_start(own_server)})
+
+
+def _kill_and_start(server: ServerProcess) -> None:
+    server.signal(signal.SIGKILL)
+    server.ended(code=-signal.SIGKILL)
+    server.start()

@@ -6,16 +6,21 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.interop.serving import ServerProcess
 from tests.interop_java.program import SCALABLE, Program
 from tests.interop_java.transacting import named, passes
 
 # The first test may wait for Maven to fetch the client.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LACKING: Mapping[str, str] = {}
+LACKING: Mapping[str, str] = {
+    "transaction-split-amid-sends": (
+        "this client closes its producer of a segment that split, fails what is on its way there, "
+        "and refuses to commit, though it sends all of it again; only a split that waits for the "
+        "open transactions of its segment would spare it that"
+    ),
+}
 
 
-@pytest.mark.parametrize("name", named(SCALABLE, r"transactions?-(?!restart)", LACKING))
-def test_scenario(server: ServerProcess, program: Program, name: str) -> None:
-    passes(server, program, name)
+@pytest.mark.parametrize("name", named(SCALABLE, r"transactions?-(?!restart|beside)", LACKING))
+def test_scenario(program: Program, name: str) -> None:
+    passes(program, name)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.interop.serving import ServerProcess
 from tests.interop_java.program import V4, Program
 from tests.interop_java.transacting import named, passes
 
@@ -16,6 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LACKING: Mapping[str, str] = {}
 
 
-@pytest.mark.parametrize("name", named(V4, r"(?!restart)", LACKING))
-def test_scenario(server: ServerProcess, program_v4: Program, name: str) -> None:
-    passes(server, program_v4, name)
+@pytest.mark.parametrize("name", named(V4, r"(?!restart|beside)", LACKING))
+def test_scenario(program_v4: Program, name: str) -> None:
+    passes(program_v4, name)

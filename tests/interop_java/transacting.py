@@ -6,13 +6,11 @@ Owns: `named` (the parameters of a test) and `passes` (runs one scenario).
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping
 
 import pytest
 
-from tests.interop.serving import ServerProcess
-from tests.interop_java.program import Client, Program
+from tests.interop_java.program import NO_FAVOURS, Client, Favour, Program
 
 
 def named(client: Client, pattern: str, lacking: Mapping[str, str]) -> list[object]:
@@ -27,14 +25,9 @@ def named(client: Client, pattern: str, lacking: Mapping[str, str]) -> list[obje
     ]
 
 
-def passes(server: ServerProcess, program: Program, name: str) -> None:
-    """It may ask for a kill of the server, so that one must be the test's own then."""
-    outcome = program.run(name, favours={"restart": lambda: _kill_and_start(server)})
+def passes(
+    program: Program, name: str, *arguments: str, favours: Mapping[str, Favour] = NO_FAVOURS
+) -> None:
+    outcome = program.run(name, *arguments, favours=favours)
     if outcome.failure is not None:
         pytest.fail(outcome.failure, pytrace=False)
-
-
-def _kill_and_start(server: ServerProcess) -> None:
-    server.signal(signal.SIGKILL)
-    server.ended(code=-signal.SIGKILL)
-    server.start()

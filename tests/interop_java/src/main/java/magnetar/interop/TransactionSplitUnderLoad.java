@@ -39,7 +39,7 @@ final class TransactionSplitUnderLoad implements Scenario {
                 refused += commits(server, producer, sent) ? 0 : 1;
                 Expect.that(refused - refusedBefore <= 1,
                         "of one split, " + (refused - refusedBefore) + " commits were refused");
-                Expect.that(commits(server, producer, sent), "a commit after the split was refused");
+                Expect.that(commits(server, producer, sent), "refused although the split is over");
             }
         }
         System.err.println("of " + SPLITS + " splits, " + refused + " commits were refused");
@@ -65,7 +65,7 @@ final class TransactionSplitUnderLoad implements Scenario {
         return true;
     }
 
-    private static void split(Server server, String name, int segment) {
+    static void split(Server server, String name, int segment) {
         try {
             server.split(name, segment);
         } catch (Exception error) {

@@ -13,6 +13,7 @@ public final class Main {
     private static final Map<String, Scenario> SCENARIOS = Map.ofEntries(
             Map.entry("abort", new Abort()),
             Map.entry("behind-an-open-one", new BehindOpen()),
+            Map.entry("beside", new Beside()),
             Map.entry("commit", new Commit()),
             Map.entry("commit-on-partitions", new CommitOnPartitions()),
             Map.entry("conflict", new Conflict()),

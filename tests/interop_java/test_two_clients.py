@@ -1,0 +1,18 @@
+"""Transactions of two official Java clients on one topic."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop_java.program import Program
+from tests.interop_java.transacting import passes
+
+# The first test may wait for Maven to fetch a client.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_transactions_of_both_end_apart(program: Program, program_v4: Program) -> None:
+    def beside(topic: str) -> None:
+        passes(program_v4, "beside", topic)
+
+    passes(program, "transaction-beside-another-client", favours={"beside": beside})
