@@ -97,6 +97,7 @@ async def in_order(broker: Broker) -> None:
             assert (await broker.segment(segment.segment_id)).terminated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "segments"), [(split, 1), (merge, 2), (delete, 2), (migrate, 0)]
 )

@@ -52,19 +52,18 @@ DESIGNED: Final = {
     "group_decides_alone",
     "decided_ids_kept",
 }
-# Explored whole in more than about three seconds.
-SLOW: Final = LARGE | {"dispatch", "late-writes", "late-adoption", "ack-conflict"}
-SLOW_RULES: Final = {"aborted_record_is_maximum", "adopt_only_open", "late_pin_covers_its_epoch"}
+# Explored whole in a moment; the others are left to `make test`.
+QUICK: Final = {"store-failures", "split", "group-winners", "group-fencing", "group-member"}
 # Enough of each scenario to meet every action in one of them.
 GLANCE: Final = 6_000
 
 
-def _marked(name: str, slow: frozenset[str] | set[str]) -> ParameterSet:
-    marks = [pytest.mark.slow, pytest.mark.timeout(300)] if name in slow else []
+def _marked(name: str) -> ParameterSet:
+    marks = [] if name in QUICK else [pytest.mark.slow, pytest.mark.timeout(300)]
     return pytest.param(name, marks=marks, id=name)
 
 
-@pytest.mark.parametrize("name", [_marked(name, SLOW) for name in SCENARIOS])
+@pytest.mark.parametrize("name", [_marked(name) for name in SCENARIOS])
 def test_nothing_breaks_under_all_rules(name: str) -> None:
     report = explore(World(SCENARIOS[name], Rules()))
     sys.stdout.write(f"{name}: {report.states} states, {report.steps} steps\n")
@@ -74,7 +73,9 @@ def test_nothing_breaks_under_all_rules(name: str) -> None:
     assert report.states == SCENARIOS[name].states, "the scenario changed: tell its new size"
 
 
-@pytest.mark.parametrize("name", [_marked(rule.name, SLOW_RULES) for rule in RULES])
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [rule.name for rule in RULES])
 def test_each_rule_is_needed(name: str) -> None:
     rule = next(rule for rule in RULES if rule.name == name)
     world = World(SCENARIOS[rule.scenario], replace(Rules(), **{name: False}))
@@ -104,6 +105,8 @@ def test_invariants_are_the_twelve_and_each_is_protected() -> None:
     assert protected == set(twelve)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_scenarios_use_every_action_and_diagrams_show_every_change() -> None:
     fired: set[str] = set()
     changes: set[tuple[str, str, str]] = set()
