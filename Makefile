@@ -16,6 +16,7 @@ CRASH_KILLS ?= 40
 CRASH_CUTS ?= 150
 CRASH_EVERY ?= 1
 BASE ?=
+FINISHED ?= 100000
 
 # The sample of `make sim` and `make crash` that is a part of `make test`.
 TEST_SEEDS ?= 20
@@ -99,6 +100,10 @@ bench-split: $(STAMP) ## a topic splits and merges under load: message set, orde
 .PHONY: bench-layouts
 bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, restarts
 	$(BIN)/python -m bench.layouts
+
+.PHONY: bench-txn
+bench-txn: $(STAMP) ## transactions: cost of a publish, rate, commit times, wakes; FINISHED=100000
+	$(BIN)/python -m bench.txn --finished $(FINISHED)
 
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev

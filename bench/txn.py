@@ -44,6 +44,7 @@ FEW_FINISHED: Final = 1000
 PROBE: Final = 5000
 """Transactions of which the cost is taken, after few and after many."""
 
+CROWD: Final = {"concurrent": 64, "connections": 64}
 INPUT_BYTES: Final = 64
 QUIET_SECONDS: Final = 0.3
 QUIET_CORES: Final = 0.05
@@ -157,7 +158,7 @@ def publishes(served: Served) -> Found:
     kinds: dict[str, tuple[str, ...]] = {"txn": (), "plain": ("--plain",)}
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     work: dict[str, list[float]] = {name: [] for name in kinds}
-    count = 0
+    count, clients = 0, 0.0
     for number in range(ROUNDS):
         # Who goes first has the colder caches: each does in turn.
         for name in sorted(kinds, reverse=bool(number % 2)):
@@ -166,6 +167,7 @@ def publishes(served: Served) -> Found:
             rates[name].append(got["rate"])
             work[name].append(got["cpu_seconds"] / got["count"])
             count += got["count"]
+            clients = max(clients, got["own_cpu"])
     cost = statistics.median(
         plain / own for own, plain in zip(rates["txn"], rates["plain"], strict=True)
     )
@@ -178,6 +180,7 @@ def publishes(served: Served) -> Found:
             unit="us", anchor="publish without", ratio=cost, samples=count),
         Row(measure=f"{name}, CPU of each", value=statistics.median(work["txn"]) * 1e6,
             unit="us", anchor="publish without", ratio=cpu, samples=count),
+        Row(measure=f"{name}, CPU of the client at most", value=clients, unit="cores"),
     ]  # fmt: skip
     return Found(rows, judged("a publish in a transaction", cost, "of a plain one", COST_MAX))
 
@@ -248,11 +251,11 @@ def flatness(served: Served, finished: int) -> Found:
     for goal in (FEW_FINISHED, finished):
         if goal > done:
             inputs.fill(goal - done)
-            done += inputs.transact(segment, concurrent=64, count=goal - done)["count"]
+            done += inputs.transact(segment, count=goal - done, **CROWD)["count"]
         settle(served)
         inputs.fill(PROBE)
         settle(served)
-        got = inputs.transact(segment, concurrent=64, count=PROBE)
+        got = inputs.transact(segment, count=PROBE, **CROWD)
         done += got["count"]
         costs.append(got["cpu_seconds"] / got["count"] * 1e6)
         rates.append(got["rate"])

@@ -1,10 +1,10 @@
 """The clients of the transaction bench, each kind in a process of its own.
 
-    python -m bench.txn_load publish  --port P --topic T --batch 100 --seconds 2
+    python -m bench.txn_load publish  --port P --topic T --messages 100 --seconds 2
     python -m bench.txn_load transact --port P --topic T --input I --connections 64 --seconds 3
     python -m bench.txn_load wake     --port P --topic T --count 300
 
-`publish` keeps a window of messages in flight, `--batch` of them in each transaction (0: in none).
+`publish` keeps a window of messages in flight, so many in each transaction (`--plain`: in none).
 `transact` consumes, publishes and acknowledges one message in each transaction, and commits it.
 `wake` commits transactions behind which a consumer waits. What they send is the same objects,
 changed and serialized again, so that a process has time left while the server works; how much of a
@@ -42,7 +42,7 @@ BEGUN_AHEAD: Final = 20
 INPUTS_AHEAD: Final = 16
 """For each transaction under way; many at many consumers would leave large gaps."""
 
-WAIT_SECONDS: Final = 300.0
+WAIT_SECONDS: Final = 3600.0
 
 _PING: Final = TYPES["PING"]
 _PONG: Final = command("PONG")
@@ -244,12 +244,16 @@ class Publisher(Link):
 async def publish(options: argparse.Namespace) -> dict[str, object]:
     driver = await Driver.connect("127.0.0.1", options.port)
     await driver.request("PRODUCER", topic=options.topic, producer_id=1, producer_name=options.name)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     publisher = Publisher(driver, options, started + options.seconds)
     publisher.start()
     await asyncio.wait_for(publisher.done, WAIT_SECONDS)
     seconds = time.perf_counter() - started
-    return {"count": publisher.confirmed, "rate": publisher.confirmed / seconds}
+    return {
+        "count": publisher.confirmed,
+        "rate": publisher.confirmed / seconds,
+        "own_cpu": (time.process_time() - used) / seconds,
+    }
 
 
 # --- one message and one acknowledgement in each transaction

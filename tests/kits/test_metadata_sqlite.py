@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime import metrics
 from magnetar.runtime.limits import Limits
@@ -77,6 +79,7 @@ class TestEmbeddedMetadata(MetadataKit):
         return EmbeddedWorld(folder)
 
 
+@pytest.mark.slow
 class TestEagerEmbeddedMetadata(TestEmbeddedMetadata):
     def make_world(self, folder: Path) -> MetadataWorld:
         return EagerWorld(folder)

@@ -5,7 +5,9 @@ reads along. Whoever kills the server says when it is up (`up`, `life`).
 
 A transaction takes up to three inputs, sends the transformed messages, acknowledges the inputs, and
 is committed, aborted or left alone: then, or if its client lost the connection, it must time out or
-be ended later. An END_TXN whose answer was lost is repeated until there is one.
+be ended later. An END_TXN whose answer was lost is repeated until there is one. Some transactions
+acknowledge first; one of these that lost its connection while it sent is continued: all is sent
+again with the same sequence ids, as it may be stored already, and committed.
 
 Invariants:
 1. COMMIT is asked for only after every receipt and every answer to an acknowledgement has come.
@@ -55,7 +57,8 @@ _TAKEN_MAX: Final = 3
 """Inputs of one transaction."""
 _IDLE_SECONDS: Final = 0.3
 _PAUSE_SECONDS: Final = 0.05
-_TIMEOUT_MS: Final = 4000
+_TIMEOUTS_MS: Final = (1500, 4000, 4000)
+"""Some are over when a killed server is back."""
 _LEFT_ALONE_MS: Final = 1000
 _PERMITS: Final = 1_000_000
 _EARLIEST: Final = 1
@@ -68,6 +71,14 @@ _ABORT_SHARE: Final = 0.1
 
 _Step = Callable[[], Awaitable[bool]]
 """A command of a transaction; False: it was refused, and may have been."""
+
+
+class _Torn(NamedTuple):
+    """A transaction that has acknowledged, and sends."""
+
+    attempt: Attempt
+    sequences: dict[int, int]
+    """By input: the sequence id of what is sent."""
 
 
 class Message(NamedTuple):
@@ -244,6 +255,12 @@ class _Worker:
         self._sequence = 0
         self._owed: Attempt | None = None
         """What END_TXN was sent for, and no answer came."""
+        self._torn: _Torn | None = None
+        """What is to be continued if the connection is lost."""
+
+    @property
+    def _name(self) -> str:
+        return f"worker-{self._number}-{self._opened}"
 
     async def work(self, driver: Driver) -> bool:
         """Serve a connection; True: the load ends, and all answers are there."""
@@ -252,11 +269,13 @@ class _Worker:
             await self._end(driver, self._owed)
         if self._load.ending:
             return True
-        self._opened += 1
-        self._sequence = 0
+        if self._torn is None:
+            self._opened += 1
+            self._sequence = 0
         for number, topic in enumerate(OUTPUTS):
-            name = f"worker-{self._number}-{self._opened}"
-            await open_producer(driver, topic, number, name)
+            await open_producer(driver, topic, number, self._name)
+        if self._torn is not None:
+            await self._continue(driver, self._torn)
         await subscribe(driver, INPUT, SUBSCRIPTION, SubscriptionType.SHARED)
         driver.send("FLOW", consumer_id=1, messagePermits=_TAKEN_MAX)
         while not self._load.ending:
@@ -280,21 +299,55 @@ class _Worker:
         """One transaction; False: the connection must be dropped, to give inputs back."""
         draw = self._chance.random()
         leave = draw >= _COMMIT_SHARE + _ABORT_SHARE
-        attempt = await self._begin(driver, messages, _LEFT_ALONE_MS if leave else _TIMEOUT_MS)
-        steps: list[_Step] = [partial(self._send, driver, attempt, n) for n in attempt.numbers]
-        steps += [partial(self._ack, driver, attempt, each) for each in messages]
-        if leave and self._chance.random() < 0.5:
-            # It gets stuck somewhere in the middle.
-            steps = steps[: self._chance.randrange(len(steps))]
-        self._chance.shuffle(steps)
-        is_whole = await self._all_accepted(steps)
+        timeout_ms = _LEFT_ALONE_MS if leave else self._chance.choice(_TIMEOUTS_MS)
+        attempt = await self._begin(driver, messages, timeout_ms)
+        acks: list[_Step] = [partial(self._ack, driver, attempt, each) for each in messages]
+        sequences = {number: self._next_sequence() for number in attempt.numbers}
+        sends = self._sends(driver, attempt, sequences)
         if leave:
-            self._history.events["left alone"] += 1
-            return is_whole and len(steps) == 2 * len(messages) and self._chance.random() < 0.5
-        attempt.asked = "COMMITTED" if is_whole and draw < _COMMIT_SHARE else "ABORTED"
-        self._owed = attempt
-        await self._end(driver, attempt)
+            return await self._leave_alone(self._mixed(sends, acks))
+        if self._chance.random() < 0.5:
+            is_whole = await self._all_accepted(acks)
+            self._torn = _Torn(attempt, sequences) if is_whole else None
+            is_whole = await self._all_accepted(sends) and is_whole
+        else:
+            is_whole = await self._all_accepted(self._mixed(sends, acks))
+        await self._end_first(driver, attempt, commit=is_whole and draw < _COMMIT_SHARE)
         return is_whole
+
+    async def _leave_alone(self, steps: list[_Step]) -> bool:
+        """Do some of it, or all, and no more; whether no input must be given back."""
+        self._history.events["left alone"] += 1
+        if self._chance.random() < 0.5:
+            await self._all_accepted(steps[: self._chance.randrange(len(steps))])
+            return False
+        return await self._all_accepted(steps) and self._chance.random() < 0.5
+
+    async def _continue(self, driver: Driver, torn: _Torn) -> None:
+        """On another connection, perhaps to a server that knows it from its records alone."""
+        self._history.events["continued"] += 1
+        is_whole = await self._all_accepted(self._sends(driver, torn.attempt, torn.sequences))
+        await self._end_first(driver, torn.attempt, commit=is_whole)
+        if torn.attempt.known == "COMMITTED":
+            self._history.events["continued and committed"] += 1
+
+    def _sends(self, driver: Driver, attempt: Attempt, sequences: dict[int, int]) -> list[_Step]:
+        return [partial(self._send, driver, attempt, *each) for each in sequences.items()]
+
+    def _mixed(self, sends: list[_Step], acks: list[_Step]) -> list[_Step]:
+        """In any order that keeps that of sends: sequence ids ascend."""
+        turns = [iter(sends)] * len(sends) + [iter(acks)] * len(acks)
+        self._chance.shuffle(turns)
+        return [next(turn) for turn in turns]
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    async def _end_first(self, driver: Driver, attempt: Attempt, *, commit: bool) -> None:
+        attempt.asked = "COMMITTED" if commit else "ABORTED"
+        self._torn, self._owed = None, attempt
+        await self._end(driver, attempt)
 
     async def _begin(self, driver: Driver, messages: list[Message], timeout_ms: int) -> Attempt:
         deadline = time.time() + timeout_ms / 1000
@@ -320,12 +373,12 @@ class _Worker:
                 raise result
         return all(results)
 
-    async def _send(self, driver: Driver, attempt: Attempt, number: int) -> bool:
+    async def _send(self, driver: Driver, attempt: Attempt, number: int, sequence: int) -> bool:
         output = Output(attempt.name, number)
-        self._sequence += 1
-        sequence = self._sequence
         fields: dict[str, Any] = dict(txn_fields(attempt.txn))
-        entry = build_message(output.payload(), sequence_id=sequence, **fields)
+        entry = build_message(
+            output.payload(), producer_name=self._name, sequence_id=sequence, **fields
+        )
         producer = OUTPUTS.index(output.topic)
         try:
             await driver.publish(producer, sequence, entry, timeout_s=REPLY_SECONDS, **fields)
@@ -368,6 +421,7 @@ class _Worker:
         if refusal is None:
             self._history.ended(attempt, attempt.asked)
         elif refusal == WireCode.INVALID_TXN_STATUS:
+            self._history.events["late END_TXN refused"] += commit
             self._history.ended(attempt, "ABORTED" if commit else "COMMITTED")
         else:
             self._history.fault(TxnFault.FAILED, f"END_TXN of {attempt}: {refusal!r}")

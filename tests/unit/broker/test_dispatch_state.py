@@ -32,8 +32,8 @@ from tests.unit.broker.dispatch_world import (
         FailoverMachine,
         DispatchMachine,
         KeySharedMachine,
-        ConsistentHashingMachine,
-        StickyMachine,
+        pytest.param(ConsistentHashingMachine, marks=pytest.mark.slow),
+        pytest.param(StickyMachine, marks=pytest.mark.slow),
         BucketMachine,
     ],
 )

@@ -433,6 +433,7 @@ def live(seed: int, *sends: str) -> Topic:
     return topic
 
 
+@pytest.mark.slow
 def test_keyed_messages_are_stored_exactly_once() -> None:
     for seed in SEEDS:
         topic = live(seed, "key")
@@ -440,6 +441,7 @@ def test_keyed_messages_are_stored_exactly_once() -> None:
         assert topic.stored == set(range(topic.next_sequence)), seed
 
 
+@pytest.mark.slow
 def test_no_message_is_stored_twice_or_answered_without_being_stored() -> None:
     for seed in SEEDS:
         topic = live(seed, "key", "plain", "batch")
