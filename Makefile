@@ -73,7 +73,7 @@ crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_E
 	$(BIN)/python -m magnetar.testing.scalable_crash --every $(CRASH_EVERY)
 
 .PHONY: interop-java
-interop-java: $(STAMP) ## the official Java client against our server; needs Java 17 and Maven
+interop-java: $(STAMP) ## the official Java clients against our server; needs Java 17 and Maven
 	$(BIN)/python -m tests.interop_java.program
 	$(BIN)/pytest -v tests/interop_java
 

@@ -46,6 +46,7 @@ PROBE: Final = 5000
 
 CROWD: Final = {"concurrent": 64, "connections": 64}
 INPUT_BYTES: Final = 64
+SPARE_INPUTS: Final = 5000
 QUIET_SECONDS: Final = 0.3
 QUIET_CORES: Final = 0.05
 SETTLE_SECONDS: Final = 60.0
@@ -141,7 +142,8 @@ class Inputs:
         return found
 
     def fill(self, wanted: int) -> None:
-        while self._waiting < wanted:
+        """For so many transactions; what consumers hold beyond that must not be missing."""
+        while self._waiting < wanted + SPARE_INPUTS:
             self._fills += 1
             found = load(self._served.running, "publish", topic=self.topic,
                          name=f"fill-{self._fills}", window=1000, bytes=INPUT_BYTES,

@@ -42,7 +42,12 @@ BEGUN_AHEAD: Final = 20
 INPUTS_AHEAD: Final = 16
 """For each transaction under way; many at many consumers would leave large gaps."""
 
-WAIT_SECONDS: Final = 3600.0
+WAIT_SECONDS: Final = 60.0
+"""So much longer than it should take, and a run is given up."""
+
+RATE_MIN: Final = 200
+"""Transactions per second, for a run of so many."""
+
 
 _PING: Final = TYPES["PING"]
 _PONG: Final = command("PONG")
@@ -247,7 +252,7 @@ async def publish(options: argparse.Namespace) -> dict[str, object]:
     started, used = time.perf_counter(), time.process_time()
     publisher = Publisher(driver, options, started + options.seconds)
     publisher.start()
-    await asyncio.wait_for(publisher.done, WAIT_SECONDS)
+    await asyncio.wait_for(publisher.done, options.seconds + WAIT_SECONDS)
     seconds = time.perf_counter() - started
     return {
         "count": publisher.confirmed,
@@ -395,7 +400,8 @@ async def transact(options: argparse.Namespace) -> dict[str, object]:
     ]
     for link in links:
         link.start()
-    await asyncio.wait_for(asyncio.gather(*(link.done for link in links)), WAIT_SECONDS)
+    limit = WAIT_SECONDS + min(options.seconds, (options.count or 1 << 62) / RATE_MIN)
+    await asyncio.wait_for(asyncio.gather(*(link.done for link in links)), limit)
     seconds = time.perf_counter() - started
     times = sorted(each for link in links for each in link.times)
     commits = sorted(each for link in links for each in link.commit_times)
@@ -478,7 +484,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--bytes", type=int, default=1024)
     parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=WAIT_SECONDS)
+    parser.add_argument("--seconds", type=float, default=86_400.0)
     options = parser.parse_args()
     work = {"publish": publish, "transact": transact, "wake": wake}[options.kind]
     print(json.dumps(uvloop.run(work(options))))

@@ -54,6 +54,15 @@ def test_acks_that_are_forgotten_are_caught(
     assert outcome.history.faults[TxnFault.DOUBLED] > 0, outcome.history.texts
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_sends_that_are_stored_again_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = _run_broken(tmp_path, monkeypatch, "sends_are_not_recovered")
+    assert outcome.history.faults[TxnFault.DOUBLED] > 0, outcome.history.texts
+
+
 def _run_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> TxnOutcome:
     # What never becomes quiet need not be waited for.
     monkeypatch.setattr(txn_crash_check, "QUIET_SECONDS", 1.0)

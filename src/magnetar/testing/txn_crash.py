@@ -3,7 +3,8 @@
 Owns: the plan of each kill, the lives of a server between them, the table and the verdict. The
 server starts again on the same folder and port; clients (`txn_crash_load`) consume, transform and
 produce over all its lives. After the last kill the load drains, and what must hold then is checked
-(`txn_crash_check`): after the drain, after an orderly stop, and on the records that are stored.
+(`txn_crash_check`): after the drain, after an orderly stop, after the retention of transactions,
+and on the records that are stored.
 The exit code is 0 only if no rule was broken.
 """
 
@@ -31,7 +32,12 @@ from magnetar.errors import MagnetarError, RemoteProtocolError
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.testing.driver import Driver
 from magnetar.testing.server_crash_process import SERVE, ServerProcess, died_by_kill
-from magnetar.testing.txn_crash_check import Server, check_records, check_served
+from magnetar.testing.txn_crash_check import (
+    Server,
+    check_records,
+    check_served,
+    until_forgotten,
+)
 from magnetar.testing.txn_crash_history import (
     ALONG,
     INPUT,
@@ -56,6 +62,7 @@ _INPUTS_ADDED: Final = 600
 DRAIN_SECONDS: Final = 90.0
 _END_SECONDS: Final = 60.0
 _VIOLATIONS_SHOWN: Final = 20
+_SHORT_RETENTION: Final = "txn_retention_seconds = 1.0\ntxn_collect_seconds = 0.5\n"
 _PORTS: Final = range(20_000, 30_000)
 """Below those that systems give to connections: nobody takes it while the server is down."""
 
@@ -113,9 +120,11 @@ class TxnKills:
 
     # --- one life
 
-    def _start(self) -> ServerProcess:
+    def _start(self, settings: str = "") -> ServerProcess:
         port, admin = self._ports
-        arguments = (f"--port={port}", f"--admin-port={admin}")
+        file = self._folder.with_name("settings.toml")
+        file.write_text(settings)
+        arguments = (f"--port={port}", f"--admin-port={admin}", f"--config={file}")
         return ServerProcess.start(self._folder, self._command, arguments)
 
     async def _live(self, plan: str) -> None:
@@ -203,11 +212,20 @@ class TxnKills:
             process.kill()
         self._history.where = "after an orderly stop"
         self.outcome.headers = await check_records(self._history, self._folder)
-        process = self._start()
+        await self._served_again("restarted")
+        self._history.where = "after the retention"
+        await self._served_again("forgotten", forgotten=True)
+        await check_records(self._history, self._folder, forgotten=True)
+
+    async def _served_again(self, name: str, *, forgotten: bool = False) -> None:
+        """One more life, which begins and ends in an orderly way."""
+        process = self._start(_SHORT_RETENTION if forgotten else "")
         try:
             if not await process.until_ready():
                 raise RemoteProtocolError("the server did not become ready")
-            await check_served(self._history, self._server, "restarted")
+            if forgotten:
+                await until_forgotten(self._history, self._server)
+            await check_served(self._history, self._server, name, forgotten=forgotten)
             await self._stop(process)
         finally:
             process.kill()

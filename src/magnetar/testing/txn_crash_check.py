@@ -1,7 +1,8 @@
 """What must hold when a consume-transform-produce load has drained.
 
-Owns: `check_served`, which asks a server that runs, and `check_records`, which opens the folder of
-one that was stopped.
+Owns: `check_served`, which asks a server that runs, `until_forgotten`, which waits until one with a
+short retention has collected all transactions, and `check_records`, which opens the folder of one
+that was stopped.
 
 Invariants:
 1. Every input stands in the outputs exactly once, of the transaction whose commit was answered; a
@@ -10,6 +11,7 @@ Invariants:
    ceiling of every topic is its end. A message outside of transactions is seen at once.
 3. Every transaction answers END_TXN by its outcome, and the opposite with InvalidTxnStatus.
 4. Of the records under `/txn/op` none is left; headers are final; what is hidden was aborted.
+5. After the retention no header is left, and what is hidden stays hidden.
 """
 
 from __future__ import annotations
@@ -66,8 +68,13 @@ class Server(NamedTuple):
     admin_url: str
 
 
-async def check_served(history: TxnHistory, server: Server, round_name: str) -> None:
-    """Everything that can be asked of a server; each round reads anew, by its name."""
+async def check_served(
+    history: TxnHistory, server: Server, round_name: str, *, forgotten: bool = False
+) -> None:
+    """Everything that can be asked of a server; each round reads anew, by its name.
+
+    Of transactions that are forgotten the outcomes are not asked.
+    """
     await _check_quiet(history, server)
     mark = f"end {round_name}".encode()
     for topic in OUTPUTS:
@@ -77,7 +84,8 @@ async def check_served(history: TxnHistory, server: Server, round_name: str) -> 
     if by_subscription != by_reader:
         history.fault(TxnFault.FAILED, "a new subscription and a reader read differently")
     compare_outputs(history, by_subscription)
-    await _check_outcomes(history, server.port)
+    if not forgotten:
+        await _check_outcomes(history, server.port)
 
 
 # --- quiet
@@ -216,7 +224,20 @@ async def _check_outcomes(history: TxnHistory, port: int) -> None:
 # --- records
 
 
-async def check_records(history: TxnHistory, folder: Path) -> int:
+async def until_forgotten(history: TxnHistory, server: Server) -> None:
+    """Wait until a server knows none of the transactions any more."""
+    until = time.monotonic() + QUIET_SECONDS
+    async with AdminClient(server.admin_url, seconds=REPLY_SECONDS) as admin:
+        for attempt in history.attempts.values():
+            path = f"{_TRANSACTIONS}/transactionMetadata/{attempt.txn.most}/{attempt.txn.least}"
+            while await admin.get_or_none(path) is not None:
+                if time.monotonic() > until:
+                    history.fault(TxnFault.LEFT_BEHIND, f"{attempt} is not forgotten")
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+
+
+async def check_records(history: TxnHistory, folder: Path, *, forgotten: bool = False) -> int:
     """What is stored of transactions after an orderly stop; the number of headers."""
     storage = await open_storage(folder, limits=load({"data": str(folder)}, SMALL_LIMITS).limits)
     try:
@@ -228,6 +249,15 @@ async def check_records(history: TxnHistory, folder: Path) -> int:
         await storage.close()
     if ops:
         history.fault(TxnFault.LEFT_BEHIND, f"{len(ops)} op records: {ops[:_SHOWN]}")
+    if forgotten:
+        if headers:
+            history.fault(TxnFault.LEFT_BEHIND, f"{len(headers)} headers: {headers[:_SHOWN]}")
+    else:
+        _compare_records(history, headers, hidden)
+    return len(headers)
+
+
+def _compare_records(history: TxnHistory, headers: list[Header], hidden: list[Aborted]) -> None:
     states = {header.txn: header.state for header in headers}
     for header in headers:
         attempt = history.attempts.get(header.txn)
@@ -240,4 +270,3 @@ async def check_records(history: TxnHistory, folder: Path) -> int:
         if states.get(each.txn) != "ABORTED":
             text = f"{each.txn} is hidden in {each.segment} and is {states.get(each.txn)}"
             history.fault(TxnFault.LEFT_BEHIND, text)
-    return len(headers)

@@ -57,6 +57,8 @@ _TAKEN_MAX: Final = 3
 """Inputs of one transaction."""
 _IDLE_SECONDS: Final = 0.3
 _PAUSE_SECONDS: Final = 0.05
+_THINK_SECONDS: Final = 0.2
+"""Before the end of some transactions: so many more are open when the server dies."""
 _TIMEOUTS_MS: Final = (1500, 4000, 4000)
 """Some are over when a killed server is back."""
 _LEFT_ALONE_MS: Final = 1000
@@ -310,6 +312,8 @@ class _Worker:
             is_whole = await self._all_accepted(acks)
             self._torn = _Torn(attempt, sequences) if is_whole else None
             is_whole = await self._all_accepted(sends) and is_whole
+            await asyncio.sleep(self._chance.random() * _THINK_SECONDS)
+            await driver.drain()  # a connection that was lost meanwhile is noticed here
         else:
             is_whole = await self._all_accepted(self._mixed(sends, acks))
         await self._end_first(driver, attempt, commit=is_whole and draw < _COMMIT_SHARE)
