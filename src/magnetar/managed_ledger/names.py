@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 from urllib.parse import quote
@@ -24,6 +25,7 @@ _KEPT_BYTES: Final = 100
 _HASH_MARK: Final = "~"
 
 
+@lru_cache(maxsize=8192)
 def encode_name(name: str) -> str:
     """A name as one part of a key."""
     encoded = quote(name, safe="")
