@@ -116,7 +116,9 @@ def test_doubles_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dedup, "decide", careless)
     monkeypatch.setattr(Dedup, "persisted", lambda *_, **__: None)
     monkeypatch.setattr(Dedup, "failed", lambda *_, **__: None)
-    assert "sent " in _first_violation()
+    found = _first_violation()
+    # In the log, or by what the producer is told when it comes again.
+    assert "sent " in found or "last sequence" in found
 
 
 def test_keys_at_two_consumers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

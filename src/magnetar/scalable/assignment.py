@@ -9,7 +9,8 @@ Invariants:
    stays with its owner, whose client would forget its position otherwise, and is no load; it counts
    as done only while that owner is a member.
 3. Every segment that can be given out has an owner as long as there is a member.
-4. Loads (segments given out that are not done) differ by at most one.
+4. Loads (segments given out that are not done) differ by at most one. Not so in a checkpoint group
+   whose members all have something: there nothing moves, for who gets a segment reads it anew.
 5. As many segments as 4 allows stay where they were: with an unchanged world, all of them.
 6. A segment that moves or is new goes to an owner of one of its parents if 4 allows it.
 7. Only stream members that can share do, and only segments whose owners all can: up to one owner
@@ -20,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,7 +54,11 @@ def assign(
     kept = _still_there(before, frozenset(names))
     finished = _finished(layout, kind, drained, kept)
     live = _ring_order(_unfinished(_cleared(layout, finished), finished))
-    owners = _one_owner_each(layout, live, names, kept)
+    owned = {name for owners in kept.values() for name in owners}
+    if kind == "CHECKPOINT" and owned.issuperset(names):
+        owners = _where_they_are(layout, live, names, kept)
+    else:
+        owners = _one_owner_each(layout, live, names, kept)
     if kind == "STREAM":
         sharers = {member.name for member in members if member.shares}
         result = _shared_out(live, owners, sharers, kept)
@@ -106,6 +112,21 @@ def _ring_order(segments: Iterable[Segment]) -> list[Segment]:
 
 
 # --- one owner for each
+
+
+def _where_they_are(
+    layout: SegmentLayout, live: Sequence[Segment], names: Sequence[str], kept: Owners
+) -> dict[int, str]:
+    """What a member reads stays with it: another would begin anew. Only the rest is dealt."""
+    owners = {each.segment_id: kept[each.segment_id][0] for each in live if each.segment_id in kept}
+    loads = Counter(owners.values())
+    for segment in live:
+        if segment.segment_id not in owners:
+            kin = _kin(layout, segment, kept)
+            name = min(names, key=lambda each: (loads[each], each not in kin, each))
+            owners[segment.segment_id] = name
+            loads[name] += 1
+    return owners
 
 
 class _Loads:
