@@ -82,6 +82,7 @@ class TestMemoryMetadata(MetadataKit):
         return VirtualTimeLoop()
 
 
+@pytest.mark.slow
 class TestSlowMemoryMetadata(TestMemoryMetadata):
     """The same with delays: order and visibility do not depend on luck."""
 

@@ -31,7 +31,7 @@ from tests.unit.broker.dispatch_world import (
         ExclusiveMachine,
         FailoverMachine,
         DispatchMachine,
-        KeySharedMachine,
+        pytest.param(KeySharedMachine, marks=pytest.mark.slow),
         pytest.param(ConsistentHashingMachine, marks=pytest.mark.slow),
         pytest.param(StickyMachine, marks=pytest.mark.slow),
         BucketMachine,

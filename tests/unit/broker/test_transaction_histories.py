@@ -29,6 +29,7 @@ def live(seed: int, steps: list[Step], *, local: bool) -> None:
     run(main())
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.booleans(), st.integers(1, 60))
 @settings(max_examples=150, derandomize=True, deadline=None)
 def test_consumers_see_exactly_what_is_committed(seed: int, local: bool, count: int) -> None:
