@@ -42,6 +42,7 @@ from magnetar.broker.lineage import NO_SEQUENCE, Lineage, Piece, Span, stored, w
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
+from magnetar.txn.txn_dedup import TxnRuns
 
 _PLAIN: Final = 1
 _WITH_LINEAGE: Final = 2
@@ -81,6 +82,7 @@ class Lane:
         "floor",
         "holes",
         "in_flight",
+        "in_txns",
         "persisted",
         "plain",
         "pushed",
@@ -100,7 +102,9 @@ class Lane:
         self.filling: list[Span] = []
         """Those in flight again that were holes."""
         self.undecided: list[Span] = []
-        """Stored in transactions that are not decided, or not counted."""
+        """Stored in transactions that are not decided (found in the log), or not counted."""
+        self.in_txns: list[TxnRuns] = []
+        """Stored in transactions that are not decided; they grow as those store more."""
 
     @property
     def is_idle(self) -> bool:
@@ -109,7 +113,8 @@ class Lane:
     @property
     def doubtful(self) -> list[Span]:
         """Sequences of which nobody knows yet whether they will be stored."""
-        return self.filling + self.undecided if self.undecided else self.filling
+        in_txns = [Span(*run) for runs in self.in_txns for run in runs]
+        return [*self.filling, *self.undecided, *in_txns]
 
     def plain_persisted(self, sequence_id: int) -> None:
         """A plain send is durable."""
@@ -165,12 +170,12 @@ class Dedup:
             verdict = self._inherited_verdict(name, sequence_id, key_hash)
             if verdict is not None:
                 return verdict
-        producer = self._producers.get(name)
-        if producer is None:
-            producer = self._producers[name] = Lane(NO_SEQUENCE)
+        producer = self._lane_of(name)
         sent = Span(sequence_id, max(sequence_id, highest_sequence_id))
         if sequence_id > producer.pushed:
             producer.pushed = sent.last
+        elif any(runs.holds(sequence_id) for runs in producer.in_txns):
+            return Verdict.UNKNOWN
         elif within(sequence_id, producer.holes):
             producer.holes = _without(producer.holes, sent)
             producer.filling.append(sent)
@@ -222,13 +227,28 @@ class Dedup:
 
     # --- what transactions stored
 
+    def began_in_txn(self, name: str, stored: TxnRuns) -> None:
+        """A transaction that is not decided stores these, and what is to come."""
+        self._lane_of(name).in_txns.append(stored)
+
+    def ended_in_txn(self, name: str, stored: TxnRuns, *, committed: bool) -> None:
+        """It is decided."""
+        lane = self._lane_of(name)
+        lane.in_txns = [each for each in lane.in_txns if each is not stored]
+        for run in stored:
+            if committed:
+                self.txn_committed(name, Span(*run))
+            else:
+                self.txn_aborted(name, Span(*run))
+
     def stored_in_txn(self, name: str, sent: Span) -> None:
-        """It is durable, in a transaction that is not decided."""
-        producer = self._producers.get(name)
-        if producer is None:
-            producer = self._producers[name] = Lane(NO_SEQUENCE)
-        producer.holes = _without(producer.holes, sent)
-        producer.undecided.append(sent)
+        """The log has it, of a transaction that is not decided."""
+        lane = self._lane_of(name)
+        lane.holes = _without(lane.holes, sent)
+        if lane.undecided and lane.undecided[-1].last == sent.first - 1:
+            lane.undecided[-1] = Span(lane.undecided[-1].first, sent.last)
+        else:
+            lane.undecided.append(sent)
 
     def txn_committed(self, name: str, sent: Span) -> None:
         """What a transaction stored counts like any other message."""
@@ -252,11 +272,16 @@ class Dedup:
         producer.forget(sent)
 
     def _decided(self, name: str, sent: Span) -> Lane:
-        producer = self._producers.get(name)
-        if producer is None:
-            producer = self._producers[name] = Lane(NO_SEQUENCE)
-        producer.undecided = [each for each in producer.undecided if not _covers(sent, each)]
-        return producer
+        lane = self._lane_of(name)
+        lane.undecided = _without(lane.undecided, sent)
+        lane.holes = _without(lane.holes, sent)
+        return lane
+
+    def _lane_of(self, name: str) -> Lane:
+        lane = self._producers.get(name)
+        if lane is None:
+            lane = self._producers[name] = Lane(NO_SEQUENCE)
+        return lane
 
     # --- what a segment inherits and bequeaths
 
@@ -331,7 +356,7 @@ class Dedup:
             if since > now - idle and not surplus:
                 break
             producer = self._producers.get(name)
-            if producer is None or (producer.is_idle and not producer.undecided):
+            if producer is None or (producer.is_idle and not producer.doubtful):
                 forgotten.append(name)
         for name in forgotten:
             del self._absent[name]
@@ -415,9 +440,7 @@ class Dedup:
         """An entry of the log behind the snapshot; in log order, before anything is decided."""
         if not is_last_chunk:
             return
-        producer = self._producers.get(name)
-        if producer is None:
-            producer = self._producers[name] = Lane(NO_SEQUENCE)
+        producer = self._lane_of(name)
         highest = max(sequence_id, highest_sequence_id)
         producer.holes = _without(producer.holes, Span(sequence_id, highest))
         producer.pushed = producer.persisted = max(producer.persisted, highest)
@@ -457,17 +480,13 @@ class Dedup:
 def _missing(producer: Lane) -> list[Span]:
     """What is not stored of the sequences up to the last persisted one."""
     persisted = producer.persisted
-    missing = sorted([*producer.holes, *producer.filling, *producer.undecided])
+    missing = sorted([*producer.holes, *producer.doubtful])
     found: list[Span] = []
     for low, high in missing:
         first, last = max(low, found[-1].last + 1 if found else low), min(high, persisted)
         if first <= last:
             found.append(Span(first, last))
     return found
-
-
-def _covers(whole: Span, part: Span) -> bool:
-    return whole.first <= part.first and part.last <= whole.last
 
 
 def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:

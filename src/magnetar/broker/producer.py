@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
 from magnetar.broker.dedup import Dedup, Lane, Verdict
@@ -46,10 +46,10 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer import MetadataTransactionBuffer, Work
+from magnetar.txn.buffer import MetadataTransactionBuffer, TxnLane, Work
 from magnetar.txn.ids import to_text
 from magnetar.txn.txn_dedup import Sent, TxnVerdict
-from magnetar.wire.messages import Send, TxnId
+from magnetar.wire.messages import Send, TxnId, TxnSend
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 
@@ -103,6 +103,9 @@ class _Sent:
         """Its sequences, if they count there."""
 
 
+_Noted: TypeAlias = _Sent | Lane | TxnLane | None
+
+
 class Producer:
     """One producer. Its topic makes it; its session sends and waits for receipts."""
 
@@ -152,7 +155,9 @@ class Producer:
         self._release: asyncio.Task[None] | None = None
         self._refusal_of: tuple[TxnId, NotAllowed] | None = None
         """Why the transaction of the last held send was not admitted."""
-        self._pending: deque[tuple[asyncio.Future[Position], int, _Sent | Lane | None]] = deque()
+        self._txn_lane: TxnLane | None = None
+        """Of the transaction of the last send that was plain in one."""
+        self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
         self._receipts: list[Receipt] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -243,12 +248,15 @@ class Producer:
             self.settle()
         if self._stopped and not self._releasing:
             return
-        sent: _Sent | Lane | None = None
+        sent: _Noted = None
         sequence_id, lane = send.sequence_id, self._lane
         if type(send) is not Send or not self._direct or (lane is None and self._dedup is not None):
-            if self._is_held(send):
-                return
-            sent = self._judged(send)
+            if type(send) is TxnSend and (self._direct or self._releasing):
+                sent = self._lane_in(send)
+            if sent is None:
+                if self._is_held(send):
+                    return
+                sent = self._judged(send)
         elif lane is not None:
             if sequence_id > lane.pushed and sequence_id > lane.floor:
                 lane.pushed = sequence_id
@@ -316,6 +324,15 @@ class Producer:
 
     # --- transactions
 
+    def _lane_in(self, send: TxnSend) -> TxnLane | None:
+        """Where a send of a transaction is noted that need not be judged; None: it must."""
+        lane = self._txn_lane
+        if lane is None or lane.work.txn != send.txn_id:
+            if self._transactions is None:
+                return None
+            lane = self._txn_lane = self._transactions.lane(send.txn_id, self.dedup_name)
+        return lane if lane is not None and lane.takes(send) else None
+
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:
         """The same for a send of an admitted transaction."""
         transactions, highest = self._transactions, send.highest_sequence_id
@@ -329,7 +346,7 @@ class Producer:
         if view.is_last_chunk:
             last = max(send.sequence_id, send.sequence_id if highest is None else highest)
             counted = Sent(self.dedup_name, send.sequence_id, last)
-            verdict = transactions.judge(txn, self.dedup_name, send.sequence_id)
+            verdict = transactions.judge(txn, counted)
             if verdict is TxnVerdict.DUPLICATE:
                 return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
             if verdict is TxnVerdict.UNKNOWN:
@@ -348,8 +365,18 @@ class Producer:
                 return False
             self._direct = False
             self._release = transactions.spawn(self._release_held(), f"sends of {self.name}")
+        elif txn is not None and txn != self._held[-1].txn_id and transactions is not None:
+            self._ask(transactions, txn)
         self._held.append(send)
         return True
+
+    @staticmethod
+    def _ask(transactions: MetadataTransactionBuffer, txn: TxnId) -> None:
+        """Have a transaction admitted while those before it are."""
+        try:
+            transactions.ask(txn)
+        except NotAllowed:
+            return  # whoever waits for it is told
 
     async def _release_held(self) -> None:
         """Let go on what is held, each once its transaction is admitted or refused."""
@@ -359,7 +386,7 @@ class Producer:
         try:
             while held:
                 txn = held[0].txn_id
-                if txn is not None and txn != refused:
+                if not (txn is None or txn == refused or transactions.is_admitted(txn)):
                     try:
                         await transactions.admit(txn)
                     except NotAllowed as error:
@@ -375,9 +402,9 @@ class Producer:
             self._refusal_of = None
             self._wake()
 
-    def _not_appended(self, send: Send, noted: _Sent | Lane | None, error: MagnetarError) -> None:
+    def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:
         """Queue the failure: what is in flight of this producer is settled before it."""
-        sent = _special(noted, send.highest_sequence_id)
+        sent = _special(noted, send.sequence_id, send.highest_sequence_id)
         sent.error = error
         if isinstance(error, ManagedLedgerSealed):
             sent.error = TopicTerminated(f"{self.name}: the topic was terminated")
@@ -440,8 +467,12 @@ class Producer:
                         sent.persisted = sequence_id
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
+            elif done and type(sent) is TxnLane and sent.work.decision is None:
+                sent.runs.plain_stored(sequence_id)
+                if not self._failed:
+                    self._receipts.append(Receipt(sequence_id, None, future.result()))
             else:
-                self._settle_special(future, sequence_id, _special(sent))
+                self._settle_special(future, sequence_id, _special(sent, sequence_id))
 
     def _settle_special(
         self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent
@@ -501,10 +532,12 @@ class Producer:
         self._wake()
 
 
-def _special(sent: _Sent | Lane | None, highest_sequence_id: int | None = None) -> _Sent:
+def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = None) -> _Sent:
     """A send that does not go the plain way any more."""
     if isinstance(sent, _Sent):
         return sent
+    if isinstance(sent, TxnLane):
+        return _Sent(highest_sequence_id, work=sent.work, counted=sent.sent(sequence_id))
     return _Sent(highest_sequence_id, lane=sent)
 
 

@@ -381,12 +381,12 @@ class Topic:
         )
         await log.load()
         self._dedup = log
-        self._transactions.dedup = log.state
+        self._transactions.count_in(log.state)
         self._tasks.spawn(log.keep(), "dedup")
 
     async def _end_dedup(self) -> None:
         log, self._dedup = self._dedup, None
-        self._transactions.dedup = None
+        self._transactions.count_in(None)
         for producer in self.producers.connected.values():
             producer.dedup = None
         if log is not None:

@@ -15,7 +15,7 @@ Relies on: `txn.buffer` for all that concerns decisions and durability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
 from magnetar.broker.dedup import Dedup
@@ -30,7 +30,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
-from magnetar.txn.txn_dedup import Sent
+from magnetar.txn.txn_dedup import Sent, TxnRuns
 from magnetar.wire.messages import TxnId
 
 READ_ENTRIES: Final = 500
@@ -52,8 +52,7 @@ class TopicTransactions:
     ) -> None:
         self._name = name
         self._ledger = ledger
-        self.dedup: Dedup | None = None
-        """That of the topic, if it has one."""
+        self._dedup: Dedup | None = None
         self.buffer: MetadataTransactionBuffer | None = None
         if transactions is not None:
             self.buffer = MetadataTransactionBuffer(
@@ -164,16 +163,25 @@ class TopicTransactions:
             self.buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
         return state
 
-    def pending(self, sent: Sent) -> None:
-        if self.dedup is not None:
-            self.dedup.stored_in_txn(sent.name, Span(sent.first, sent.last))
+    def count_in(self, dedup: Dedup | None) -> None:
+        """The topic has dedup from now on, or none."""
+        self._dedup = dedup
+        if dedup is not None and self.buffer is not None:
+            for name, stored in self.buffer.storing():
+                dedup.began_in_txn(name, stored)
 
-    def ended(self, state: State, stored: Iterable[Sent]) -> None:
-        if self.dedup is None:
-            return
-        told = self.dedup.txn_committed if state == "COMMITTED" else self.dedup.txn_aborted
-        for name, first, last in stored:
-            told(name, Span(first, last))
+    def began(self, name: str, stored: TxnRuns) -> None:
+        if self._dedup is not None:
+            self._dedup.began_in_txn(name, stored)
+
+    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
+        if self._dedup is not None:
+            self._dedup.ended_in_txn(name, stored, committed=state == "COMMITTED")
+
+    def late(self, state: State, sent: Sent) -> None:
+        if self._dedup is not None:
+            told = self._dedup.txn_committed if state == "COMMITTED" else self._dedup.txn_aborted
+            told(sent.name, Span(sent.first, sent.last))
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
         assert self.buffer is not None, "its buffer asks"

@@ -162,9 +162,11 @@ class Appender:
         return count
 
     def floor(self) -> Position:
-        """No append from now on lands below this position."""
+        """No append from now on lands below this position, and none so far at or above it."""
         if self._writer is not None:
             return Position(self._writer.ledger_id, self._count)
+        if self._finishing:
+            return Position(self._finishing[-1].writer.ledger_id, self._finishing[-1].submitted)
         spans = self.ledgers.spans
         return Position(spans[-1].ledger_id, spans[-1].entries) if spans else Position(0, 0)
 

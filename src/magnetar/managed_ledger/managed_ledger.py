@@ -168,7 +168,7 @@ class ManagedLedger(Service):
         return self._appender.refresh().at_or_after(position)
 
     def next_append_floor(self) -> Position:
-        """A position that no later append will be below: the bound of a transaction's pin."""
+        """No later append will be below it, and none so far is at or above it."""
         return self._appender.floor()
 
     def count_between(self, above: Position, through: Position) -> int:

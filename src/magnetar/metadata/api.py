@@ -340,6 +340,7 @@ class MetadataStore(ABC):
 # --- argument checks, shared with tests and recipes ---
 
 
+@lru_cache(maxsize=8192)
 def check_key(key: str) -> None:
     if len(key) <= KEY_BYTES_MAX and key.isascii() and _PLAIN_KEY.fullmatch(key):
         return  # most keys; the rest finds out what is wrong, if anything

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -48,6 +49,7 @@ from magnetar.metadata.judge import (
     split_key,
     stat_of,
 )
+from magnetar.metadata.known_names import KnownNames
 from magnetar.metadata.layers import Layer, directory_states
 from magnetar.metadata.sqlite_home import SqliteHome
 from magnetar.metadata.sqlite_rows import body_pieces, decode_body, encode_row
@@ -63,9 +65,6 @@ KIND_CHANGE: Final = 16
 
 _ROOM_STEP: Final = 256
 """How many changes are taken between two looks at how many are unapplied."""
-
-_BOUNDS_MAX: Final = 10_000
-"""Directories whose highest name is kept in memory."""
 
 _PUTS = metrics.METADATA_CHANGES.labels(kind="put")
 _DELETES = metrics.METADATA_CHANGES.labels(kind="delete")
@@ -101,8 +100,7 @@ class SqliteMetadata:
         self._pending: deque[_Change] = deque()
         self._refusals = 0
         self._room = 0
-        self._bounds: dict[str, str] = {}
-        """By directory: no name in the database, or on its way there, is above this."""
+        self._known = KnownNames(home.reader, self._on_their_way)
         self._sequences: OrderedDict[tuple[str, int], tuple[tuple[int, ...], int]] = OrderedDict()
         self._followed = Signal()
         self._apply_wanted = asyncio.Event()
@@ -211,8 +209,7 @@ class SqliteMetadata:
         change = _Change(sequence, future, answer, key, state, row, event)
         self._judged[key] = change
         self._pending.append(change)
-        if name > self._bounds.get(parent, name):
-            self._bounds[parent] = name
+        self._known.put(parent, name)
         return future
 
     def _answer(self, answer: Any) -> asyncio.Future[Any]:
@@ -308,23 +305,12 @@ class SqliteMetadata:
         for layer in (self._visible, self._applying):
             if key in layer.states:
                 return layer.states[key]
-        parent, name = split_key(key)
-        # Ids and sequences mostly grow: for a new one, the database need not be asked.
-        bound = self._bounds.get(parent)
-        if bound is None:
-            bound = self._learn_bound(parent)
-        return self.home.reader.get(parent, name) if name <= bound else None
+        return self._known.record(key)
 
-    def _learn_bound(self, parent: str) -> str:
-        if len(self._bounds) >= _BOUNDS_MAX:
-            self._bounds.clear()
-        on_their_way = [*self._applying.names(parent), *self._visible.names(parent)]
-        on_their_way += [
-            name for directory, name in map(split_key, self._judged) if directory == parent
-        ]
-        bound = max(self.home.reader.highest_name(parent), *on_their_way, "")
-        self._bounds[parent] = bound
-        return bound
+    def _on_their_way(self) -> Iterator[str]:
+        yield from self._applying.states
+        yield from self._visible.states
+        yield from self._judged
 
     def layers(self) -> tuple[Layer, Layer]:
         """The changes over the database, newest first."""
@@ -367,6 +353,7 @@ class SqliteMetadata:
         """Make a durable change readable, then tell the watches."""
         assert change.event is not None
         self._visible.set(change.key, change.state, change.row)
+        self._known.changed(change.key)
         if self._judged[change.key] is change:
             del self._judged[change.key]
         version = None if change.state is None else change.state.version
@@ -420,7 +407,12 @@ class SqliteMetadata:
                 self._applying_sequence = self._taken
             sequence = self._applying_sequence
             await self._worker.run(self.home.apply, self._applying, sequence)
-            self._applying = Layer()
+            applied, self._applying = self._applying, Layer()
+            self._known.gone(
+                key
+                for key, state in applied.states.items()
+                if state is None and key not in self._visible.states and key not in self._judged
+            )
             self._applied = sequence
             metrics.METADATA_UNAPPLIED_RECORDS.set(len(self._visible))
 

@@ -83,7 +83,9 @@ _SCAN_TO_END: Final = f"""SELECT name, {_COLUMNS} FROM records
     WHERE parent = ? AND name >= ? ORDER BY name LIMIT ?"""
 _LAST_NAMES: Final = """SELECT name FROM records
     WHERE parent = ? AND name >= ? AND name < ? ORDER BY name DESC LIMIT ? OFFSET ?"""
-_HIGHEST_NAME: Final = "SELECT name FROM records WHERE parent = ? ORDER BY name DESC LIMIT 1"
+_HIGHEST_NAME: Final = """SELECT name FROM records
+    WHERE parent = ? AND name >= ? AND name < ? ORDER BY name DESC LIMIT 1"""
+_NAMES: Final = "SELECT name FROM records WHERE parent = ? LIMIT ?"
 _SCAN_INDEX: Final = f"""
     SELECT entry.index_key, parent, name, {_COLUMNS}
     FROM index_entries AS entry JOIN records USING (parent, name)
@@ -255,10 +257,16 @@ class Reader:
                 return
             after = rows[-1][:3]
 
-    def highest_name(self, parent: str) -> str:
-        """The highest name in a directory, "" if it is empty."""
-        rows = self._database.execute(_HIGHEST_NAME, (parent,))
+    def highest_name(self, parent: str, prefix: str) -> str:
+        """The highest name in a directory that begins so, "" if there is none."""
+        # Every text is below every blob.
+        end = f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}" if prefix else b""
+        rows = self._database.execute(_HIGHEST_NAME, (parent, prefix, end))
         return str(rows[0][0]) if rows else ""
+
+    def names(self, parent: str, most: int) -> list[str]:
+        """All names in a directory, or so many of them."""
+        return [name for (name,) in self._database.execute(_NAMES, (parent, most))]
 
     def names_downwards(self, parent: str, prefix: str) -> Iterator[str]:
         """Names that may be of the sequence `prefix`, highest first."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Protocol
 
 from magnetar.errors import (
@@ -47,9 +47,9 @@ from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.pins import adopt_pin, check_epoch, place_pin
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
-from magnetar.txn.txn_dedup import Sent, TxnSequences, TxnVerdict
+from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
 from magnetar.txn.visibility import Visibility
-from magnetar.wire.messages import TxnId
+from magnetar.wire.messages import TxnId, TxnSend, txn_trailer
 
 ADMIT_SECONDS: Final = 30.0
 """For all that comes before a transaction's first message in a segment."""
@@ -67,12 +67,16 @@ _LOG: Final = logger(__name__)
 class Sequences(Protocol):
     """Where the sequences of transactions count for dedup, and how they get there."""
 
-    def pending(self, sent: Sent) -> None:
-        """Stored, in a transaction that is not decided."""
+    def began(self, name: str, stored: TxnRuns) -> None:
+        """A producer stores in a transaction that is not decided: so much, and what is to come."""
         ...
 
-    def ended(self, state: State, stored: Iterable[Sent]) -> None:
-        """What a transaction stored counts from now on (COMMITTED) or is forgotten."""
+    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
+        """What it stored counts from now on (COMMITTED) or is forgotten."""
+        ...
+
+    def late(self, state: State, sent: Sent) -> None:
+        """The same for what became durable after the end."""
         ...
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
@@ -86,10 +90,11 @@ class Work:
     __slots__ = (
         "bound",
         "decision",
-        "highest",
+        "has_entries",
         "is_admitted",
         "is_admitting",
         "is_recovered",
+        "lanes",
         "moved",
         "op",
         "refusal",
@@ -97,15 +102,17 @@ class Work:
         "txn",
     )
 
-    def __init__(self, txn: TxnId, bound: Position) -> None:
+    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
         self.txn = txn
         self.bound = bound
         """None of its entries stands below."""
         self.op: StoredOp | None = None
         """Its pin, once that is durable."""
-        self.highest: Position | None = None
-        """The last position at which it may have an entry; None: it has none."""
-        self.sequences = TxnSequences()
+        self.has_entries = False
+        """Some were handed to the log, by this owner or a former one."""
+        self.sequences = sequences
+        self.lanes: dict[str, TxnLane] = {}
+        """By the name of the producer."""
         self.decision: State | None = None
         self.is_recovered = False
         self.is_admitting = False
@@ -113,6 +120,38 @@ class Work:
         self.refusal: NotAllowed | None = None
         self.moved = Signal()
         """Advances when an attempt to admit it is over."""
+
+
+class TxnLane:
+    """The sends of one producer in one transaction.
+
+    One message, above all before it, with the transaction as the last field of its metadata: that
+    one is certainly new and certainly the transaction's, and is noted here without being judged.
+    """
+
+    __slots__ = ("name", "runs", "trailer", "work")
+
+    def __init__(self, work: Work, name: str) -> None:
+        self.work = work
+        self.name = name
+        self.runs = work.sequences.of(name)
+        self.trailer = txn_trailer(work.txn)
+
+    def takes(self, send: TxnSend) -> bool:
+        """Whether it is so; then it is in flight, and `settled` is owed."""
+        work, runs, sequence_id = self.work, self.runs, send.sequence_id
+        if sequence_id <= runs.pushed or work.decision is not None or not work.is_admitted:
+            return False
+        if not send.metadata_ends_with(self.trailer):
+            return False
+        runs.pushed = sequence_id
+        runs.plain += 1
+        return True
+
+    def sent(self, sequence_id: int) -> Sent:
+        """A send that does not go this way any more."""
+        self.runs.plain -= 1
+        return Sent(self.name, sequence_id, sequence_id)
 
 
 class MetadataTransactionBuffer:
@@ -196,7 +235,7 @@ class MetadataTransactionBuffer:
             work = self._track(from_text(each.pin.txn), each.pin.bound)
             work.is_recovered = True
             work.op = each.op
-            work.highest = _before(self._recovered_end)
+            work.has_entries = True  # perhaps
         late: list[StoredOp] = []
         for at in range(0, len(found), _READS_AT_ONCE):
             some = [self._judged(each) for each in found[at : at + _READS_AT_ONCE]]
@@ -269,10 +308,10 @@ class MetadataTransactionBuffer:
             return NotAllowed(f"transaction {to_text(txn)} is {known}")
         return None
 
-    async def admit(self, txn: TxnId) -> None:
-        """Let a transaction write here: its first message waits for this. NotAllowed: it may not.
+    def ask(self, txn: TxnId) -> Work | None:
+        """Begin to admit a transaction, unless that is under way; None: it is admitted.
 
-        It runs on if its caller is cancelled; whoever asks meanwhile shares one attempt.
+        NotAllowed: it may not write here, for a reason that is known without asking anybody.
         """
         refusal = self.refusal(txn)
         if refusal is not None:
@@ -283,12 +322,21 @@ class MetadataTransactionBuffer:
         if work is None:
             work = self._track(txn, self._ledger.next_append_floor())
         if work.is_admitted and work.decision is None:
-            return
-        seen = work.moved.version
+            return None
         if not work.is_admitting:
             work.is_admitting = True
             self.spawn(self._admission(work), f"admit {to_text(txn)}")
-        await work.moved.past(seen)
+        return work
+
+    async def admit(self, txn: TxnId) -> None:
+        """Let a transaction write here: its first message waits for this. NotAllowed: it may not.
+
+        It runs on if its caller is cancelled; whoever asks meanwhile shares one attempt.
+        """
+        work = self.ask(txn)
+        if work is None:
+            return
+        await work.moved.past(work.moved.version)
         if work.refusal is not None:
             raise work.refusal.with_traceback(None)
 
@@ -354,29 +402,41 @@ class MetadataTransactionBuffer:
         if work is not None:
             work.sequences.note(sent)
 
-    def judge(self, txn: TxnId, name: str, sequence_id: int) -> TxnVerdict:
+    def storing(self) -> Iterator[tuple[str, TxnRuns]]:
+        """What each producer has stored in each transaction that is undecided."""
+        for work in self._works.values():
+            yield from work.sequences
+
+    def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
         """Whether an admitted transaction has this message already; STORE: `appending` follows."""
-        return self._works[txn].sequences.judge(name, sequence_id)
+        return self._works[txn].sequences.judge(sent)
 
     def appending(self, txn: TxnId) -> Work:
         """An admitted transaction's message is appended now, without an await in between."""
         work = self._works[txn]
-        work.highest = self._ledger.next_append_floor()
-        if work.highest < work.bound:
-            raise InvariantBroken(f"{to_text(txn)} appends at {work.highest}, below {work.bound}")
+        work.has_entries = True
+        floor = self._ledger.next_append_floor()
+        if floor < work.bound:
+            raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
         return work
+
+    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
+        """Where plain sends of an admitted transaction may be noted; None: ask `is_admitted`."""
+        work = self._works.get(txn)
+        if work is None or not work.is_admitted:
+            return None
+        lane = work.lanes.get(name)
+        if lane is None:
+            lane = work.lanes[name] = TxnLane(self.appending(txn), name)
+        return lane
 
     def settled(self, work: Work, sent: Sent | None, *, stored: bool) -> None:
         """What became of an append; `sent` is None if its sequence does not count."""
         if sent is None:
             return
         work.sequences.settled(sent, stored=stored)
-        if not stored:
-            return
-        if self._works.get(work.txn) is work:
-            self._counting.pending(sent)
-        elif work.decision is not None:
-            self._counting.ended(work.decision, [sent])
+        if stored and work.decision is not None and self._works.get(work.txn) is not work:
+            self._counting.late(work.decision, sent)
 
     # --- decisions
 
@@ -391,11 +451,13 @@ class MetadataTransactionBuffer:
             self._materialise(work)
 
     def _materialise(self, work: Work) -> None:
-        if work.decision == "COMMITTED" or work.highest is None:
+        if work.decision == "COMMITTED" or not work.has_entries:
             self._end(work)
             self.spawn(self._unpin(work), f"unpin {to_text(work.txn)}")
         else:
-            self.spawn(self._abort(work, work.highest), f"abort {to_text(work.txn)}")
+            # Whatever it has in flight was handed to the log before this, and stands below.
+            last = _before(self._ledger.next_append_floor())
+            self.spawn(self._abort(work, last), f"abort {to_text(work.txn)}")
 
     async def _abort(self, work: Work, last: Position) -> None:
         record = self._store.write_aborted
@@ -415,7 +477,8 @@ class MetadataTransactionBuffer:
         self._forget(work)
         if work.decision is not None:
             self.ends[work.decision] += 1
-            self._counting.ended(work.decision, work.sequences)
+            for name, runs in work.sequences:
+                self._counting.ended(work.decision, name, runs)
 
     def _forget(self, work: Work) -> None:
         if self._works.get(work.txn) is work:
@@ -481,7 +544,7 @@ class MetadataTransactionBuffer:
         return self._tasks.spawn(work, name)
 
     def _track(self, txn: TxnId, bound: Position) -> Work:
-        work = self._works[txn] = Work(txn, bound)
+        work = self._works[txn] = Work(txn, bound, TxnSequences(self._counting.began))
         self._visibility.track(txn, bound)
         self._decisions.join(txn, self)
         return work

@@ -10,6 +10,7 @@ way round. Bit 62, not the topmost: many clients keep the half in a signed numbe
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from magnetar.errors import RequestError
@@ -19,6 +20,8 @@ METADATA_BIT: Final = 1 << 62
 
 _TEXT: Final = re.compile(r"\(?([0-9]{1,20})[,_ :]\s*([0-9]{1,20})\)?")
 _HALF_MAX: Final = 2**64 - 1
+_REMEMBERED: Final = 8192
+"""Names of transactions that are under way are made and read again and again."""
 
 
 def metadata_id(coordinator: int, number: int) -> TxnId:
@@ -33,11 +36,13 @@ def is_metadata(txn: TxnId) -> bool:
     return bool(txn.least & METADATA_BIT)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def to_text(txn: TxnId) -> str:
     """As keys and logs name it."""
     return f"{txn.most}_{txn.least}"
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def from_text(text: str) -> TxnId:
     """From `1_2`, or as Java prints it, `(1,2)`."""
     match = _TEXT.fullmatch(text.strip())

@@ -1,6 +1,6 @@
 """Which sends of a transaction are stored in a segment, by producer and sequence id (pure).
 
-Owns: `TxnSequences`, of one transaction in one segment.
+Owns: `TxnSequences`, of one transaction in one segment, and `TxnRuns`, of one producer there.
 
 A send covers the sequences from its own id to its highest (of a batch; else the same). Of a chunked
 message only the last chunk counts; its caller does not ask about the others.
@@ -9,13 +9,15 @@ Invariants:
 1. DUPLICATE is said only of what is durable; of what is in flight, UNKNOWN.
 2. Spans of a producer are disjoint and ascending; neighbours are one.
 3. What is stored takes 16 bytes for each run of sequences, however many messages it has.
+4. A plain send (one message, above `pushed`) is certainly new: it is noted without being judged
+   (`pushed`, `plain`), and settled in the order of the sends.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -36,22 +38,52 @@ class Sent(NamedTuple):
     last: int
 
 
-class _Runs:
+class TxnRuns:
     """Sequences of one producer."""
 
-    __slots__ = ("firsts", "flying", "lasts")
+    __slots__ = ("firsts", "flying", "lasts", "plain", "pushed")
 
     def __init__(self) -> None:
         self.firsts = array("q")
         self.lasts = array("q")
         self.flying: set[int] = set()
-        """First sequences of sends that are not durable yet."""
+        """First sequences of sends that were judged and are not durable yet."""
+        self.pushed = -1
+        """No send had a higher sequence, in flight or stored."""
+        self.plain = 0
+        """Plain sends in flight."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """What is stored: the first and the last of each run."""
+        return zip(self.firsts, self.lasts, strict=True)
 
     def holds(self, sequence_id: int) -> bool:
         at = bisect_right(self.firsts, sequence_id) - 1
         return at >= 0 and sequence_id <= self.lasts[at]
 
+    def judge(self, first: int, last: int) -> TxnVerdict:
+        if first in self.flying:
+            return TxnVerdict.UNKNOWN
+        if self.holds(first):
+            return TxnVerdict.DUPLICATE
+        if self.plain and first <= self.pushed:
+            return TxnVerdict.UNKNOWN
+        self.flying.add(first)
+        self.pushed = max(self.pushed, last)
+        return TxnVerdict.STORE
+
+    def plain_stored(self, sequence_id: int) -> None:
+        """The next plain send is durable."""
+        self.plain -= 1
+        lasts = self.lasts
+        if lasts and lasts[-1] == sequence_id - 1:
+            lasts[-1] = sequence_id
+        else:
+            self.add(sequence_id, sequence_id)
+
     def add(self, first: int, last: int) -> None:
+        """These are in the log."""
+        self.pushed = max(self.pushed, last)
         at = bisect_right(self.firsts, first)
         if at and first <= self.lasts[at - 1] + 1:
             self.lasts[at - 1] = max(last, self.lasts[at - 1])
@@ -67,40 +99,35 @@ class _Runs:
 
 
 class TxnSequences:
-    """What one transaction has stored in one segment."""
+    """What one transaction has stored in one segment; `begun` hears of each new producer."""
 
-    __slots__ = ("_by_name",)
+    __slots__ = ("_begun", "_by_name")
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, _Runs] = {}
+    def __init__(self, begun: Callable[[str, TxnRuns], None]) -> None:
+        self._begun = begun
+        self._by_name: dict[str, TxnRuns] = {}
 
-    def judge(self, name: str, sequence_id: int) -> TxnVerdict:
-        """After STORE it is in flight, and the caller owes `settled`."""
+    def of(self, name: str) -> TxnRuns:
         runs = self._by_name.get(name)
         if runs is None:
-            runs = self._by_name[name] = _Runs()
-        if sequence_id in runs.flying:
-            return TxnVerdict.UNKNOWN
-        if runs.holds(sequence_id):
-            return TxnVerdict.DUPLICATE
-        runs.flying.add(sequence_id)
-        return TxnVerdict.STORE
+            runs = self._by_name[name] = TxnRuns()
+            self._begun(name, runs)
+        return runs
+
+    def judge(self, sent: Sent) -> TxnVerdict:
+        """After STORE it is in flight, and the caller owes `settled`."""
+        return self.of(sent.name).judge(sent.first, sent.last)
 
     def settled(self, sent: Sent, *, stored: bool) -> None:
         """A send is in flight no more."""
-        self._by_name[sent.name].flying.discard(sent.first)
+        self.of(sent.name).flying.discard(sent.first)
         if stored:
             self.note(sent)
 
     def note(self, sent: Sent) -> None:
         """It is in the log; again: the same."""
-        runs = self._by_name.get(sent.name)
-        if runs is None:
-            runs = self._by_name[sent.name] = _Runs()
-        runs.add(sent.first, sent.last)
+        self.of(sent.name).add(sent.first, sent.last)
 
-    def __iter__(self) -> Iterator[Sent]:
-        """All that is stored."""
-        for name, runs in self._by_name.items():
-            for first, last in zip(runs.firsts, runs.lasts, strict=True):
-                yield Sent(name, first, last)
+    def __iter__(self) -> Iterator[tuple[str, TxnRuns]]:
+        """All producers, by name."""
+        return iter(self._by_name.items())

@@ -46,6 +46,8 @@ from magnetar.wire.messages import (
     RareSend,
     Received,
     Send,
+    TxnId,
+    TxnSend,
     Unknown,
     checksum_holds,
 )
@@ -258,8 +260,10 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
     """Take SENDs of the common form, one after the other; return where another frame begins.
 
     The common form: producer (below 2^14), sequence (below 2^63), perhaps the number of messages
-    (below 2^14), nothing else, and a checksum that holds. All else is left to protobuf.
+    (below 2^14), perhaps a transaction, nothing else, and a checksum that holds. All else is left
+    to protobuf.
     """
+    txn_fields, txn = b"", None
     view = memoryview(data)
     end = len(data)
     last = end - _SEND_HEAD.size
@@ -302,9 +306,7 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
             sequence_id |= byte << shift
             at += 1
         num_messages = 1
-        if at != body_end:
-            if data[at] != 0x18:
-                return offset
+        if at != body_end and data[at] == 0x18:
             num_messages = data[at + 1]
             at += 2
             if num_messages > 0x7F:
@@ -313,14 +315,35 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
                 at += 1
                 if high > 0x7F:
                     return offset
-            if at != body_end:
+        if at != body_end and not (txn_fields and data.startswith(txn_fields, at)):
+            txn_fields = data[at:body_end]
+            txn = _txn_of(txn_fields)
+            if txn is None:
                 return offset
         magic, stored = read_checksum(data, body_end)
         if magic != MAGIC_CHECKSUM or crc32c(view[body_end + CHECKSUM_BYTES : stop]) != stored:
             return offset
-        take(Send(producer_id, sequence_id, num_messages, data[body_end:stop]))
+        payload = data[body_end:stop]
+        if at == body_end:
+            take(Send(producer_id, sequence_id, num_messages, payload))
+        elif txn is not None and at + len(txn_fields) == body_end:
+            take(TxnSend(producer_id, sequence_id, num_messages, payload, txn))
+        else:
+            return offset
         offset = stop
     return offset
+
+
+def _txn_of(fields: bytes) -> TxnId | None:
+    """The transaction of a SEND that ends with these fields; None: they are not (only) that."""
+    said = pb.CommandSend()
+    try:
+        said.MergeFromString(fields)
+    except DecodeError:
+        return None
+    txn = TxnId(said.txnid_most_bits, said.txnid_least_bits)
+    canonical = pb.CommandSend(txnid_least_bits=txn.least, txnid_most_bits=txn.most)
+    return txn if canonical.SerializePartialToString() == fields else None
 
 
 def _parsed(encoded: bytes) -> pb.BaseCommand:

@@ -30,6 +30,7 @@ CHECKSUM_BYTES: Final = CHECKSUM.size
 
 _SIZE: Final = struct.Struct(">I")
 _MAGIC: Final = struct.Struct(">H")
+_METADATA_START: Final = CHECKSUM_BYTES + _SIZE.size
 
 
 class TxnId(NamedTuple):
@@ -44,7 +45,7 @@ class Send:
 
     __slots__ = ("headers_and_payload", "num_messages", "producer_id", "sequence_id")
 
-    # `RareSend` has these as slots of its own.
+    # `TxnSend` and `RareSend` have these as slots of their own.
     highest_sequence_id: int | None = None
     txn_id: TxnId | None = None
     is_chunk: bool = False
@@ -84,6 +85,29 @@ class Send:
 
     def __hash__(self) -> int:
         return hash(self._values())
+
+
+class TxnSend(Send):
+    """A SEND that says one thing more: its transaction. It has a checksum, and that holds."""
+
+    __slots__ = ("txn_id",)
+
+    def __init__(
+        self,
+        producer_id: int,
+        sequence_id: int,
+        num_messages: int,
+        headers_and_payload: bytes,
+        txn_id: TxnId,
+    ) -> None:
+        super().__init__(producer_id, sequence_id, num_messages, headers_and_payload)
+        self.txn_id: TxnId = txn_id
+
+    def metadata_ends_with(self, trailer: bytes) -> bool:
+        """Whether these are the last fields of the message's metadata."""
+        payload = self.headers_and_payload
+        end = _METADATA_START + int(_SIZE.unpack_from(payload, CHECKSUM_BYTES)[0])
+        return payload.endswith(trailer, 0, end)
 
 
 class RareSend(Send):
@@ -137,6 +161,16 @@ class Layout(NamedTuple):
     checksum: int
     metadata: int
     payload: int
+
+
+def txn_trailer(txn: TxnId) -> bytes:
+    """The id of a transaction as the last fields of a message's metadata.
+
+    What would follow it, had the message more of them, are those of chunks and of batches.
+    """
+    return pb.MessageMetadata(
+        txnid_least_bits=txn.least, txnid_most_bits=txn.most
+    ).SerializePartialToString()
 
 
 def layout_of(headers_and_payload: bytes) -> Layout:

@@ -24,7 +24,7 @@ from magnetar.txn.ids import metadata_id
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import ABORTED_RECORDS, OPS, State
 from magnetar.txn.store import TxnStore
-from magnetar.wire.messages import RareSend, TxnId, encode_entry, payload_offset
+from magnetar.wire.messages import Send, TxnId, TxnSend, encode_entry, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.broker.world import EPOCH_MS, NAME, World, consumer, message, options, receipts
 
@@ -111,16 +111,15 @@ def sent(
     *,
     carried: TxnId | None = None,
     producer: str = "p",
-) -> RareSend:
-    """A SEND of a transaction; `carried` is what its metadata says instead."""
-    command = pb.CommandSend(producer_id=1, sequence_id=sequence_id)
+) -> Send:
+    """A SEND as a connection hands it out; `carried` is what its metadata says instead."""
     metadata = pb.MessageMetadata(
         producer_name=producer, sequence_id=sequence_id, publish_time=EPOCH_MS
     )
-    if txn is not None:
-        command.txnid_most_bits, command.txnid_least_bits = txn
-        metadata.txnid_most_bits, metadata.txnid_least_bits = carried or txn
-    return RareSend(command, encode_entry(metadata, text.encode()), True)
+    if txn is None:
+        return Send(1, sequence_id, 1, encode_entry(metadata, text.encode()))
+    metadata.txnid_most_bits, metadata.txnid_least_bits = carried or txn
+    return TxnSend(1, sequence_id, 1, encode_entry(metadata, text.encode()), txn)
 
 
 async def joined(topic: Topic, name: str = "p") -> Producer:

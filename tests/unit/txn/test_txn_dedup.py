@@ -7,30 +7,64 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.txn.txn_dedup import Sent, TxnSequences, TxnVerdict
+from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
 
 
 def test_what_is_in_flight_is_unknown_and_what_failed_may_come_again() -> None:
-    stored = TxnSequences()
-    assert stored.judge("p", 1) is TxnVerdict.STORE
-    assert stored.judge("p", 1) is TxnVerdict.UNKNOWN
+    begun: list[str] = []
+    stored = TxnSequences(lambda name, _: begun.append(name))
+    assert stored.judge(Sent("p", 1, 1)) is TxnVerdict.STORE
+    assert stored.judge(Sent("p", 1, 1)) is TxnVerdict.UNKNOWN
     stored.settled(Sent("p", 1, 1), stored=False)
-    assert stored.judge("p", 1) is TxnVerdict.STORE
+    assert stored.judge(Sent("p", 1, 3)) is TxnVerdict.STORE
     stored.settled(Sent("p", 1, 3), stored=True)
-    assert stored.judge("p", 3) is TxnVerdict.DUPLICATE
-    assert stored.judge("p", 4) is TxnVerdict.STORE
-    assert stored.judge("q", 3) is TxnVerdict.STORE
+    assert stored.judge(Sent("p", 3, 3)) is TxnVerdict.DUPLICATE
+    assert stored.judge(Sent("p", 4, 4)) is TxnVerdict.STORE
+    assert stored.judge(Sent("q", 3, 3)) is TxnVerdict.STORE
+    assert begun == ["p", "q"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=40))
 def test_runs_hold_what_was_noted(notes: list[tuple[int, int]]) -> None:
-    stored, expected = TxnSequences(), set[int]()
+    stored, expected = TxnRuns(), set[int]()
     for first, more in notes:
-        stored.note(Sent("p", first, first + more))
+        stored.add(first, first + more)
         expected |= set(range(first, first + more + 1))
     spans = list(stored)
-    assert {number for span in spans for number in range(span.first, span.last + 1)} == expected
-    assert all(low.last + 1 < high.first for low, high in pairwise(spans))
+    assert {number for first, last in spans for number in range(first, last + 1)} == expected
+    assert all(low + 1 < high for (_, low), (high, _) in pairwise(spans))
     for number in range(40):
-        verdict = stored.judge("p", number)
+        verdict = stored.judge(number, number)
         assert verdict is (TxnVerdict.DUPLICATE if number in expected else TxnVerdict.STORE)
+
+
+@given(st.lists(st.tuples(st.sampled_from("psfx"), st.integers(0, 12)), max_size=60))
+def test_plain_sends_beside_judged_ones(steps: list[tuple[str, int]]) -> None:
+    """A message is never taken twice, and one is called a duplicate only if it is durable."""
+    runs = TxnRuns()
+    flying: list[tuple[int, bool]] = []
+    durable = set[int]()
+    for kind, number in steps:
+        if kind == "p" and number > runs.pushed:
+            runs.pushed = number
+            runs.plain += 1
+            flying.append((number, True))
+        elif kind == "s":
+            verdict = runs.judge(number, number)
+            assert (verdict is TxnVerdict.DUPLICATE) == (number in durable)
+            if verdict is TxnVerdict.STORE:
+                assert number not in durable
+                assert number not in [each for each, _ in flying]
+                flying.append((number, False))
+        elif kind in "fx" and flying:
+            number, plain = flying.pop(0)
+            if kind == "f":
+                durable.add(number)
+            if plain and kind == "f":
+                runs.plain_stored(number)
+                continue
+            runs.plain -= plain
+            runs.flying.discard(number)
+            if kind == "f":
+                runs.add(number, number)
+    assert {each for first, last in runs for each in range(first, last + 1)} == durable

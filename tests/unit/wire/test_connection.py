@@ -12,7 +12,7 @@ from magnetar.errors import FrameTooLarge, LocalProtocolError, ProtocolError, Re
 from magnetar.wire.commands import TYPES, Side
 from magnetar.wire.connection import Connection, State
 from magnetar.wire.frames import SIZES, base_command, command, encode_message, encode_with_payload
-from magnetar.wire.messages import Command, Delivered, Received, Send, TxnId, Unknown
+from magnetar.wire.messages import Command, Delivered, Received, Send, TxnId, TxnSend, Unknown
 from tests.unit.wire.support import (
     CONNECT,
     CONNECTED,
@@ -372,3 +372,21 @@ def _fed(pieces: list[bytes]) -> tuple[list[Command], str]:
     except ProtocolError as error:
         return commands, str(error)
     return commands, str(connection.error or "")
+
+
+@given(st.lists(st.none() | st.integers(0, 2), max_size=12), st.booleans())
+def test_sends_of_several_transactions_in_one_piece(whose: list[int | None], counted: bool) -> None:
+    txns = [TxnId(0, 2**63 + 5), TxnId(0, 2**63 + 500), TxnId(15, 0)]
+    frames, expected = [], []
+    for number, each in enumerate(whose):
+        fields: dict[str, object] = {"producer_id": 1, "sequence_id": number}
+        if counted:
+            fields["num_messages"] = 1
+        if each is not None:
+            fields |= {"txnid_least_bits": txns[each].least, "txnid_most_bits": txns[each].most}
+        frames.append(send_frame(entry(), **fields))
+        expected.append((number, None if each is None else txns[each]))
+    received = open_server().receive(b"".join(frames))
+    assert all(type(each) in (Send, TxnSend) for each in received)
+    found = [(each.sequence_id, each.txn_id) for each in received if isinstance(each, Send)]
+    assert found == expected
