@@ -46,9 +46,10 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer import MetadataTransactionBuffer, TxnLane, Work
+from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import to_text
 from magnetar.txn.txn_dedup import Sent, TxnVerdict
+from magnetar.txn.txn_work import TxnLane, Work
 from magnetar.wire.messages import Send, TxnId, TxnSend
 
 Append = Callable[[bytes], asyncio.Future[Position]]
@@ -152,7 +153,8 @@ class Producer:
         self._held: deque[Send] = deque()
         self._releasing = False
         """A held send goes on just now."""
-        self._release: asyncio.Task[None] | None = None
+        self._released = Signal()
+        """Advances when nothing is held any more."""
         self._refusal_of: tuple[TxnId, NotAllowed] | None = None
         """Why the transaction of the last held send was not admitted."""
         self._txn_lane: TxnLane | None = None
@@ -357,50 +359,60 @@ class Producer:
         """Whether a send waits: for its transaction, or behind one that does."""
         if self._releasing:
             return False
-        txn, transactions = send.txn_id, self._transactions
-        if not self._held:
+        txn, transactions, held = send.txn_id, self._transactions, self._held
+        if held:
+            if txn is not None and txn != held[-1].txn_id and transactions is not None:
+                self._ask_ahead(transactions, txn)
+        else:
             if txn is None or transactions is None or not self._ready or not send.checksum_ok:
                 return False
             if transactions.is_admitted(txn) or transactions.refusal(txn) is not None:
                 return False
             self._direct = False
-            self._release = transactions.spawn(self._release_held(), f"sends of {self.name}")
-        elif txn is not None and txn != self._held[-1].txn_id and transactions is not None:
-            self._ask(transactions, txn)
-        self._held.append(send)
+        held.append(send)
+        if len(held) == 1:
+            self._go_on()
         return True
 
     @staticmethod
-    def _ask(transactions: MetadataTransactionBuffer, txn: TxnId) -> None:
+    def _ask_ahead(transactions: MetadataTransactionBuffer, txn: TxnId) -> None:
         """Have a transaction admitted while those before it are."""
         try:
             transactions.ask(txn)
         except NotAllowed:
-            return  # whoever waits for it is told
+            return  # when its turn comes it is refused
 
-    async def _release_held(self) -> None:
-        """Let go on what is held, each once its transaction is admitted or refused."""
-        transactions, held = self._transactions, self._held
-        assert transactions is not None, "it holds sends of transactions"
-        refused: TxnId | None = None
-        try:
-            while held:
-                txn = held[0].txn_id
-                if not (txn is None or txn == refused or transactions.is_admitted(txn)):
-                    try:
-                        await transactions.admit(txn)
-                    except NotAllowed as error:
-                        refused, self._refusal_of = txn, (txn, error)
-                if held:  # and not dropped meanwhile
-                    self._releasing = True
-                    self.send(held.popleft())
-                    self._releasing = False
-        finally:
-            held.clear()
+    def _answered(self, txn: TxnId, refusal: NotAllowed | None) -> None:
+        """The first held send need not wait any more."""
+        self._refusal_of = None if refusal is None else (txn, refusal)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let held sends go on, up to the first whose transaction is neither admitted nor refused.
+
+        All of them at once: after the last one nothing is held.
+        """
+        held = self._held
+        while held and self._is_answered(held[0].txn_id):
+            self._releasing = True
+            self.send(held.popleft())
             self._releasing = False
+        if not held:
             self._direct = self._ready
             self._refusal_of = None
+            self._released.advance()
             self._wake()
+
+    def _is_answered(self, txn: TxnId | None) -> bool:
+        """Whether a held send may go on; if not, its transaction is asked about."""
+        refused, transactions = self._refusal_of, self._transactions
+        if txn is None or transactions is None or (refused is not None and refused[0] == txn):
+            return True
+        try:
+            return transactions.ask(txn, self._answered)
+        except NotAllowed as error:
+            self._refusal_of = (txn, error)
+            return True
 
     def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:
         """Queue the failure: what is in flight of this producer is settled before it."""
@@ -522,14 +534,22 @@ class Producer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while self.pending:
-            head = self._pending[0][0] if self._pending else self._release
-            assert head is not None, "sends are held by a task"
-            if not head.done():
-                await asyncio.wait({head}, timeout=max(deadline - loop.time(), 0))
+            left = max(deadline - loop.time(), 0)
+            if self._pending:
+                await asyncio.wait({self._pending[0][0]}, timeout=left)
+            else:
+                await self._until_released(left)
             self.settle()
-            if self.pending and not head.done():
+            if self.pending and loop.time() >= deadline:
                 raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
         self._wake()
+
+    async def _until_released(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._released.past(self._released.version)
+        except TimeoutError:
+            return
 
 
 def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = None) -> _Sent:

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Final
 
 from magnetar.errors import (
     InvariantBroken,
@@ -48,8 +49,9 @@ from magnetar.txn.pins import adopt_pin, check_epoch, place_pin
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
+from magnetar.txn.txn_work import Answered, Sequences, TxnLane, Work
 from magnetar.txn.visibility import Visibility
-from magnetar.wire.messages import TxnId, TxnSend, txn_trailer
+from magnetar.wire.messages import TxnId
 
 ADMIT_SECONDS: Final = 30.0
 """For all that comes before a transaction's first message in a segment."""
@@ -62,96 +64,6 @@ _ATTEMPTS: Final = 16
 _PAUSE_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 5.0
 _LOG: Final = logger(__name__)
-
-
-class Sequences(Protocol):
-    """Where the sequences of transactions count for dedup, and how they get there."""
-
-    def began(self, name: str, stored: TxnRuns) -> None:
-        """A producer stores in a transaction that is not decided: so much, and what is to come."""
-        ...
-
-    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
-        """What it stored counts from now on (COMMITTED) or is forgotten."""
-        ...
-
-    def late(self, state: State, sent: Sent) -> None:
-        """The same for what became durable after the end."""
-        ...
-
-    async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
-        """Call `note` for each entry of these in [first, end): of what a former owner stored."""
-        ...
-
-
-class Work:
-    """One transaction in one segment."""
-
-    __slots__ = (
-        "bound",
-        "decision",
-        "has_entries",
-        "is_admitted",
-        "is_admitting",
-        "is_recovered",
-        "lanes",
-        "moved",
-        "op",
-        "refusal",
-        "sequences",
-        "txn",
-    )
-
-    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
-        self.txn = txn
-        self.bound = bound
-        """None of its entries stands below."""
-        self.op: StoredOp | None = None
-        """Its pin, once that is durable."""
-        self.has_entries = False
-        """Some were handed to the log, by this owner or a former one."""
-        self.sequences = sequences
-        self.lanes: dict[str, TxnLane] = {}
-        """By the name of the producer."""
-        self.decision: State | None = None
-        self.is_recovered = False
-        self.is_admitting = False
-        self.is_admitted = False
-        self.refusal: NotAllowed | None = None
-        self.moved = Signal()
-        """Advances when an attempt to admit it is over."""
-
-
-class TxnLane:
-    """The sends of one producer in one transaction.
-
-    One message, above all before it, with the transaction as the last field of its metadata: that
-    one is certainly new and certainly the transaction's, and is noted here without being judged.
-    """
-
-    __slots__ = ("name", "runs", "trailer", "work")
-
-    def __init__(self, work: Work, name: str) -> None:
-        self.work = work
-        self.name = name
-        self.runs = work.sequences.of(name)
-        self.trailer = txn_trailer(work.txn)
-
-    def takes(self, send: TxnSend) -> bool:
-        """Whether it is so; then it is in flight, and `settled` is owed."""
-        work, runs, sequence_id = self.work, self.runs, send.sequence_id
-        if sequence_id <= runs.pushed or work.decision is not None or not work.is_admitted:
-            return False
-        if not send.metadata_ends_with(self.trailer):
-            return False
-        runs.pushed = sequence_id
-        runs.plain += 1
-        return True
-
-    def sent(self, sequence_id: int) -> Sent:
-        """A send that does not go this way any more."""
-        self.runs.plain -= 1
-        return Sent(self.name, sequence_id, sequence_id)
 
 
 class MetadataTransactionBuffer:
@@ -188,6 +100,9 @@ class MetadataTransactionBuffer:
         self._works: dict[TxnId, Work] = {}
         self._recovered_end = ledger.next_append_floor()
         self._scan: asyncio.Task[None] | None = None
+        self._unpinned: list[StoredOp] = []
+        """Pins that hold nothing any more, to be deleted."""
+        self._unpinning = False
         self._tasks = Service(f"transactions of {segment}", stop_seconds=_STOP_SECONDS)
 
     # --- what consumers may see
@@ -255,7 +170,7 @@ class MetadataTransactionBuffer:
             if work.decision is not None:
                 self._materialise(work)
         if gone or late:
-            self.spawn(self._sweep(gone, late), "sweep")
+            self._tasks.spawn(self._sweep(gone, late), "sweep")
         self.moved.advance()
 
     async def _judged(self, found: FoundPin) -> StoredOp | None:
@@ -308,9 +223,10 @@ class MetadataTransactionBuffer:
             return NotAllowed(f"transaction {to_text(txn)} is {known}")
         return None
 
-    def ask(self, txn: TxnId) -> Work | None:
-        """Begin to admit a transaction, unless that is under way; None: it is admitted.
+    def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
+        """Have a transaction admitted, as its first message needs; True: it is.
 
+        Else an attempt is under way, which all who ask share, and which calls `then` at its end.
         NotAllowed: it may not write here, for a reason that is known without asking anybody.
         """
         refusal = self.refusal(txn)
@@ -322,23 +238,13 @@ class MetadataTransactionBuffer:
         if work is None:
             work = self._track(txn, self._ledger.next_append_floor())
         if work.is_admitted and work.decision is None:
-            return None
+            return True
+        if then is not None:
+            work.waiting.append(then)
         if not work.is_admitting:
             work.is_admitting = True
-            self.spawn(self._admission(work), f"admit {to_text(txn)}")
-        return work
-
-    async def admit(self, txn: TxnId) -> None:
-        """Let a transaction write here: its first message waits for this. NotAllowed: it may not.
-
-        It runs on if its caller is cancelled; whoever asks meanwhile shares one attempt.
-        """
-        work = self.ask(txn)
-        if work is None:
-            return
-        await work.moved.past(work.moved.version)
-        if work.refusal is not None:
-            raise work.refusal.with_traceback(None)
+            self._tasks.spawn(self._admission(work), "admit")
+        return False
 
     async def _admission(self, work: Work) -> None:
         refusal: str | None = f"{self._segment} was unloaded"
@@ -358,13 +264,16 @@ class MetadataTransactionBuffer:
             if work.decision is not None:
                 refusal = f"it is {work.decision}"
             work.is_admitted = refusal is None
-            text = f"transaction {to_text(work.txn)} may not write to {self._segment}: {refusal}"
-            work.refusal = None if refusal is None else NotAllowed(text)
             if refusal is not None and not work.is_recovered:
                 self._forget(work)
                 if not self._tasks.stopping:
-                    self.spawn(self._remove_pin(work.txn), "remove a pin")
-            work.moved.advance()
+                    self._tasks.spawn(self._remove_pin(work.txn), "remove a pin")
+            waiting, work.waiting = work.waiting, []
+            for then in waiting:
+                then(work.txn, None if refusal is None else self._refused(work.txn, refusal))
+
+    def _refused(self, txn: TxnId, why: str) -> NotAllowed:
+        return NotAllowed(f"transaction {to_text(txn)} may not write to {self._segment}: {why}")
 
     async def _pin(self, work: Work) -> None:
         """The pin, and around it the certainty that the transaction is open."""
@@ -381,7 +290,7 @@ class MetadataTransactionBuffer:
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""
         if self._scan is None:
-            self._scan = self.spawn(self._recall_all(), "recall")
+            self._scan = self._tasks.spawn(self._recall_all(), "recall")
         await asyncio.wait({self._scan})
         if self._scan is None:
             raise ServiceNotReady(f"what is stored in {self._segment} could not be read")
@@ -453,11 +362,11 @@ class MetadataTransactionBuffer:
     def _materialise(self, work: Work) -> None:
         if work.decision == "COMMITTED" or not work.has_entries:
             self._end(work)
-            self.spawn(self._unpin(work), f"unpin {to_text(work.txn)}")
+            self._unpin(work)
         else:
             # Whatever it has in flight was handed to the log before this, and stands below.
             last = _before(self._ledger.next_append_floor())
-            self.spawn(self._abort(work, last), f"abort {to_text(work.txn)}")
+            self._tasks.spawn(self._abort(work, last), "abort")
 
     async def _abort(self, work: Work, last: Position) -> None:
         record = self._store.write_aborted
@@ -465,7 +374,7 @@ class MetadataTransactionBuffer:
             return
         self._hide(work.txn, last)
         self._end(work)
-        await self._unpin(work)
+        self._unpin(work)
 
     def _hide(self, txn: TxnId, last: Position) -> None:
         self._visibility.abort(txn, last)
@@ -487,10 +396,23 @@ class MetadataTransactionBuffer:
             self._decisions.leave(work.txn, self)
             self.moved.advance()
 
-    async def _unpin(self, work: Work) -> None:
-        op = work.op
-        if op is not None:
-            await self._tried("unpin", lambda: self._store.delete_ops([op]), is_vital=False)
+    def _unpin(self, work: Work) -> None:
+        """Delete its pin; with those of others that end meanwhile, and nobody waits for it."""
+        if work.op is None:
+            return
+        self._unpinned.append(work.op)
+        if not self._unpinning and not self._tasks.stopping:
+            self._unpinning = True
+            self._tasks.spawn(self._unpin_all(), "unpin")
+
+    async def _unpin_all(self) -> None:
+        try:
+            while self._unpinned:
+                gone, self._unpinned = self._unpinned, []
+                deletion = partial(self._store.delete_ops, gone)
+                await self._tried("unpin", deletion, is_vital=False)
+        finally:
+            self._unpinning = False
 
     async def _remove_pin(self, txn: TxnId) -> None:
         """Of one that was not admitted. It may be there, be it that its writing failed."""
@@ -538,10 +460,6 @@ class MetadataTransactionBuffer:
         await self._store.forget_aborted(self._segment, left)
 
     # --- parts
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something for as long as the segment is open."""
-        return self._tasks.spawn(work, name)
 
     def _track(self, txn: TxnId, bound: Position) -> Work:
         work = self._works[txn] = Work(txn, bound, TxnSequences(self._counting.began))

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from magnetar.model.ids import Position
 from magnetar.testing.virtual_time import run
 from magnetar.txn import buffer as buffers
-from magnetar.txn.buffer import MetadataTransactionBuffer, Work
+from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.pins import place_pin
 from magnetar.txn.store import StoredOp, TxnStore
+from magnetar.txn.txn_work import Work
 from magnetar.txn.visibility import Visibility
 from tests.unit.broker.txn_history import History, Step, random_steps
 from tests.unit.broker.txn_world import TxnWorld
@@ -76,7 +77,7 @@ def unpin_before_aborted_record(patch: pytest.MonkeyPatch) -> None:
     record = MetadataTransactionBuffer._abort
 
     async def wrong(self: MetadataTransactionBuffer, work: Work, last: Position) -> None:
-        await self._unpin(work)
+        self._unpin(work)
         await asyncio.sleep(0.3)
         await record(self, work, last)
 
