@@ -24,7 +24,7 @@ once it has no consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from magnetar.broker.acks import Ack, run_end
@@ -281,10 +281,11 @@ class Subscription:
 
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
-    ) -> Awaitable[None]:
-        """As `ack`, if and when a transaction commits; await it: that is durable.
+    ) -> asyncio.Task[None]:
+        """As `ack`, if and when a transaction commits; at its end that is durable.
 
-        TransactionConflict: others have a message, or the transaction has ended; nothing is stored.
+        It is not to be cancelled. TransactionConflict: others have a message, or the transaction
+        has ended; nothing is stored.
         """
         state = self._membership.state
         if state is None or consumer not in self._membership:

@@ -23,7 +23,7 @@ Relies on: `Decisions` to tell how each transaction ended that was joined, or th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from magnetar.broker.acks import Ack
@@ -208,26 +208,26 @@ class TransactionalAcks:
 
     # --- commands
 
-    def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> Awaitable[None]:
-        """Acknowledge in a transaction; await it: that is durable. TransactionConflict: it is not.
+    def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> asyncio.Task[None]:
+        """Acknowledge in a transaction; at its end that is durable. TransactionConflict: it is not.
 
-        If nothing has to be read first the messages are held when this returns: commands that
-        come later find them so.
+        It is not to be cancelled: whoever may be cancelled himself awaits a shield of it. If
+        nothing has to be read first the messages are held when this returns: commands that come
+        later find them so.
         """
         command = None
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
             if self._pending.judge(txn, wanted, cumulative, self._cursor) is Verdict.ACCEPTED:
                 command = self._begin(txn, wanted, cumulative)
-        text = f"ack in {to_text(txn)}"
         if command is None:
             self._queued += 1
-            work = asyncio.create_task(self._ack_queued(txn, acks, cumulative), name=text)
+            work = asyncio.create_task(self._ack_queued(txn, acks, cumulative))
         else:
-            work = asyncio.create_task(self._ack_held(command), name=text)
+            work = asyncio.create_task(self._ack_held(command))
         self._commands.add(work)
         work.add_done_callback(self._over)
-        return asyncio.shield(work)
+        return work
 
     def _over(self, work: asyncio.Task[None]) -> None:
         self._commands.discard(work)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from magnetar.errors import (
     InvariantBroken,
@@ -83,6 +83,9 @@ class ClientSoftware:
     @property
     def is_java(self) -> bool:
         return self.version.startswith("Pulsar-Java")
+
+
+_Result = TypeVar("_Result")
 
 
 class Session(asyncio.Protocol):
@@ -274,6 +277,30 @@ class Session(asyncio.Protocol):
         self._acks_owed += 1
         if self._unanswered >= self.limits.connection_requests_max:
             self.judge_reading()
+
+    def answer_at_end(
+        self,
+        work: asyncio.Task[_Result],
+        number: int,
+        body: Any,
+        reply: Callable[[Any, _Result], bytes | None],
+    ) -> None:
+        """Answer a command when work ends that is not the session's, and outlives it."""
+        self.owe_ack()
+
+        def answer(task: asyncio.Task[_Result]) -> None:
+            if self.ended.is_set():
+                return
+            try:
+                frame = reply(body, task.result())
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  answered
+                self.refuse(number, body, error)
+            else:
+                if frame is not None:
+                    self.write(frame)
+            self.acks_answered(1)
+
+        work.add_done_callback(answer)
 
     def acks_answered(self, count: int) -> None:
         self._acks_owed -= count

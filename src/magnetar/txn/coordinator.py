@@ -117,9 +117,13 @@ class Coordinators(Service):
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str = "") -> State:
         """Decide a transaction; what was decided."""
+        return await asyncio.shield(self.ending(txn, commit=commit, owner=owner))
+
+    def ending(self, txn: TxnId, *, commit: bool, owner: str = "") -> asyncio.Task[State]:
+        """The same in a task, which is not to be cancelled."""
         self.partitions.check_txn(txn)
         state: State = "COMMITTED" if commit else "ABORTED"
-        return await self._apart(self._end(txn, state, owner))
+        return self._in_task(self._end(txn, state, owner))
 
     async def check_open(self, txn: TxnId, owner: str = "") -> None:
         """Raise unless a transaction is open and this owner's."""
@@ -180,28 +184,40 @@ class Coordinators(Service):
             owner=owner,
             group=membership,
         )
-        await self._create(header)
+        version = await self._create(header)
         TXN_BEGUN.labels(str(coordinator)).inc()
         if not self.partitions.leads(coordinator):
             return header  # the next leader finds it by its deadline
         if membership is not None:
             await self._groups.began(header)
         else:
-            self._book.began(header)
+            self._book.began(header, version)
         return header
 
-    async def _create(self, header: Header) -> None:
+    async def _create(self, header: Header) -> int | None:
+        """Its version, if that is known."""
         try:
-            await self._store.create(header)
+            return (await self._store.create(header)).version
         except OutcomeUnknown:
             if await self._store.header(header.id) != header:
                 raise  # should it arrive later, its deadline ends it
+            return None
 
     # --- ending
 
     async def _end(self, txn: TxnId, state: State, owner: str | None) -> State:
         """As an owner wishes, or, for None, as this coordinator does."""
         now = self._clock.now_ms()
+        known, version = self._book.get(txn), self._book.version(txn)
+        if known is not None and version is not None:
+            after = decisions.ended(_owned(known, txn, owner), state, now)
+            if await self._store.replace_header(after, version):
+                self._book.over(txn, after.state, self._clock.now_ms(), _cause(owner))
+                return after.state
+        return await self._end_as_stored(txn, state, owner, now)
+
+    async def _end_as_stored(self, txn: TxnId, state: State, owner: str | None, now: int) -> State:
+        """The same for one that others may have changed, or that its group decides."""
 
         def ended(header: Header | None) -> Header | None:
             known = _owned(header, txn, owner)
@@ -258,13 +274,16 @@ class Coordinators(Service):
 
     async def _apart(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run to its end, whatever becomes of who asked."""
+        return await asyncio.shield(self._in_task(work))
+
+    def _in_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         if self.stopping:
             work.close()
             raise _stopping()
         task = asyncio.create_task(work, name="transaction")
         self._work.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)

@@ -49,6 +49,8 @@ class OpenBook:
         self._audience = audience
         self._per_owner_max = per_owner_max
         self._headers: dict[TxnId, Header] = {}
+        self._versions: dict[TxnId, int] = {}
+        """Of headers that only this broker has written."""
         self._owners: Counter[str] = Counter()
         self._groups: dict[str, set[TxnId]] = {}
         self._heap: list[tuple[int, TxnId]] = []
@@ -58,6 +60,10 @@ class OpenBook:
 
     def get(self, txn: TxnId) -> Header | None:
         return self._headers.get(txn)
+
+    def version(self, txn: TxnId) -> int | None:
+        """Of the header that `get` returns, as it was stored here; None: not known."""
+        return self._versions.get(txn)
 
     def by_coordinator(self) -> Counter[int]:
         """How many are open."""
@@ -84,9 +90,11 @@ class OpenBook:
         finally:
             self._leave(owner)
 
-    def began(self, header: Header) -> None:
+    def began(self, header: Header, version: int | None = None) -> None:
         """A transaction was begun here."""
         self.add(header)
+        if version is not None:
+            self._versions[header.id] = version
         self._audience.opened(header)
 
     def add(self, header: Header) -> None:
@@ -121,6 +129,7 @@ class OpenBook:
 
     def _discard(self, txn: TxnId, header: Header) -> None:
         del self._headers[txn]
+        self._versions.pop(txn, None)
         self._leave(header.owner)
         if header.group is not None:
             members = self._groups[header.group.application]

@@ -20,7 +20,7 @@ import msgspec
 
 from magnetar.errors import BadVersion, OutcomeUnknown
 from magnetar.managed_ledger.names import encode_name
-from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record
+from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record, Stat
 from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
 from magnetar.runtime.metrics import TXN_HEADER_CAS, TXN_INDEX_SECONDS, TXN_OP_WRITES
@@ -57,6 +57,9 @@ from magnetar.wire.messages import TxnId
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+_CAS_STORED = TXN_HEADER_CAS.labels("stored")
+_CAS_LOST = TXN_HEADER_CAS.labels("lost")
+
 
 class StoredOp(NamedTuple):
     """An op record with its version: it is deleted only as it was seen."""
@@ -83,11 +86,22 @@ class TxnStore:
 
     # --- headers
 
-    def create(self, header: Header) -> Awaitable[object]:
+    def create(self, header: Header) -> Awaitable[Stat]:
         """Submitted when called; BadVersion if there is one of that id."""
         key = header_key(header.id)
         indexes = header_indexes(header)
         return self.metadata.put(key, encode(header), expected=ABSENT, indexes=indexes)
+
+    async def replace_header(self, header: Header, version: int) -> bool:
+        """Put a header where this version of it is; False: it is not there, or nobody can tell."""
+        key, indexes = header_key(header.id), header_indexes(header)
+        try:
+            await self.metadata.put(key, encode(header), expected=version, indexes=indexes)
+        except (BadVersion, OutcomeUnknown):
+            _CAS_LOST.inc()
+            return False
+        _CAS_STORED.inc()
+        return True
 
     async def header(self, txn: TxnId) -> Header | None:
         return await self._get(header_key(txn), Header)
@@ -279,8 +293,8 @@ class TxnStore:
             raise
         finally:
             if kind is Header and attempts:
-                TXN_HEADER_CAS.labels("stored").inc(attempts - lost)
-                TXN_HEADER_CAS.labels("lost").inc(lost)
+                _CAS_STORED.inc(attempts - lost)
+                _CAS_LOST.inc(lost)
         return after
 
     async def _found(

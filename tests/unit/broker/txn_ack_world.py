@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from magnetar.broker.acks import Ack
@@ -79,7 +80,9 @@ async def ack(
     client: Client, txn: TxnId, *bodies: str, cumulative: bool = False, unacked: int = 0
 ) -> None:
     acks = [Ack(client.position_of(body), unacked) for body in bodies]
-    await client.subscription.ack_in_txn(client.consumer, txn, acks, cumulative=cumulative)
+    subscription = client.subscription
+    work = subscription.ack_in_txn(client.consumer, txn, acks, cumulative=cumulative)
+    await asyncio.shield(work)
 
 
 def play(

@@ -15,6 +15,7 @@ from magnetar.errors import (
     TransactionCoordinatorNotFound,
     TransactionNotFound,
 )
+from magnetar.metadata.api import Stat
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual_time import run
@@ -325,7 +326,7 @@ def test_a_member_that_is_stored_too_late_is_refused() -> None:
         epoch = await opened(broker)
         create = broker.store.create
 
-        async def slow(header: Header) -> object:
+        async def slow(header: Header) -> Stat:
             await asyncio.sleep(1)
             return await create(header)
 

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Final
 
 from magnetar.broker.acks import Ack, unacked_of
@@ -215,31 +214,22 @@ def ack(session: Session, body: pb.CommandAck) -> None:
             acks,
             cumulative=cumulative,
         )
-        session.owe_ack()
-        session.spawn(_answer_in_txn(session, body, work), "ack in a transaction")
+        session.answer_at_end(work, pb.BaseCommand.ACK, body, _acked_in_txn)
         return
     handle.subscription.ack(handle.consumer, acks, cumulative=cumulative)
     if body.HasField("request_id"):
         handle.answer_when_durable(handle.subscription, body.request_id)
 
 
-async def _answer_in_txn(session: Session, body: pb.CommandAck, work: Awaitable[None]) -> None:
-    try:
-        await work
-    except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
-        session.refuse(pb.BaseCommand.ACK, body, error)
-    else:
-        if body.HasField("request_id"):
-            session.write(
-                command(
-                    "ACK_RESPONSE",
-                    consumer_id=body.consumer_id,
-                    request_id=body.request_id,
-                    **txn_fields(body),
-                )
-            )
-    finally:
-        session.acks_answered(1)
+def _acked_in_txn(body: pb.CommandAck, _: None) -> bytes | None:
+    if not body.HasField("request_id"):
+        return None
+    return command(
+        "ACK_RESPONSE",
+        consumer_id=body.consumer_id,
+        request_id=body.request_id,
+        **txn_fields(body),
+    )
 
 
 def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages) -> None:

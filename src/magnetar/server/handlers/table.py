@@ -30,6 +30,7 @@ HANDLERS: Final = Handlers(
         _T.PONG: connecting.pong,
         _T.FLOW: consuming.flow,
         _T.ACK: consuming.ack,
+        _T.END_TXN: transactions.end,
         _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consuming.redeliver,
     },
     requests={
@@ -52,7 +53,6 @@ HANDLERS: Final = Handlers(
         _T.NEW_TXN: transactions.begin,
         _T.ADD_PARTITION_TO_TXN: transactions.add_partitions,
         _T.ADD_SUBSCRIPTION_TO_TXN: transactions.add_subscriptions,
-        _T.END_TXN: transactions.end,
         _T.END_TXN_ON_PARTITION: transactions.between_brokers,
         _T.END_TXN_ON_SUBSCRIPTION: transactions.between_brokers,
         _T.WATCH_TC_ASSIGNMENTS: transactions.watch,

@@ -24,7 +24,7 @@ from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
 from magnetar.txn.ids import from_text
 from magnetar.txn.partitions import PARTITIONS, Assignment, partition_of
-from magnetar.txn.records import Membership
+from magnetar.txn.records import Membership, State
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -135,12 +135,16 @@ async def add_subscriptions(session: Session, body: pb.CommandAddSubscriptionToT
     _answer(session, "ADD_SUBSCRIPTION_TO_TXN_RESPONSE", body.request_id, txn)
 
 
-async def end(session: Session, body: pb.CommandEndTxn) -> None:
+def end(session: Session, body: pb.CommandEndTxn) -> None:
     if not body.HasField("txn_action"):
         raise NotAllowed("END_TXN must say whether to commit or to abort")
-    txn, commit = _txn(body), body.txn_action == pb.COMMIT
-    await session.context.coordinators.end(txn, commit=commit, owner=_owner(session))
-    _answer(session, "END_TXN_RESPONSE", body.request_id, txn)
+    commit = body.txn_action == pb.COMMIT
+    work = session.context.coordinators.ending(_txn(body), commit=commit, owner=_owner(session))
+    session.answer_at_end(work, pb.BaseCommand.END_TXN, body, _ended)
+
+
+def _ended(body: pb.CommandEndTxn, _: State) -> bytes:
+    return _answered("END_TXN_RESPONSE", body.request_id, _txn(body))
 
 
 async def between_brokers(session: Session, body: Any) -> None:
@@ -152,8 +156,12 @@ def _txn(body: Any) -> TxnId:
 
 
 def _answer(session: Session, reply: str, request_id: int, txn: TxnId) -> None:
-    session.write(
-        command(reply, request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least)
+    session.write(_answered(reply, request_id, txn))
+
+
+def _answered(reply: str, request_id: int, txn: TxnId) -> bytes:
+    return command(
+        reply, request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
 
 
