@@ -393,20 +393,26 @@ class Producer:
         All of them at once: after the last one nothing is held.
         """
         held = self._held
-        while held and self._is_answered(held[0].txn_id):
-            self._releasing = True
+        answered: TxnId | None = None
+        self._releasing = True
+        while held:
+            txn = held[0].txn_id
+            # Nothing can change between the sends of one transaction: nobody else runs.
+            if txn is not None and txn != answered and not self._is_answered(txn):
+                break
+            answered = txn
             self.send(held.popleft())
-            self._releasing = False
+        self._releasing = False
         if not held:
             self._direct = self._ready
             self._refusal_of = None
             self._released.advance()
             self._wake()
 
-    def _is_answered(self, txn: TxnId | None) -> bool:
+    def _is_answered(self, txn: TxnId) -> bool:
         """Whether a held send may go on; if not, its transaction is asked about."""
         refused, transactions = self._refusal_of, self._transactions
-        if txn is None or transactions is None or (refused is not None and refused[0] == txn):
+        if transactions is None or (refused is not None and refused[0] == txn):
             return True
         try:
             return transactions.ask(txn, self._answered)

@@ -111,9 +111,12 @@ class Coordinators(Service):
         self._check_timeout(timeout_ms)
         if self.stopping:
             raise _stopping()
-        with self._book.place(owner):
+        self._book.reserve(owner)
+        try:
             # Should nobody wait for it any more, its deadline ends it.
             return await self._begin(coordinator, timeout_ms, owner, membership)
+        finally:
+            self._book.release(owner)
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str = "") -> State:
         """Decide a transaction; what was decided."""

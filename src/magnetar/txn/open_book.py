@@ -14,8 +14,6 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -75,9 +73,8 @@ class OpenBook:
 
     # --- coming and going
 
-    @contextmanager
-    def place(self, owner: str) -> Iterator[None]:
-        """Room for one more transaction of an owner, held while it is being begun."""
+    def reserve(self, owner: str) -> None:
+        """Room for one more transaction of an owner, held until `release`."""
         if self._owners[owner] >= self._per_owner_max:
             whose = f"of {owner!r}" if owner else "of clients that are not identified"
             raise TooManyRequests(
@@ -85,10 +82,6 @@ class OpenBook:
                 hint="end some of them, or raise txn_open_per_owner_max",
             )
         self._owners[owner] += 1
-        try:
-            yield
-        finally:
-            self._leave(owner)
 
     def began(self, header: Header, version: int | None = None) -> None:
         """A transaction was begun here."""
@@ -130,7 +123,7 @@ class OpenBook:
     def _discard(self, txn: TxnId, header: Header) -> None:
         del self._headers[txn]
         self._versions.pop(txn, None)
-        self._leave(header.owner)
+        self.release(header.owner)
         if header.group is not None:
             members = self._groups[header.group.application]
             members.discard(txn)
@@ -140,7 +133,7 @@ class OpenBook:
         if len(self._heap) > max(_COMPACT_AT, 2 * len(self._headers)):
             self._heap = sorted((each.deadline_ms, txn) for txn, each in self._headers.items())
 
-    def _leave(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         self._owners[owner] -= 1
         if not self._owners[owner]:
             del self._owners[owner]
