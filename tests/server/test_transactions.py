@@ -16,7 +16,8 @@ from magnetar.server.authority import Authority, Principal
 from magnetar.testing.driver import Driver, build_message
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.partitions import LEADERS, PARTITIONS, partition_of
-from magnetar.txn.records import State
+from magnetar.txn.pins import place_pin
+from magnetar.txn.records import Pin, State, encode, pin_key
 from magnetar.txn.store import TxnStore
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received, TxnId
@@ -365,8 +366,11 @@ def test_finished_transactions_leave_nothing_behind(tmp_path: Path) -> None:
                 await driver.publish(1, number, message, **ids(txn))
                 txns.append(txn)
             # One whose topic was deleted, and one that its topic does not know of.
-            await store.write_pin(txns[0], "persistent://public/default/no", Position(1, 0), 1)
-            await store.write_pin(txns[1], "persistent://public/default/topic", Position(0, 0), 0)
+            await place_pin(store, txns[0], "persistent://public/default/no", Position(1, 0), 1)
+            topic = "persistent://public/default/topic"
+            key, indexes = pin_key(txns[1], topic)
+            late = encode(Pin(to_text(txns[1]), topic, 0, 0, epoch=0))
+            await server.metadata.put(key, late, indexes=indexes)
             await ended(driver, txns[0])
             await ended(driver, txns[1], commit=False)
             for txn in txns:

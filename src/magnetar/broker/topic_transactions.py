@@ -63,6 +63,7 @@ class TopicTransactions:
                 epoch=ledger.epoch,
                 clock=clock,
                 sequences=self,
+                shares_journal=transactions.shares_journal,
             )
 
     async def recover(self) -> None:

@@ -129,7 +129,9 @@ class Server(Service):
         self._sharing = self.machine.share_topics(self.metadata, self.service_url)
         store, partitions = TxnStore(self.metadata), self._partitions()
         self.decisions = Decisions(store, self.clock, coordinates=partitions.coordinates)
-        parts = self._topic_parts(Transactions(store, self.decisions))
+        parts = self._topic_parts(
+            Transactions(store, self.decisions, shares_journal=self.storage.shares_journal)
+        )
         self.topics = Topics(parts, self.namespaces)
         self.coordinators = Coordinators(
             store,

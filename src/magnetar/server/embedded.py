@@ -60,6 +60,9 @@ class StoreFormat(msgspec.Struct, frozen=True):
 class Storage:
     """An open data folder. Made by `open_storage`."""
 
+    shares_journal: Final = True
+    """Metadata and entries become durable in the order of their submission."""
+
     def __init__(
         self,
         lock: FolderLock,

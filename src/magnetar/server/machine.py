@@ -61,6 +61,11 @@ class ServerStorage(Protocol):
     def ledgers(self) -> LedgerStore: ...
 
     @property
+    def shares_journal(self) -> bool:
+        """Whether metadata and entries become durable in the order of their submission."""
+        ...
+
+    @property
     def failure(self) -> StorageError | None:
         """Why nothing can be written any more; None while all is well."""
         ...

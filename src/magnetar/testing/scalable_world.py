@@ -59,6 +59,8 @@ _STORE_SLOW_S: Final = 0.03
 class SharedStorage:
     """One broker's connections to storage that several share."""
 
+    shares_journal: Final = False
+
     def __init__(
         self, metadata: MemoryMetadata, ledgers: MemoryLedgerStore, timeout: float
     ) -> None:

@@ -8,7 +8,10 @@ Invariants (DESIGN 6.1; the rules of `spec` in brackets):
    below the lowest bound of any undecided transaction.
 2. A transaction is tracked before its header is read [track_before_read]. Its pin is durable, and
    after that the store still calls it open, before its first entry is appended. So a pin whose
-   header is gone has no entries that anything but an aborted record could tell of.
+   header is gone has no entries that anything but an aborted record could tell of. Where pins and
+   entries share a journal and this broker coordinates the transaction, the order in which they are
+   submitted is enough: an entry is durable only if the pin before it is, and a decision that comes
+   between the two is this broker's own and covers both.
 3. Once the decision is known nothing more is appended. A commit shows at once, what is in flight
    included. An abort shows nothing: the aborted record, which covers every position that was handed
    to the log, is durable before the bound goes.
@@ -29,6 +32,7 @@ from functools import partial
 from typing import Final
 
 from magnetar.errors import (
+    BadVersion,
     InvariantBroken,
     MagnetarError,
     ManagedLedgerFenced,
@@ -38,6 +42,7 @@ from magnetar.errors import (
     Unavailable,
 )
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.metadata.api import Stat
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
@@ -45,7 +50,7 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import from_text, is_metadata, to_text
-from magnetar.txn.pins import adopt_pin, check_epoch, place_pin
+from magnetar.txn.pins import adopt_pin, check_epoch, place_pin, submit_pin
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
@@ -79,6 +84,7 @@ class MetadataTransactionBuffer:
         epoch: int,
         clock: Clock,
         sequences: Sequences,
+        shares_journal: bool = False,
     ) -> None:
         self.moved = Signal()
         """Advances when the ceiling has moved for another reason than an append."""
@@ -96,6 +102,7 @@ class MetadataTransactionBuffer:
         self._epoch = epoch
         self._clock = clock
         self._counting = sequences
+        self._shares_journal = shares_journal
         self._visibility = Visibility()
         self._works: dict[TxnId, Work] = {}
         self._recovered_end = ledger.next_append_floor()
@@ -237,6 +244,8 @@ class MetadataTransactionBuffer:
         work = self._works.get(txn)
         if work is None:
             work = self._track(txn, self._ledger.next_append_floor())
+            if self._shares_journal and self._decisions.is_open_here(txn):
+                self._pin_ahead(work)
         if work.is_admitted and work.decision is None:
             return True
         if then is not None:
@@ -282,6 +291,43 @@ class MetadataTransactionBuffer:
         work.op = await place_pin(self._store, txn, self._segment, work.bound, self._epoch)
         # From the store: a decision that memory has missed may be old, and its header about to go.
         self._check_open(work, await self._decisions.read(txn))
+
+    def _pin_ahead(self, work: Work) -> None:
+        """Submit the pin, and admit at once: what is appended behind it is durable after it.
+
+        For a transaction that is decided by nobody but this broker, which would know by now.
+        """
+        try:
+            pinning = submit_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+        except MagnetarError:
+            return  # nothing was submitted: the attempt that follows tells why
+        pinning.add_done_callback(partial(self._pinned, work))
+        work.is_admitted = True
+
+    def _pinned(self, work: Work, pinning: asyncio.Future[Stat]) -> None:
+        error = None if pinning.cancelled() else pinning.exception()
+        if isinstance(error, BadVersion):
+            if not self._tasks.stopping:
+                self._tasks.spawn(self._take_over_pin(work), "take a pin over")
+        elif isinstance(error, MagnetarError):
+            self._fail(error)  # nothing behind it in the journal is durable either
+        elif not pinning.cancelled():
+            stat = pinning.result()
+            self._has_pin(work, StoredOp(stat.key, stat.version))
+
+    async def _take_over_pin(self, work: Work) -> None:
+        """A late write of a former owner was there: it stood for this transaction before."""
+        try:
+            op = await place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+        except MagnetarError as error:
+            self._fail(error)
+        else:
+            self._has_pin(work, op)
+
+    def _has_pin(self, work: Work, op: StoredOp) -> None:
+        work.op = op
+        if self._works.get(work.txn) is not work:
+            self._unpin(work)  # it has ended meanwhile
 
     def _check_open(self, work: Work, state: State | None) -> None:
         if work.decision is not None or state != "OPEN":

@@ -94,6 +94,10 @@ class Decisions(Service):
             return final
         return "OPEN" if txn in self._open else None
 
+    def is_open_here(self, txn: TxnId) -> bool:
+        """Whether it is certainly open: it was begun here, and nobody else decides on it."""
+        return txn in self._open and self._coordinates(txn)
+
     async def state(self, txn: TxnId) -> State | None:
         """What memory says if that is certain, else the store; None: there is no header."""
         known = self.known(txn)

@@ -17,3 +17,5 @@ class Transactions:
 
     store: TxnStore
     decisions: Decisions
+    shares_journal: bool = False
+    """Whether records and entries become durable in the order in which they are submitted."""

@@ -1,6 +1,6 @@
 """Pins by compare-and-set: the first mark of a transaction on a segment.
 
-Owns: `place_pin` and `adopt_pin`.
+Owns: `place_pin`, `submit_pin` and `adopt_pin`.
 
 Invariants:
 1. A pin's bound never rises, whoever writes it.
@@ -10,19 +10,34 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from msgspec.structs import replace
 
 from magnetar.errors import BadVersion, ManagedLedgerFenced, OutcomeUnknown, Unavailable
-from magnetar.metadata.api import ABSENT
+from magnetar.metadata.api import ABSENT, Stat
 from magnetar.model.ids import Position
+from magnetar.runtime.metrics import TXN_OP_WRITES
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.records import Pin, encode, pin_key
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
 
 _ATTEMPTS: Final = 16
+
+
+def submit_pin(
+    store: TxnStore, txn: TxnId, segment: str, bound: Position, epoch: int
+) -> asyncio.Future[Stat]:
+    """Write the pin of a transaction, at the place in the store's order where this is called.
+
+    BadVersion: there is one. Until it is durable nothing is certain but this order.
+    """
+    key, indexes = pin_key(txn, segment)
+    value = encode(Pin(to_text(txn), segment, *bound, epoch))
+    TXN_OP_WRITES.inc()
+    return asyncio.ensure_future(store.metadata.put(key, value, expected=ABSENT, indexes=indexes))
 
 
 async def place_pin(
@@ -62,6 +77,7 @@ async def _put(store: TxnStore, pin: Pin, expected: int) -> StoredOp | None:
     txn = from_text(pin.txn)
     key, indexes = pin_key(txn, pin.segment)
     value = encode(pin)
+    TXN_OP_WRITES.inc()
     try:
         stat = await store.metadata.put(key, value, expected=expected, indexes=indexes)
     except BadVersion:

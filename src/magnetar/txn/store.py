@@ -25,7 +25,7 @@ from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
 from magnetar.runtime.metrics import TXN_HEADER_CAS, TXN_INDEX_SECONDS, TXN_OP_WRITES
 from magnetar.txn import decisions
-from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.ids import to_text
 from magnetar.txn.records import (
     ABORTED_BY_POSITION,
     ACKS_BY_SUBSCRIPTION,
@@ -154,21 +154,6 @@ class TxnStore:
         return await self.change(group_key(application), Group, change)
 
     # --- pins
-
-    async def write_pin(self, txn: TxnId, segment: str, bound: Position, epoch: int) -> StoredOp:
-        """First of all that a transaction does to a segment; again: the same."""
-        pin = Pin(to_text(txn), segment, *bound, epoch)
-        return await self._put_op(pin_key(txn, segment), pin)
-
-    async def adopt_pin(self, found: FoundPin, epoch: int) -> StoredOp:
-        """Make a former owner's pin the present one's; BadVersion if it is not as it was found."""
-        pin = msgspec.structs.replace(found.pin, epoch=epoch)
-        _, indexes = pin_key(from_text(pin.txn), pin.segment)
-        stat = await self.metadata.put(
-            found.op.key, encode(pin), expected=found.op.version, indexes=indexes
-        )
-        TXN_OP_WRITES.inc()
-        return StoredOp(found.op.key, stat.version)
 
     async def pin(self, txn: TxnId, segment: str) -> FoundPin | None:
         key = pin_key(txn, segment).key

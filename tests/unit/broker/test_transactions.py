@@ -16,6 +16,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.txn import buffer as buffers
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import from_text
+from magnetar.txn.pins import place_pin
 from magnetar.txn.records import Pin, State, encode, pin_key
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
@@ -285,7 +286,7 @@ def test_leftovers_are_swept_at_load() -> None:
         topic = await broker.topic()
         # An aborted record of trimmed data, and a pin whose header is gone: a late write.
         await broker.store.write_aborted(T1, str(NAME), Position(0, 5))
-        await broker.store.write_pin(T2, str(NAME), Position(1, 0), 1)
+        await place_pin(broker.store, T2, str(NAME), Position(1, 0), 1)
         await topic.close()
         await publish(await joined(await world.broker().topic()), None, "a")
         topic = await world.broker().topic()
@@ -489,7 +490,7 @@ def test_a_pin_that_is_there_is_taken_over_with_its_bound() -> None:
         producer = await joined(topic)
         await publish(producer, None, "a")
         await broker.begin(T1)
-        await broker.store.write_pin(T1, str(NAME), Position(0, 0), 0)  # a late write
+        await place_pin(broker.store, T1, str(NAME), Position(0, 0), 0)  # a late write
         assert errors(await publish(producer, T1, "t", first=1)) == [None]
         found = await broker.store.pin(T1, str(NAME))
         assert found is not None

@@ -35,12 +35,14 @@ TIMEOUT_MS = 600_000
 class Broker:
     """One process: its stores, what it knows of transactions, its topics."""
 
-    def __init__(self, world: TxnWorld, *, coordinates: bool = True) -> None:
+    def __init__(
+        self, world: TxnWorld, *, coordinates: bool = True, shares_journal: bool = False
+    ) -> None:
         self.world = world
         parts = world.parts()
         self.store = TxnStore(parts.metadata)
         self.decisions = Decisions(self.store, world.clock, coordinates=lambda _: coordinates)
-        transactions = Transactions(self.store, self.decisions)
+        transactions = Transactions(self.store, self.decisions, shares_journal)
         self.parts: TopicParts = replace(parts, transactions=transactions)
 
     async def topic(self, name: TopicName = NAME, *, dedup: bool = False) -> Topic:
@@ -88,8 +90,8 @@ class TxnWorld(World):
         if self.slow:
             await asyncio.sleep(self.slow)
 
-    def broker(self, *, coordinates: bool = True) -> Broker:
-        return Broker(self, coordinates=coordinates)
+    def broker(self, *, coordinates: bool = True, shares_journal: bool = False) -> Broker:
+        return Broker(self, coordinates=coordinates, shares_journal=shares_journal)
 
 
 def in_txn_world(

@@ -21,6 +21,7 @@ from magnetar.testing.virtual_time import run
 from magnetar.txn.collector import Leftover
 from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
 from magnetar.txn.partitions import PARTITIONS, Assignment
+from magnetar.txn.pins import place_pin
 from magnetar.txn.records import AckedEntry, AckOp
 from magnetar.wire.messages import TxnId
 from tests.unit.txn.coordinator_world import (
@@ -305,7 +306,7 @@ def test_sweep_gc_repairs_and_retains() -> None:
     async def scene(world: World, broker: Broker) -> None:
         store = broker.store
         header = await broker.begin()
-        pin = await store.write_pin(header.id, "persistent://a/b/c", Position(1, 0), 1)
+        pin = await place_pin(store, header.id, "persistent://a/b/c", Position(1, 0), 1)
         entries = (AckedEntry(1, 2),)
         acks = [
             await store.write_ack(
@@ -332,7 +333,7 @@ def test_ops_of_topics_that_are_gone_are_deleted() -> None:
     async def scene(world: World, broker: Broker) -> None:
         broker.missing.add("persistent://a/b/gone")
         header = await broker.begin()
-        await broker.store.write_pin(header.id, "persistent://a/b/gone", Position(1, 0), 1)
+        await place_pin(broker.store, header.id, "persistent://a/b/gone", Position(1, 0), 1)
         await broker.coordinators.end(header.id, commit=False)
         await asyncio.sleep(1100)
         assert await keys(broker.store) == []
@@ -343,7 +344,7 @@ def test_ops_of_topics_that_are_gone_are_deleted() -> None:
 def test_ops_of_open_transactions_and_of_like_names_do_not_count() -> None:
     async def scene(world: World, broker: Broker) -> None:
         headers = [await broker.begin(0, 3_600_000) for _ in range(12)]
-        await broker.store.write_pin(headers[10].id, "persistent://a/b/c", Position(1, 0), 1)
+        await place_pin(broker.store, headers[10].id, "persistent://a/b/c", Position(1, 0), 1)
         await broker.coordinators.end(headers[0].id, commit=True)  # 1, beside 11
         await asyncio.sleep(1000)
         assert await broker.store.header(headers[0].id) is None
