@@ -53,7 +53,7 @@ lint: $(STAMP) ## formatting, lint, types and import contracts
 
 .PHONY: check
 check: lint ## lint and the fast tests: below a minute, before every commit
-	$(BIN)/pytest -q -n 2 -m "not slow" tests/unit tests/meta tests/kits
+	$(BIN)/pytest -q -n 2 -m "not slow" --hypothesis-profile=quick tests/unit tests/meta tests/kits
 
 .PHONY: test
 test: lint ## everything: check, slow tests, a short simulation, a crash sample

@@ -1,4 +1,4 @@
-"""What every test gets: one hypothesis profile, and a check that it left nothing behind.
+"""What every test gets: a hypothesis profile, and a check that it left nothing behind.
 
 Invariants:
 1. Property tests are derandomized: the same commit runs the same examples everywhere.
@@ -19,6 +19,8 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("magnetar", derandomize=True, deadline=None, print_blob=True)
+# `make check`, which has to be quick, runs fewer examples; `make test` runs all.
+settings.register_profile("quick", settings.get_profile("magnetar"), max_examples=20)
 settings.load_profile("magnetar")
 
 # A thread that was told to stop may need this long to be gone.
