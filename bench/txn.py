@@ -32,6 +32,9 @@ from bench.txn_load import COMMIT, TTL_MS, subscribe, txn_fields, txn_of
 from magnetar.testing.driver import Driver, build_message
 
 MESSAGES: Final = 100
+WINDOWS: Final = (1, 1000)
+"""One message in flight, where a publish is a sync, and many, where it is work."""
+
 ROUNDS: Final = 5
 ROUND_SECONDS: Final = 1.5
 BARE_SECONDS: Final = 0.5
@@ -154,9 +157,9 @@ class Inputs:
 # --- publishing
 
 
-def publishes(served: Served) -> Found:
-    """The same load in transactions and outside, in turns."""
-    segment = topic(served, "txn-publish")
+def publishes(served: Served, window: int) -> Found:
+    """The same load in transactions and outside, in turns, with so many messages in flight."""
+    segment = topic(served, f"txn-publish-{window}")
     kinds: dict[str, tuple[str, ...]] = {"txn": (), "plain": ("--plain",)}
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     work: dict[str, list[float]] = {name: [] for name in kinds}
@@ -165,7 +168,7 @@ def publishes(served: Served) -> Found:
         # Who goes first has the colder caches: each does in turn.
         for name in sorted(kinds, reverse=bool(number % 2)):
             got = client(served, "publish", *kinds[name], topic=segment, messages=MESSAGES,
-                         name=f"{name}-{number}", seconds=ROUND_SECONDS)  # fmt: skip
+                         name=f"{name}-{number}", window=window, seconds=ROUND_SECONDS)  # fmt: skip
             rates[name].append(got["rate"])
             work[name].append(got["cpu_seconds"] / got["count"])
             count += got["count"]
@@ -176,7 +179,7 @@ def publishes(served: Served) -> Found:
     cpu = statistics.median(
         own / plain for own, plain in zip(work["txn"], work["plain"], strict=True)
     )
-    name = f"publish, {MESSAGES} messages per transaction"
+    name = f"publish, {MESSAGES} messages per transaction, {window} in flight"
     rows = [
         Row(measure=f"{name}, time of each", value=1e6 / statistics.median(rates["txn"]),
             unit="us", anchor="publish without", ratio=cost, samples=count),
@@ -184,7 +187,8 @@ def publishes(served: Served) -> Found:
             unit="us", anchor="publish without", ratio=cpu, samples=count),
         Row(measure=f"{name}, CPU of the client at most", value=clients, unit="cores"),
     ]  # fmt: skip
-    return Found(rows, judged("a publish in a transaction", cost, "of a plain one", COST_MAX))
+    missed = judged(f"a publish with {window} in flight", cost, "of a plain one", COST_MAX)
+    return Found(rows, missed)
 
 
 # --- transactions
@@ -451,7 +455,7 @@ def main() -> int:
             asyncio.run(metadata_writes(served)),
             asyncio.run(blocked(served)),
             wakes(served, folder),
-            publishes(served),
+            *(publishes(served, window) for window in WINDOWS),
             one_client(served, inputs, folder, options.seconds),
             concurrent(served, inputs, options),
         ]
