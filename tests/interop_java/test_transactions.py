@@ -12,13 +12,7 @@ from tests.interop_java.transacting import named, passes
 # The first test may wait for Maven to fetch the client.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LACKING: Mapping[str, str] = {
-    "transaction-split-amid-sends": (
-        "this client closes its producer of a segment that split, fails what is on its way there, "
-        "and refuses to commit, though it sends all of it again; only a split that waits for the "
-        "open transactions of its segment would spare it that"
-    ),
-}
+LACKING: Mapping[str, str] = {}
 
 
 @pytest.mark.parametrize("name", named(SCALABLE, r"transactions?-(?!restart|beside)", LACKING))

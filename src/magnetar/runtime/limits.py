@@ -211,6 +211,9 @@ class Limits:
     scalable_controller_wait_seconds: float = _limit(
         10.0, "seconds", "for the controller of a scalable topic to do what was asked"
     )
+    scalable_change_txn_wait_seconds: float = _limit(
+        5.0, "seconds", "a split or merge waits for the transactions that are open on its segments"
+    )
 
     txn_open_per_owner_max: int = _limit(
         100_000, "transactions", "of one owner that are open at a time at one broker"

@@ -227,6 +227,11 @@ SCALABLE_WATCHES = gauge(
 SCALABLE_UPDATES = counter(
     "magnetar_scalable_updates_total", "Changes that clients were told unasked.", ["kind"]
 )
+SCALABLE_LULLS = counter(
+    "magnetar_scalable_lulls_total",
+    "Layout changes that sealed segments: no transaction was open (quiet), or too long (late).",
+    ["outcome"],
+)
 
 # --- transactions ---
 
@@ -234,6 +239,9 @@ TXN_COORDINATORS = gauge(
     "magnetar_txn_coordinators", "Transaction coordinators that this broker leads."
 )
 TXN_OPEN = gauge("magnetar_txn_open", "Open transactions that this broker coordinates.")
+TXN_HELD = gauge(
+    "magnetar_txn_held", "Transactions that begin once a layout change of their topic is through."
+)
 TXN_BEGUN = counter(
     "magnetar_txn_begun_total", "Transactions begun at this broker.", ["coordinator_id"]
 )

@@ -47,6 +47,7 @@ from magnetar.scalable.group_balance import GroupBalance
 from magnetar.scalable.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layouts import Layouts
 from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.lulls import Lulls
 from magnetar.scalable.records import (
     AutoScaleOverride,
     ScalableRecord,
@@ -61,6 +62,9 @@ KEY_SAMPLES: Final = 1000
 """Messages that are looked at to find where a segment is best split."""
 
 _RETRY_SECONDS: Final = 0.5
+_CHANGE_SECONDS: Final = 0.01
+"""A change that waits for transactions is looked at again so soon: to look is to wait for them."""
+
 _MS: Final = 1000
 _LOG: Final = logger(__name__)
 
@@ -76,6 +80,7 @@ class ControllerParts:
     namespaces: Namespaces
     clock: Clock
     limits: Limits
+    lulls: Lulls
     auto_scale: bool
     """Whether topics are scaled where neither namespace nor topic say anything."""
 
@@ -105,7 +110,7 @@ class Controller:
         )
         self._subscriptions = Subscriptions(topic, parts.store, parts.host)
         self._changes = LayoutChanges(
-            topic, parts.store, parts.host, self._subscriptions, parts.clock
+            topic, parts.store, parts.host, self._subscriptions, parts.lulls, parts.clock
         )
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
         self._wish_seen: tuple[int, AutoScaleOverride | None] = (0, None)
@@ -148,7 +153,7 @@ class Controller:
         if record.garbage:
             record = await self._sweep(record)
         await self._groups.balance(layout, layout.epoch)
-        if record is not None:
+        if record is not None and record.change is None:
             record = await self._at_intervals(record)
         return record
 
@@ -157,6 +162,8 @@ class Controller:
         wait = min(self._tick_at - now, self._groups.grace_left())
         if record.layout is None:
             wait = min(wait, _RETRY_SECONDS)
+        if record.change is not None:
+            wait = min(wait, _CHANGE_SECONDS)
         try:
             async with asyncio.timeout(max(wait, 0.0)):
                 await self.wake.past(seen)

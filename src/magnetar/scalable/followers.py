@@ -1,30 +1,77 @@
-"""Which connections watch the layout of which topic.
+"""Which connections watch the layout of which topic, and which layouts they were told.
 
 Owns: `Followers`. A connection is an identity and nothing else here.
+
+Invariant: whatever the number of watches, each call costs the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TypeVar
 
 from magnetar.model.names import TopicName
+from magnetar.runtime.signal import Signal
+
+Key = TypeVar("Key")
+
+
+class Follower:
+    """One watch of a layout."""
+
+    __slots__ = ("connection", "epoch", "topic")
+
+    def __init__(self, topic: TopicName, connection: object, epoch: int) -> None:
+        self.topic = topic
+        self.connection = connection
+        self.epoch = epoch
+        """Of the layout that was written to its client last."""
 
 
 class Followers:
     """The watches of layouts at one broker."""
 
     def __init__(self) -> None:
+        self.moved = Signal()
+        """Advances when the last watch of a topic was told a layout, and when a watch ended."""
         self._watches: Counter[tuple[TopicName, int]] = Counter()
+        self._epochs: dict[TopicName, Counter[int]] = {}
+        """How many watches of a topic know which layout: nearly always one."""
 
-    def add(self, topic: TopicName, connection: object) -> None:
+    def add(self, topic: TopicName, connection: object, epoch: int) -> Follower:
         self._watches[topic, id(connection)] += 1
+        self._epochs.setdefault(topic, Counter())[epoch] += 1
+        return Follower(topic, connection, epoch)
 
-    def remove(self, topic: TopicName, connection: object) -> None:
-        """Once for every `add`, before the connection is gone."""
-        key = topic, id(connection)
-        self._watches[key] -= 1
-        if self._watches[key] <= 0:
-            del self._watches[key]
+    def told(self, follower: Follower, epoch: int) -> None:
+        """A layout was written to its connection: whatever is written there later comes later."""
+        epochs = self._epochs[follower.topic]
+        epochs[epoch] += 1
+        is_last = _dropped(epochs, follower.epoch)
+        follower.epoch = epoch
+        if is_last:
+            self.moved.advance()
+
+    def remove(self, follower: Follower) -> None:
+        """Its watch has ended; once, before its connection is gone."""
+        _dropped(self._watches, (follower.topic, id(follower.connection)))
+        _dropped(self._epochs[follower.topic], follower.epoch)
+        if not self._epochs[follower.topic]:
+            del self._epochs[follower.topic]
+        self.moved.advance()
 
     def follows(self, topic: TopicName, connection: object) -> bool:
         return (topic, id(connection)) in self._watches
+
+    def were_told(self, topic: TopicName, epoch: int) -> bool:
+        """Whether every watch of a topic knows that layout, or a later one."""
+        return min(self._epochs.get(topic, ()), default=epoch) >= epoch
+
+
+def _dropped(counts: Counter[Key], key: Key) -> bool:
+    """Count one less; whether it was the last."""
+    counts[key] -= 1
+    if counts[key]:
+        return False
+    del counts[key]
+    return True

@@ -11,7 +11,9 @@ The order is what keeps the promises:
    the cursor of each of them before anything is sealed: nobody misses a message in a child.
 2. Parents are sealed before their children are shown: a child has no message older, by key, than
    the last one of its parents.
-3. Children inherit the sequences of all their parents before they are shown: a repeated send finds
+3. Before the first of these, and as long as that may wait, no transaction is open that could send
+   to the parents (`lulls`): the layout that is shown at the end makes clients fail such sends.
+4. Children inherit the sequences of all their parents before they are shown: a repeated send finds
    out that it was stored.
 """
 
@@ -36,6 +38,7 @@ from magnetar.runtime.metrics import (
     SCALABLE_SPLITS,
 )
 from magnetar.scalable import changes
+from magnetar.scalable.lulls import Lulls
 from magnetar.scalable.records import Change, ScalableRecord, segment_topic
 from magnetar.scalable.segments import CursorWanted, SegmentHost
 from magnetar.scalable.store import ScalableStore
@@ -47,6 +50,9 @@ PREPARE_SECONDS: Final = 10.0
 """How long the making of children is tried before it is undone."""
 
 _PAUSE_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 0.1
+"""While a change waits for transactions, its controller sees to other things so often."""
+
 _LOG: Final = logger(__name__)
 
 
@@ -59,18 +65,21 @@ class LayoutChanges:
         store: ScalableStore,
         host: SegmentHost,
         subscriptions: Subscriptions,
+        lulls: Lulls,
         clock: Clock,
     ) -> None:
         self._topic = topic
         self._store = store
         self._host = host
         self._subscriptions = subscriptions
+        self._lulls = lulls
         self._clock = clock
 
     async def carry_out(self, record: ScalableRecord) -> ScalableRecord | None:
         """Bring the change of a record to its end; None: the topic is gone.
 
-        Superseded if another controller moved it on.
+        Superseded if another controller moved it on. A record that still has a change waits for
+        transactions: nothing was done yet, and this is to be called again.
         """
         present: ScalableRecord | None = record
         began = self._clock.monotonic()
@@ -78,6 +87,8 @@ class LayoutChanges:
             change = present.change
             match change.step:
                 case "prepare":
+                    if not await self._is_undisturbed(change):
+                        return present
                     present = await self._prepare(present, change)
                 case "seal":
                     present = await self._seal(change)
@@ -90,6 +101,13 @@ class LayoutChanges:
         return present
 
     # --- steps
+
+    async def _is_undisturbed(self, change: Change) -> bool:
+        """Whether its parents can be sealed without harm to transactions, or have to be."""
+        if change.after is None or not change.parents:
+            return True
+        parents = [self._name(each) for each in self._segments(change, change.parents)]
+        return await self._lulls.granted(self._topic, change.after.epoch, parents, _LOOK_SECONDS)
 
     async def _prepare(self, record: ScalableRecord, change: Change) -> ScalableRecord | None:
         deadline = self._clock.monotonic() + PREPARE_SECONDS

@@ -43,6 +43,7 @@ from magnetar.scalable.layout_changes import all_done
 from magnetar.scalable.layouts import Layouts
 from magnetar.scalable.living import LivingBrokers
 from magnetar.scalable.loads import LoadReporter
+from magnetar.scalable.lulls import Lulls
 from magnetar.scalable.records import (
     AutoScaleOverride,
     Change,
@@ -57,6 +58,7 @@ from magnetar.scalable.segments import LocalSegments, SegmentHost
 from magnetar.scalable.sessions import ConsumerSessions
 from magnetar.scalable.store import ScalableStore
 from magnetar.scalable.subscriptions import SubscriptionDesk
+from magnetar.txn.decided import Decisions
 
 _LOOK_SECONDS: Final = 1.0
 _MS: Final = 1000
@@ -80,6 +82,7 @@ class ScalableTopics(Service):
         self,
         topics: Topics,
         metadata: MetadataStore,
+        decisions: Decisions,
         *,
         clock: Clock,
         limits: Limits,
@@ -99,6 +102,13 @@ class ScalableTopics(Service):
         """Who watches layouts; the host knows them too."""
         self.host = host or LocalSegments(topics, self.followers)
         self.layouts = Layouts(self.store, stop_seconds=stop_seconds)
+        self.lulls = Lulls(
+            topics,
+            decisions,
+            self.followers,
+            clock,
+            wait_seconds=limits.scalable_change_txn_wait_seconds,
+        )
         wait_seconds = limits.scalable_controller_wait_seconds
         self.living = LivingBrokers(
             metadata, broker, start_seconds=wait_seconds, stop_seconds=stop_seconds
@@ -111,6 +121,7 @@ class ScalableTopics(Service):
             namespaces=topics.namespaces,
             clock=clock,
             limits=limits,
+            lulls=self.lulls,
             auto_scale=auto_scale,
         )
         self.controllers = Controllers(parts, broker, url)

@@ -184,6 +184,7 @@ class Server(Service):
         return ScalableTopics(
             self.topics,
             self.metadata,
+            self.decisions,
             clock=self.clock,
             limits=self.config.limits,
             broker=self._process(),

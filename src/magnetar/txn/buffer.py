@@ -141,6 +141,10 @@ class MetadataTransactionBuffer:
         """How many transactions hold or may hold the ceiling."""
         return len(self._works)
 
+    def undecided_ids(self) -> Iterator[TxnId]:
+        """Those of them that have not ended; ask again after an await."""
+        return (txn for txn, work in self._works.items() if work.decision is None)
+
     @property
     def hidden(self) -> int:
         """How many aborted transactions may have entries here."""

@@ -15,6 +15,8 @@ from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import segment_topic
 from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.txn.decided import Decisions
+from magnetar.txn.store import TxnStore
 from tests.unit.broker.world import World, message, options, receipts
 
 TOPIC = TopicName.parse("topic://public/default/orders")
@@ -26,9 +28,12 @@ class Broker:
     def __init__(self, world: ScalableWorld, parts: TopicParts, topics: Topics, name: str) -> None:
         self.parts = parts
         self.topics = topics
+        store = TxnStore(parts.metadata)
+        self.decisions = Decisions(store, world.clock, coordinates=lambda _: True)
         self.scalable = ScalableTopics(
             topics,
             parts.metadata,
+            self.decisions,
             clock=world.clock,
             limits=world.limits,
             broker=name,

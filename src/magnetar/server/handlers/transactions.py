@@ -24,7 +24,7 @@ from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
 from magnetar.txn.ids import from_text
 from magnetar.txn.partitions import PARTITIONS, Assignment, partition_of
-from magnetar.txn.records import Membership, State
+from magnetar.txn.records import Header, Membership, State
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -113,9 +113,14 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
     if body.HasField("group"):
         given = body.group
         member = Membership(given.application, given.epoch, given.sequence)
-    header = await session.context.coordinators.begin(
-        body.tc_id, body.txn_ttl_millis, _owner(session), member
-    )
+    coordinators = session.context.coordinators
+
+    async def work() -> Header:
+        return await coordinators.begin(body.tc_id, body.txn_ttl_millis, _owner(session), member)
+
+    # Members of groups come from clients that repeat a send without giving the transaction up.
+    is_held = session.context.has_scalable and member is None
+    header = await (session.context.scalable.lulls.begin(session, work) if is_held else work())
     _answer(session, "NEW_TXN_RESPONSE", body.request_id, header.id)
 
 

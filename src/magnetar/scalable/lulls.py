@@ -1,0 +1,243 @@
+"""Moments without transactions, so that a layout change fails no send of one.
+
+Owns: `Lulls`: before a change seals segments, no transaction begins on the connections that use
+them, and the change waits for the open ones to end.
+
+Why: when a layout comes in which a segment is no longer active, a v5 client closes its producer of
+that segment, and with it fails every message that was not sent, or not receipted, by then: those in
+an unfinished batch, and those that wait until their transaction is told of the segment. It sends
+them again to the children, but gives up a transaction that ever had a failed send: its commit is
+refused by the client itself. No order of sealing and telling spares it that, for which messages it
+holds back nobody else can know; that it has ended a transaction can be known.
+
+    waits -> granted -> over        (granted when nothing is open, at the latest after the limit)
+
+Invariants:
+1. A change waits `wait_seconds` at most, and a transaction that is about to begin as long, and then
+   `HANDOVER_SECONDS` at most. Nothing else waits: messages, in transactions and outside, are taken
+   until the segment is sealed, and open transactions end.
+2. A transaction that was held begins after every watch of the layout was told the new one: its
+   client has that before the answer, if both come on one connection.
+3. It holds nothing that must survive: without it, or after its end, a change is as safe as ever.
+
+Relies on: the connections of this broker. A client that has its coordinator at another broker is
+not held there; transactions that wrote to the segments are waited for wherever they began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from magnetar.broker.topic import Topic
+from magnetar.broker.topics import Topics
+from magnetar.model.names import TopicName
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.metrics import SCALABLE_LULLS, TXN_HELD
+from magnetar.scalable.followers import Followers
+from magnetar.txn.decided import Decisions
+from magnetar.txn.records import Header, State
+from magnetar.wire.messages import TxnId
+
+HANDOVER_SECONDS: Final = 1.0
+"""Once granted: to seal, to commit, and to tell everybody."""
+
+_PRUNE_AT: Final = 64
+
+
+class _Begun:
+    """The transactions of one connection."""
+
+    __slots__ = ("beginning", "prune_at", "txns")
+
+    def __init__(self) -> None:
+        self.beginning = 0
+        """How many are being begun now."""
+        self.txns: deque[TxnId] = deque()
+        """At least those that are open."""
+        self.prune_at = _PRUNE_AT
+
+
+class _Lull:
+    """What one change of one topic asks for."""
+
+    __slots__ = ("epoch", "grant_at", "granted", "over_at", "parents", "producing", "topic")
+
+    def __init__(
+        self, topic: TopicName, epoch: int, parents: Sequence[TopicName], grant_at: float
+    ) -> None:
+        self.topic = topic
+        self.epoch = epoch
+        """Of the layout that the change leads to."""
+        self.parents = parents
+        """The segments that are to be sealed."""
+        self.grant_at = grant_at
+        """When it is granted at the latest."""
+        self.over_at = grant_at + HANDOVER_SECONDS
+        """When it is over at the latest."""
+        self.granted = False
+        self.producing: set[int] = set()
+        """Ids of connections that were seen to have a producer on one of the parents."""
+
+
+class Lulls:
+    """The lulls of one broker; a `Participant` of the transactions that they wait for."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        decisions: Decisions,
+        followers: Followers,
+        clock: Clock,
+        *,
+        wait_seconds: float,
+    ) -> None:
+        self._topics = topics
+        self._decisions = decisions
+        self._followers = followers
+        self._clock = clock
+        self._wait_seconds = wait_seconds
+        self._moved = followers.moved
+        self._lulls: dict[TopicName, _Lull] = {}
+        self._begun: WeakKeyDictionary[object, _Begun] = WeakKeyDictionary()
+        """By connection; they go with it."""
+
+    # --- transactions begin
+
+    async def begin(self, connection: object, work: Callable[[], Awaitable[Header]]) -> Header:
+        """Begin a transaction as soon as no lull holds its connection."""
+        if self._held_until(connection) is not None:
+            await self._unheld(connection)
+        begun = self._begun.get(connection)
+        if begun is None:
+            begun = self._begun[connection] = _Begun()
+        begun.beginning += 1
+        try:
+            header = await work()
+            self._note(begun, header.id)
+        finally:
+            begun.beginning -= 1
+            if any(self._concerns(lull, connection) for lull in self._lulls.values()):
+                self._moved.advance()
+        return header
+
+    async def _unheld(self, connection: object) -> None:
+        TXN_HELD.inc()
+        try:
+            while (until := self._held_until(connection)) is not None:
+                await self._news(self._moved.version, until)
+        finally:
+            TXN_HELD.dec()
+
+    def _held_until(self, connection: object) -> float | None:
+        """How long at most; None: it is not held."""
+        if not self._lulls:
+            return None
+        now, held = self._clock.monotonic(), None
+        for lull in list(self._lulls.values()):
+            if now >= lull.over_at or self._followers.were_told(lull.topic, lull.epoch):
+                if lull.granted:
+                    del self._lulls[lull.topic]
+            elif self._concerns(lull, connection):
+                held = lull.over_at
+        return held
+
+    def _concerns(self, lull: _Lull, connection: object) -> bool:
+        """Whether a client may send to the parents in transactions that it begins there."""
+        if id(connection) in lull.producing:
+            return True
+        return self._followers.follows(lull.topic, connection)
+
+    def _note(self, begun: _Begun, txn: TxnId) -> None:
+        begun.txns.append(txn)
+        if len(begun.txns) >= begun.prune_at:
+            begun.txns = deque(each for each in begun.txns if self._is_open(each))
+            begun.prune_at = max(_PRUNE_AT, 2 * len(begun.txns))
+
+    def _is_open(self, txn: TxnId) -> bool:
+        return self._decisions.known(txn) == "OPEN"
+
+    # --- layouts change
+
+    async def granted(
+        self, topic: TopicName, epoch: int, parents: Sequence[TopicName], seconds: float
+    ) -> bool:
+        """Wait so long for a moment in which the change to a layout may seal these segments."""
+        lull = self._lulls.get(topic)
+        if lull is None or lull.epoch != epoch:
+            grant_at = self._clock.monotonic() + self._wait_seconds
+            lull = self._lulls[topic] = _Lull(topic, epoch, parents, grant_at)
+        deadline = min(self._clock.monotonic() + seconds, lull.grant_at)
+        while not lull.granted:
+            seen = self._moved.version
+            self._note_producers(lull)
+            blocker = self._blocker(lull)
+            now = self._clock.monotonic()
+            if blocker is None and not self._is_one_beginning(lull):
+                self._grant(lull, now, "quiet")
+            elif now >= lull.grant_at:
+                self._grant(lull, now, "late")
+            elif now >= deadline:
+                return False
+            else:
+                await self._past_one(blocker, seen, deadline)
+        return True
+
+    def _grant(self, lull: _Lull, now: float, outcome: str) -> None:
+        lull.granted = True
+        lull.over_at = now + HANDOVER_SECONDS
+        SCALABLE_LULLS.labels(outcome).inc()
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        self._moved.advance()
+
+    async def _past_one(self, blocker: TxnId | None, seen: int, deadline: float) -> None:
+        """Wait until this one has ended, or something else moved."""
+        if blocker is None:
+            await self._news(seen, deadline)
+            return
+        self._decisions.join(blocker, self)
+        try:
+            await self._news(seen, deadline)
+        finally:
+            self._decisions.leave(blocker, self)
+
+    def _blocker(self, lull: _Lull) -> TxnId | None:
+        """An open transaction that wrote to the parents, or that may do so any moment."""
+        for topic in self._loaded(lull.parents):
+            for txn in () if topic.transactions is None else topic.transactions.undecided_ids():
+                return txn
+        for connection, begun in list(self._begun.items()):
+            if self._concerns(lull, connection):
+                while begun.txns and not self._is_open(begun.txns[0]):
+                    begun.txns.popleft()
+                if begun.txns:
+                    return begun.txns[0]
+        return None
+
+    def _is_one_beginning(self, lull: _Lull) -> bool:
+        return any(
+            begun.beginning and self._concerns(lull, connection)
+            for connection, begun in list(self._begun.items())
+        )
+
+    def _note_producers(self, lull: _Lull) -> None:
+        for topic in self._loaded(lull.parents):
+            for producer in topic.producers.connected.values():
+                lull.producing.add(id(producer.options.connection))
+
+    def _loaded(self, names: Sequence[TopicName]) -> Iterator[Topic]:
+        for name in names:
+            topic = self._topics.loaded.get(name)
+            if isinstance(topic, Topic):
+                yield topic
+
+    async def _news(self, seen: int, deadline: float) -> None:
+        try:
+            async with asyncio.timeout(max(deadline - self._clock.monotonic(), 0.0)):
+                await self._moved.past(seen)
+        except TimeoutError:
+            return

@@ -1,0 +1,238 @@
+"""Lulls: who is held, what is waited for, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from magnetar.model.names import TopicName
+from magnetar.scalable import lulls as lulls_module
+from magnetar.scalable.followers import Followers
+from magnetar.scalable.lulls import HANDOVER_SECONDS, Lulls
+from magnetar.testing.virtual_time import run
+from magnetar.txn import decisions
+from magnetar.txn.ids import metadata_id
+from magnetar.txn.records import Header
+from magnetar.wire.messages import TxnId
+from tests.unit.broker.world import options
+from tests.unit.scalable.world import TOPIC, Broker, ScalableWorld
+
+WAIT_S = 3.0
+SOON_S = 0.1
+EPOCH = 1
+
+
+class Connection:
+    """An identity."""
+
+
+class Scene:
+    """One broker with a topic of one segment, and the lulls of its connections."""
+
+    def __init__(self, broker: Broker, parent: TopicName) -> None:
+        self.broker = broker
+        self.parent = parent
+        self.followers = Followers()
+        self.lulls = Lulls(
+            broker.topics,
+            broker.decisions,
+            self.followers,
+            broker.parts.clock,
+            wait_seconds=WAIT_S,
+        )
+        self._numbers = itertools.count(1)
+
+    @property
+    def now(self) -> float:
+        return self.broker.parts.clock.monotonic()
+
+    def new_header(self) -> Header:
+        txn = metadata_id(0, next(self._numbers))
+        return decisions.begun(txn, now_ms=0, timeout_ms=60_000)
+
+    async def begin(self, connection: object) -> TxnId:
+        async def work() -> Header:
+            header = self.new_header()
+            self.broker.decisions.opened(header)
+            return header
+
+        return (await self.lulls.begin(connection, work)).id
+
+    def end(self, txn: TxnId) -> None:
+        self.broker.decisions.learn(txn, "COMMITTED")
+
+    async def granted(self, seconds: float = SOON_S) -> bool:
+        return await self.lulls.granted(TOPIC, EPOCH, [self.parent], seconds)
+
+
+def on_a_scene(story: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = ScalableWorld()
+        broker = await world.broker()
+        await broker.scalable.create(TOPIC)
+        parent = (await broker.segment(0)).name
+        await story(Scene(broker, parent))
+        await world.stop(broker)
+
+    run(main())
+
+
+async def is_over(task: asyncio.Task[Any]) -> bool:
+    """After whatever can happen without time passing."""
+    await asyncio.sleep(0)
+    done, _ = await asyncio.wait({task}, timeout=0.001)
+    return bool(done)
+
+
+def test_without_transactions_nothing_waits() -> None:
+    async def story(scene: Scene) -> None:
+        begun = scene.now
+        assert await scene.granted()
+        await scene.begin(Connection())
+        assert scene.now == begun
+
+    on_a_scene(story)
+
+
+def test_a_change_waits_for_the_open_ones_and_new_ones_for_the_change() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        follower = scene.followers.add(TOPIC, connection, EPOCH - 1)
+        txns = [await scene.begin(connection) for _ in range(3)]
+        assert not await scene.granted()
+        held = asyncio.create_task(scene.begin(connection))
+        waiting = asyncio.create_task(scene.granted(WAIT_S))
+        for txn in txns:
+            assert not await is_over(waiting)
+            scene.end(txn)
+        assert await is_over(waiting)
+        assert waiting.result()
+        assert not await is_over(held)
+        scene.followers.told(follower, EPOCH)
+        assert await is_over(held)
+        assert await is_over(asyncio.create_task(scene.begin(connection)))
+
+    on_a_scene(story)
+
+
+def test_others_are_neither_held_nor_waited_for() -> None:
+    async def story(scene: Scene) -> None:
+        stranger, connection = Connection(), Connection()
+        await scene.begin(stranger)
+        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        await scene.begin(connection)
+        assert not await scene.granted()
+        assert await is_over(asyncio.create_task(scene.begin(stranger)))
+        scene.followers.add(TopicName.parse("topic://public/default/other"), stranger, 0)
+        assert await is_over(asyncio.create_task(scene.begin(stranger)))
+
+    on_a_scene(story)
+
+
+def test_a_client_may_produce_and_watch_the_layout_on_two_connections() -> None:
+    async def story(scene: Scene) -> None:
+        watching, producing = Connection(), Connection()
+        follower = scene.followers.add(TOPIC, watching, EPOCH - 1)
+        segment = await scene.broker.segment(0)
+        producer = await segment.add_producer(options(connection=producing))
+        txn = await scene.begin(producing)
+        assert not await scene.granted()
+        held = asyncio.create_task(scene.begin(producing))
+        scene.end(txn)
+        assert await scene.granted()
+        await segment.remove_producer(producer)  # its client has heard of the new layout
+        assert not await is_over(held)
+        scene.followers.told(follower, EPOCH)
+        assert await is_over(held)
+
+    on_a_scene(story)
+
+
+def test_one_that_is_being_begun_counts() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        ready = asyncio.Event()
+
+        async def work() -> Header:
+            await ready.wait()
+            header = scene.new_header()
+            scene.broker.decisions.opened(header)
+            return header
+
+        beginning = asyncio.create_task(scene.lulls.begin(connection, work))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(scene.granted(WAIT_S))
+        assert not await is_over(waiting)
+        ready.set()
+        txn = (await beginning).id
+        assert not await is_over(waiting)
+        scene.end(txn)
+        assert await is_over(waiting)
+
+    on_a_scene(story)
+
+
+def test_a_connection_that_ends_holds_nothing_up() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        follower = scene.followers.add(TOPIC, connection, EPOCH - 1)
+        await scene.begin(connection)
+        waiting = asyncio.create_task(scene.granted(WAIT_S))
+        assert not await is_over(waiting)
+        scene.followers.remove(follower)
+        assert await is_over(waiting)
+
+    on_a_scene(story)
+
+
+def test_both_waits_have_an_end() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        await scene.begin(connection)
+        begun = scene.now
+        assert not await scene.granted()
+        held = asyncio.create_task(scene.begin(connection))
+        while not await scene.granted():
+            pass
+        assert scene.now - begun == pytest.approx(WAIT_S)
+        assert await scene.granted(0.0)  # the same change again, by a controller that goes on
+        assert not await is_over(held)  # it is told the layout first, if that comes in time
+        await held
+        assert scene.now - begun == pytest.approx(WAIT_S + HANDOVER_SECONDS)
+
+    on_a_scene(story)
+
+
+def test_the_next_change_waits_anew() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        follower = scene.followers.add(TOPIC, connection, EPOCH - 1)
+        assert await scene.granted()
+        scene.followers.told(follower, EPOCH)
+        await scene.begin(connection)
+        assert not await scene.lulls.granted(TOPIC, EPOCH + 1, [scene.parent], SOON_S)
+
+    on_a_scene(story)
+
+
+def test_what_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lulls_module, "_PRUNE_AT", 8)
+
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        kept = await scene.begin(connection)
+        for _ in range(1000):
+            scene.end(await scene.begin(connection))
+        known = scene.lulls._begun[connection].txns
+        assert kept in known
+        assert len(known) <= 8
+        del connection, known
+        assert not scene.lulls._begun
+
+    on_a_scene(story)
