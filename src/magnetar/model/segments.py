@@ -244,11 +244,11 @@ class SegmentLayout:
     def check_invariants(self) -> None:
         """Raise `InvariantBroken` if this is not a layout that the rules can lead to."""
         self._check_tiling()
+        self._check_relatives()
         for segment_id, segment in self.segments.items():
             _check(segment.segment_id == segment_id, f"segment {segment_id} is filed wrongly")
             _check(0 <= segment_id < self.next_segment_id, f"segment id {segment_id} is not given")
             self._check_epochs(segment)
-            self._check_relatives(segment)
             bounds = (0, *segment.entry_bucket_splits, RING_SIZE)
             growing = all(lower < upper for lower, upper in pairwise(bounds))
             _check(growing, f"segment {segment_id} has an empty entry bucket")
@@ -271,18 +271,27 @@ class SegmentLayout:
             in_life = segment.created_at_epoch <= segment.sealed_at_epoch <= self.epoch
             _check(in_life and bool(segment.child_ids), f"{name} was sealed outside its life")
 
-    def _check_relatives(self, segment: Segment) -> None:
-        for child_id in segment.child_ids:
-            child = self.segments.get(child_id)
-            name = f"segments {segment.segment_id} and {child_id}"
-            mirrored = child is not None and segment.segment_id in child.parent_ids
-            _check(mirrored and segment.segment_id < child_id, f"{name} are not kin both ways")
-            overlapping = child is not None and child.hash_range.overlaps(segment.hash_range)
-            _check(overlapping, f"{name} are kin without a common range")
-        for parent_id in segment.parent_ids:
-            parent = self.segments.get(parent_id)
-            mirrored = parent is not None and segment.segment_id in parent.child_ids
-            _check(mirrored, f"segments {parent_id} and {segment.segment_id} are not kin both ways")
+    def _check_relatives(self) -> None:
+        """By sets: in a topic that was migrated each partition is a parent of each segment."""
+        siblings: dict[tuple[int, ...], list[int]] = {}
+        for segment in self.segments.values():
+            siblings.setdefault(segment.parent_ids, []).append(segment.segment_id)
+        children: dict[int, set[int]] = {}
+        for parent_ids, segment_ids in siblings.items():
+            for parent_id in parent_ids:
+                children.setdefault(parent_id, set()).update(segment_ids)
+        for segment_id, segment in self.segments.items():
+            name = f"segment {segment_id} and its children"
+            found = children.pop(segment_id, set())
+            mirrored = found == set(segment.child_ids) and segment_id < min(
+                found, default=self.next_segment_id
+            )
+            _check(mirrored, f"{name} are not kin both ways")
+            if segment.hash_range != FULL_RING:
+                ranges = (self.segments[each].hash_range for each in found)
+                overlapping = all(map(segment.hash_range.overlaps, ranges))
+                _check(overlapping, f"{name} are kin without a common range")
+        _check(not children, f"segments {sorted(children)} are parents, yet unknown")
 
 
 def _check(holds: bool, otherwise: str) -> None:

@@ -10,11 +10,14 @@ tells a controller everything.
 Invariants:
 1. Every record holds the full names that its key stands for: keys of long names are cut and hashed.
 2. Every change is a compare-and-set of one whole record; nothing relies on two records at once.
-3. What cannot be decoded raises `CorruptMetadata` and stays as it is.
+3. The record of a topic with `scalable_total_segments_max` segments, and a change of it under way,
+   fits into one value of the metadata store.
+4. What cannot be decoded raises `CorruptMetadata` and stays as it is.
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -40,6 +43,8 @@ ChangeStep: TypeAlias = Literal["prepare", "seal", "undo", "delete"]
 SubscriptionKind: TypeAlias = Literal["STREAM", "QUEUE"]
 GroupKind: TypeAlias = Literal["STREAM", "CHECKPOINT"]
 StartPosition: TypeAlias = Literal["earliest", "latest"]
+Ids: TypeAlias = tuple[int | tuple[int, int], ...]
+"""Ids of segments; those that follow each other may stand as the first and the last of them."""
 
 
 # --- the topic
@@ -52,8 +57,8 @@ class SegmentRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
     start: int
     end: int
     state: Literal["ACTIVE", "SEALED"] = "ACTIVE"
-    parent_ids: tuple[int, ...] = ()
-    child_ids: tuple[int, ...] = ()
+    parent_ids: Ids = ()
+    child_ids: Ids = ()
     created_at_epoch: int = 0
     sealed_at_epoch: int = NEVER
     created_at_ms: int = 0
@@ -292,8 +297,8 @@ def _segment_record(segment: Segment) -> SegmentRecord:
         start=segment.hash_range.start,
         end=segment.hash_range.end,
         state=segment.state.value,
-        parent_ids=segment.parent_ids,
-        child_ids=segment.child_ids,
+        parent_ids=_packed(segment.parent_ids),
+        child_ids=_packed(segment.child_ids),
         created_at_epoch=segment.created_at_epoch,
         sealed_at_epoch=segment.sealed_at_epoch,
         created_at_ms=segment.created_at_ms,
@@ -303,13 +308,31 @@ def _segment_record(segment: Segment) -> SegmentRecord:
     )
 
 
+def _packed(ids: tuple[int, ...]) -> Ids:
+    """In the same order: each partition of a migrated topic is a parent of each new segment."""
+    if len(ids) > 2 and ids == tuple(range(ids[0], ids[-1] + 1)):
+        return ((ids[0], ids[-1]),)
+    found: list[int | tuple[int, int]] = []
+    for _, run in groupby(enumerate(ids), key=lambda each: each[1] - each[0]):
+        numbers = [number for _, number in run]
+        found += [(numbers[0], numbers[-1])] if len(numbers) > 2 else numbers
+    return tuple(found)
+
+
+def _unpacked(ids: Ids) -> tuple[int, ...]:
+    found: list[int] = []
+    for each in ids:
+        found += [each] if isinstance(each, int) else range(each[0], each[1] + 1)
+    return tuple(found)
+
+
 def _segment(record: SegmentRecord) -> Segment:
     return Segment(
         segment_id=record.segment_id,
         hash_range=HashRange(record.start, record.end),
         state=SegmentState(record.state),
-        parent_ids=record.parent_ids,
-        child_ids=record.child_ids,
+        parent_ids=_unpacked(record.parent_ids),
+        child_ids=_unpacked(record.child_ids),
         created_at_epoch=record.created_at_epoch,
         sealed_at_epoch=record.sealed_at_epoch,
         created_at_ms=record.created_at_ms,

@@ -281,9 +281,7 @@ class ScalableTopics(Service):
     ) -> None:
         """A new topic; Conflict if there is one of that name, scalable or regular."""
         _check_scalable(topic)
-        if segments > self._limits.scalable_total_segments_max:
-            limit = self._limits.scalable_total_segments_max
-            raise NotAllowed(f"{segments} segments; a topic may have {limit}")
+        self._check_count(segments)
         await self._topics.namespaces.policies(topic.namespace)  # TopicNotFound if there is none
         if "/" not in topic.local_name:  # else no regular topic can have the name
             regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
@@ -361,6 +359,7 @@ class ScalableTopics(Service):
         present = await self.layouts.read(topic)
         if present is None:
             regular = await self._regular_names(name, create=False)
+            self._check_count(2 * len(regular))  # each partition, and a segment for each
             if not force:
                 used = await all_done(self.host.use(each) for each in regular)
                 if any(each.unmanaged for each in used):
@@ -391,6 +390,11 @@ class ScalableTopics(Service):
         await self.get(topic)
         given = dict(properties)
         await self.store.change_topic(topic, lambda record: replace(record, properties=given))
+
+    def _check_count(self, segments: int) -> None:
+        limit = self._limits.scalable_total_segments_max
+        if segments > limit:
+            raise NotAllowed(f"{segments} segments; a topic may have {limit}")
 
     # --- subscriptions
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.broker.topic import Topic
-from magnetar.errors import Conflict, InvalidLayout, TopicNotFound, TopicTerminated
+from magnetar.errors import Conflict, InvalidLayout, NotAllowed, TopicNotFound, TopicTerminated
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.model.subscriptions import SubscriptionType
@@ -275,6 +275,16 @@ def test_a_regular_topic_is_migrated_with_its_messages_and_subscriptions() -> No
             await broker.scalable.migrate(REGULAR)
 
     on_a_broker(scenario)
+
+
+def test_a_topic_of_too_many_partitions_is_not_migrated() -> None:
+    async def scenario(world: ScalableWorld, broker: Broker) -> None:
+        await broker.topics.create_partitioned(REGULAR, 5)
+        with pytest.raises(NotAllowed, match="10 segments; a topic may have 8"):
+            await broker.scalable.migrate(REGULAR)
+        assert await broker.scalable.layouts.read(TOPIC) is None
+
+    on_a_broker(scenario, Limits(scalable_total_segments_max=8))
 
 
 def test_a_topic_with_clients_that_would_not_follow_is_migrated_by_force_only() -> None:
