@@ -18,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +52,7 @@ from magnetar.scalable.lulls import Lulls
 from magnetar.scalable.records import (
     AutoScaleOverride,
     ScalableRecord,
+    SubscriptionRecord,
     segment_topic,
 )
 from magnetar.scalable.segments import SegmentHost
@@ -193,9 +195,17 @@ class Controller:
     async def _collect(self, record: ScalableRecord) -> ScalableRecord | None:
         """Prune the segments that nobody needs any more, oldest first."""
         layout = changes.idle_layout(record)
+        kept = await self._kept_seconds()
+        if kept is None or all(segment.is_active for segment in layout.segments.values()):
+            return record
+        sealed_before = self._clock.now_ms() - kept * _MS
+        # One that comes later is established here, on what is left.
+        subscriptions = await self._subscriptions.all()
         gone: set[int] = set()
         for segment in layout.segments.values():  # by id: parents come first
-            if gone.issuperset(segment.parent_ids) and await self._is_spent(segment):
+            is_due = not segment.is_active and segment.sealed_at_ms <= sealed_before
+            is_oldest = gone.issuperset(segment.parent_ids)
+            if is_due and is_oldest and await self._is_spent(segment, subscriptions):
                 gone.add(segment.segment_id)
         if not gone:
             return record
@@ -210,14 +220,12 @@ class Controller:
         SCALABLE_PRUNED_SEGMENTS.inc(len(gone))
         return None if after is None else await self._sweep(after)
 
-    async def _is_spent(self, segment: Segment) -> bool:
-        if segment.is_active:
-            return False
-        kept = await self._kept_seconds()
-        if kept is None or self._clock.now_ms() - segment.sealed_at_ms < kept * _MS:
-            return False
+    async def _is_spent(
+        self, segment: Segment, subscriptions: Sequence[SubscriptionRecord]
+    ) -> bool:
+        """Whether nobody needs what is in it."""
         name = segment_topic(self.topic, segment)
-        for subscription in await self._subscriptions.all():
+        for subscription in subscriptions:
             if segment.segment_id in self.state.drained(subscription.name):
                 continue
             if await self._host.backlog(name, subscription.name) not in (0, None):

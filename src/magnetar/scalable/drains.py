@@ -64,12 +64,6 @@ class Drains(Service):
         self.spawn(self._follow_topics(), "topics")
         self.spawn(self._follow_layouts(), "layouts")
 
-    async def _stop(self) -> None:
-        for task in self._watched.values():
-            task.cancel()
-        if self._watched:
-            await asyncio.wait(self._watched.values())
-
     # --- which segments
 
     async def _follow_topics(self) -> None:
@@ -103,8 +97,7 @@ class Drains(Service):
             return
         for gone in [each for each, task in self._watched.items() if task.done()]:
             del self._watched[gone]
-        work = self._watch(topic, number)
-        self._watched[topic] = asyncio.create_task(work, name=f"{topic.name}: drain")
+        self._watched[topic] = self.spawn(self._watch(topic, number), str(topic.name))
 
     # --- one segment
 

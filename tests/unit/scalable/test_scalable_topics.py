@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from magnetar.broker.namespaces import Namespaces
 from magnetar.broker.topic import Topic
 from magnetar.errors import Conflict, InvalidLayout, NotAllowed, TopicNotFound, TopicTerminated
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
+from magnetar.scalable.drains import Drains
 from magnetar.scalable.scalable_topics import Dag
+from magnetar.scalable.subscriptions import Subscriptions
 from magnetar.testing.virtual_time import run
 from tests.unit.broker.world import message, options, receipts
 from tests.unit.scalable.world import TOPIC, Broker, ScalableWorld
@@ -234,6 +239,57 @@ def test_drained_segments_are_pruned_when_their_time_has_come() -> None:
         assert not [key for key in marks if "drained-0" in key]
 
     on_a_broker(scenario)
+
+
+def test_a_collection_reads_policies_and_subscriptions_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: Counter[str] = Counter()
+
+    def counted(kind: type[Any], name: str) -> None:
+        read = getattr(kind, name)
+
+        async def count(self: object, *given: object) -> object:
+            reads[kind.__name__] += 1
+            return await read(self, *given)
+
+        monkeypatch.setattr(kind, name, count)
+
+    async def scenario(world: ScalableWorld, broker: Broker) -> None:
+        await broker.scalable.create(TOPIC)
+        for number in range(7):
+            await broker.scalable.split(TOPIC, number)
+        interval = world.limits.scalable_auto_scale_interval_seconds
+        await asyncio.sleep(world.limits.scalable_sealed_seconds - 1.5 * interval)
+        counted(Namespaces, "policies")
+        counted(Subscriptions, "all")
+        while len((await layout(broker)).segments) > 8:
+            before = reads.copy()
+            await asyncio.sleep(interval)
+        # The policies of the namespace are read for auto-scale, too.
+        assert reads - before == {"Namespaces": 2, "Subscriptions": 1}
+
+    on_a_broker(scenario)
+
+
+def test_a_watch_of_a_sealed_segment_that_crashes_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def judge(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        world = ScalableWorld()
+        broker = await world.broker()
+        await broker.scalable.create(TOPIC)
+        await broker.scalable.create_subscription(TOPIC, "s", "QUEUE")
+        monkeypatch.setattr(Drains, "_judge", judge)
+        await broker.scalable.split(TOPIC, 0)
+        await asyncio.sleep(1)
+        with pytest.raises(ZeroDivisionError):
+            await broker.scalable.stop()
+
+    run(main())
 
 
 def test_sealed_segments_are_kept_for_readers_without_a_subscription() -> None:
