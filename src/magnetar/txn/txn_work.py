@@ -1,4 +1,4 @@
-"""Pure: one transaction in one segment, and the sends of one producer in it.
+"""One transaction in one segment, and the sends of one producer in it.
 
 Owns: `Work` and `TxnLane`, and what a buffer tells: `Answered` and `Sequences`.
 
