@@ -6,12 +6,16 @@ A server gets so many topics, each with a subscription and so many messages, and
 SIGKILL in the middle of publishing. Then it is started again and again; each time a client tries
 to connect from the first moment on, opens a producer on one of the topics, and the server is
 killed once more. Beside it: the start of an interpreter that does nothing.
+
+The sources are compiled first, as an installation does it: where the environment forbids Python to
+write bytecode, each start would compile them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import compileall
 import socket
 import statistics
 import subprocess
@@ -23,6 +27,7 @@ from pathlib import Path
 
 import uvloop
 
+import magnetar
 from bench.load import FIRST_SEQUENCE, Frames, count_frames
 from bench.report import Row, publish
 from bench.storage import scratch
@@ -41,6 +46,13 @@ EARLIEST = 1
 
 def topic_name(number: int) -> str:
     return f"persistent://public/default/restart-{number}"
+
+
+def compile_sources() -> None:
+    """As an installation does it."""
+    folder = Path(magnetar.__file__).parent
+    if not compileall.compile_dir(folder, quiet=2):
+        raise SystemExit(f"{folder} cannot be compiled")
 
 
 def free_port() -> int:
@@ -176,6 +188,7 @@ def rows_of(name: str, times: list[float], bare: float) -> list[Row]:
 
 
 def measure(topics: int, messages: int) -> list[Row]:
+    compile_sources()
     bare = statistics.median([interpreter_seconds() for _ in range(STARTS)])
     with scratch() as folder:
         empty = [seconds_to_serve(folder, topic_name(0)) for _ in range(STARTS)]

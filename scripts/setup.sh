@@ -68,10 +68,13 @@ fi
 
 hand_over_pip_settings
 # uv's own lock is among the sources, or uv would remove itself.
-"$venv/bin/uv" pip sync --quiet --python "$venv/bin/python" --require-hashes \
+# Compiled here, as pip does it: where Python may not write bytecode, a server would compile all that
+# it loads at every start, which takes longer than all else that it does.
+"$venv/bin/uv" pip sync --quiet --compile-bytecode --python "$venv/bin/python" --require-hashes \
     --only-binary :all: requirements/uv.txt requirements/dev.txt ||
     fail "could not install the locked packages: see above"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation \
     --editable . || fail "could not install this project into $venv: see above"
+"$venv/bin/python" -m compileall -q src/magnetar || fail "could not compile src/magnetar: see above"
 pwd >"$venv/.made-in"
 echo "magnetar: $venv is ready"
