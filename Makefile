@@ -105,6 +105,10 @@ bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, rest
 bench-txn: $(STAMP) ## transactions: cost of a publish, rate, commit times, wakes; FINISHED=100000
 	$(BIN)/python -m bench.txn --finished $(FINISHED)
 
+.PHONY: bench-txn-recovery
+bench-txn-recovery: $(STAMP) ## from process start to a delivery, 10^6 finished and 10^4 open ones
+	$(BIN)/python -m bench.txn_recovery
+
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
 	$(BIN)/python -m bench.diff $(if $(BASE),--base "$(BASE)")

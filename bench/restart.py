@@ -28,6 +28,7 @@ from pathlib import Path
 import uvloop
 
 import magnetar
+from bench.broker import Running
 from bench.load import FIRST_SEQUENCE, Frames, count_frames
 from bench.report import Row, publish
 from bench.storage import scratch
@@ -63,13 +64,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(folder: Path, port: int) -> Iterator[None]:
+def serving(folder: Path, port: int) -> Iterator[Running]:
     """A server process; killed at the end."""
     command = [str(Path(sys.executable).with_name("magnetar")), "serve", "--admin-port", "0"]
     options = ["--data", str(folder / "data"), "--port", str(port), "--log-level", "error"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
     try:
-        yield
+        yield Running(port, process.pid)
     finally:
         process.kill()
         process.wait(READY_SECONDS)

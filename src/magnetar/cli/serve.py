@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 
@@ -22,6 +23,11 @@ from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig, load
 
 _GC_ALLOCATIONS = 50_000
+
+_CALM_SECONDS = 0.02
+_CALM_CPU_SECONDS = 0.004
+_BUSY_SECONDS_MAX = 1.0
+"""How long the admin interface waits for clients that keep the loop busy."""
 
 
 @click.command()
@@ -53,7 +59,9 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     await server.start()
     _calm_collector()
     try:
-        # Clients are served by now; loading the admin interface takes as long as all before it.
+        # Clients are served by now; loading the admin interface takes as long as all before it, and
+        # half of the time from those whose topics are being loaded.
+        await _until_calm()
         admin = await asyncio.to_thread(import_module, "magnetar.server.admin")
         await server.start_admin(admin.create_admin)
         click.echo(_ready_json(server) if as_json else _ready_text(server))
@@ -61,6 +69,16 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
         await _until_stopped_or_failed(server, told_to_stop)
     finally:
         await server.stop()
+
+
+async def _until_calm() -> None:
+    """Wait until this thread has time left, at most for a while."""
+    end = time.monotonic() + _BUSY_SECONDS_MAX
+    while time.monotonic() < end:
+        used = time.thread_time()
+        await asyncio.sleep(_CALM_SECONDS)
+        if time.thread_time() - used < _CALM_CPU_SECONDS:
+            return
 
 
 def _calm_collector() -> None:

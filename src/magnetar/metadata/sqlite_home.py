@@ -86,12 +86,14 @@ _LAST_NAMES: Final = """SELECT name FROM records
 _HIGHEST_NAME: Final = """SELECT name FROM records
     WHERE parent = ? AND name >= ? AND name < ? ORDER BY name DESC LIMIT 1"""
 _NAMES: Final = "SELECT name FROM records WHERE parent = ? LIMIT ?"
-_SCAN_INDEX: Final = f"""
+_SCAN_INDEX_TO_END: Final = f"""
     SELECT entry.index_key, parent, name, {_COLUMNS}
     FROM index_entries AS entry JOIN records USING (parent, name)
     WHERE index_name = ?1 AND (index_key, parent, name) > (?2, ?3, ?4)
-        AND (?5 IS NULL OR index_key <= ?5)
     ORDER BY index_key, parent, name LIMIT {_PAGE_ROWS}"""
+# An end that is part of the range: behind a condition that may be NULL, SQLite would look at every
+# entry up to the end of the index.
+_SCAN_INDEX: Final = _SCAN_INDEX_TO_END.replace("ORDER BY", "AND index_key <= ?5 ORDER BY")
 
 _decode_indexes = msgspec.json.Decoder(tuple[Index, ...]).decode
 
@@ -250,7 +252,10 @@ class Reader:
         """Pages of (index key, key, record), sorted by index key, then key."""
         after = (low, "", "")
         while True:
-            rows = self._database.execute(_SCAN_INDEX, (index, *after, high))
+            if high is None:
+                rows = self._database.execute(_SCAN_INDEX_TO_END, (index, *after))
+            else:
+                rows = self._database.execute(_SCAN_INDEX, (index, *after, high))
             if rows:
                 yield [(row[0], f"{row[1]}/{row[2]}", _stored(row[3:])) for row in rows]
             if len(rows) < _PAGE_ROWS:

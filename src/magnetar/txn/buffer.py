@@ -64,7 +64,7 @@ ADMIT_SECONDS: Final = 30.0
 MATERIALISE_SECONDS: Final = 60.0
 """For the records of a decision, however often they have to be tried."""
 
-_READS_AT_ONCE: Final = 16
+_READS_AT_ONCE: Final = 256
 _ATTEMPTS: Final = 16
 _PAUSE_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 5.0

@@ -3,8 +3,9 @@
 Owns: `Deadlines`, the loop of one broker for all coordinators that it leads.
 
 Invariants:
-1. The book is seeded from the stored records when a coordinator comes to this broker. What a former
-   leader began after that is found once its deadline has passed: the index is read every second.
+1. The index is read every second for what is due, so that nothing is missed. For all else that is
+   open the book is seeded from it, a pass after a coordinator has come to this broker: one that
+   starts serves its topics first. What a former leader began after that is found when it is due.
 2. What cannot be aborted now (the store does not answer) is tried again a second later, and stops
    nothing else.
 """
@@ -54,6 +55,8 @@ class Deadlines:
         self._expire = expire
         self._seeded: dict[int, int] = {}
         """The epoch of each leadership whose transactions are in the book."""
+        self._noticed: dict[int, int] = {}
+        """Those that were there at the last pass."""
         self._read_at = -REFRESH_SECONDS
 
     async def run(self) -> None:
@@ -77,14 +80,17 @@ class Deadlines:
         return min(max(seconds, _SHORTEST_SECONDS), REFRESH_SECONDS)
 
     async def _follow_leaders(self) -> None:
-        led = self._partitions.led
+        led, noticed = self._partitions.led, self._noticed
+        self._noticed = led
         if led == self._seeded:
             return
         self._book.keep_only(frozenset(led))
+        led = {each: epoch for each, epoch in led.items() if noticed.get(each) == epoch}
         new = {each for each, epoch in led.items() if self._seeded.get(each) != epoch}
         self._seeded = {each: epoch for each, epoch in led.items() if each not in new}
-        async for header in self._store.due(_EVER_MS):
-            self._add(header, new)
+        if new:
+            async for header in self._store.due(_EVER_MS):
+                self._add(header, new)
         self._seeded = led
 
     async def _refresh(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from magnetar.errors import CorruptData, DiskFull, FormatTooNew
 from magnetar.metadata.api import Index
 from magnetar.metadata.judge import NO_SESSION, StoredRecord, split_key
 from magnetar.metadata.layers import Layer
-from magnetar.metadata.sqlite_home import SCHEMA_VERSION, Reader, SqliteHome
+from magnetar.metadata.sqlite_home import (
+    _SCAN_INDEX,
+    _SCAN_INDEX_TO_END,
+    SCHEMA_VERSION,
+    Reader,
+    SqliteHome,
+)
 from magnetar.metadata.sqlite_rows import encode_row
 from magnetar.runtime.disk import LocalDisk
 from tests.unit.journal.support import ScriptedDisk
@@ -138,6 +145,20 @@ def test_long_scans_go_by_pages(home: SqliteHome) -> None:
     assert max(map(len, home.reader.scan("/p", "", None))) < 1000
     assert indexed(home.reader, "i") == [f"/p/{n}" for n in numbers]
     assert indexed(home.reader, "i", "01", "02") == [f"/p/{n}" for n in numbers[100:300]]
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_bounded"), [(_SCAN_INDEX, True), (_SCAN_INDEX_TO_END, False)]
+)
+def test_a_search_in_an_index_ends_with_its_range(
+    tmp_path: Path, home: SqliteHome, statement: str, is_bounded: bool
+) -> None:
+    """A million finished transactions stand behind the few that are looked for."""
+    with closing(sqlite3.connect(tmp_path / "records.db")) as database:
+        values = ("i", "", "", "", "z")[: 5 if is_bounded else 4]
+        plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+    assert plan[0].startswith("SEARCH entry USING PRIMARY KEY")
+    assert ("index_key<?" in plan[0]) == is_bounded
 
 
 def test_names_of_a_sequence_come_from_the_top(home: SqliteHome) -> None:

@@ -246,6 +246,25 @@ def test_another_broker_aborts_what_a_dead_one_began() -> None:
     run(main())
 
 
+def test_a_broker_that_starts_aborts_what_is_due_at_once_and_reads_the_rest_later() -> None:
+    async def main() -> None:
+        world = World()
+        first = await world.broker()
+        due, later = await first.begin(5, 3000), await first.begin(5, 60_000)
+        await first.stop()
+        await asyncio.sleep(5)
+        second = await world.broker()
+        seen = second.follow(due.id, later.id)
+        await asyncio.sleep(0.1)
+        assert seen.told == [(due.txn, "ABORTED")]
+        assert second.coordinators.open_count == 0
+        await asyncio.sleep(1)
+        assert second.coordinators.open_count == 1
+        await second.stop()
+
+    run(main())
+
+
 def test_what_a_former_leader_began_late_is_found_by_its_deadline() -> None:
     async def scene(world: World, broker: Broker) -> None:
         header = await broker.begin(0, 5000)
