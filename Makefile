@@ -17,6 +17,7 @@ CRASH_CUTS ?= 150
 CRASH_EVERY ?= 1
 BASE ?=
 FINISHED ?= 100000
+TRANSACTIONS ?= 100000
 
 # The sample of `make sim` and `make crash` that is a part of `make test`.
 TEST_SEEDS ?= 20
@@ -80,6 +81,10 @@ interop-java: $(STAMP) ## the official Java clients against our server; needs Ja
 .PHONY: soak-fuzz
 soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parser
 	$(BIN)/python -m magnetar.testing.fuzz_wire --inputs 1000000
+
+.PHONY: soak-txn
+soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSACTIONS=100000
+	$(BIN)/python -m magnetar.testing.txn_soak --transactions $(TRANSACTIONS)
 
 .PHONY: bench
 bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*.json
