@@ -109,12 +109,11 @@ class HeldMessages:
     def _passed(self, ended: Ended) -> set[Position]:
         """Entries of these that dispatch went by because they were held."""
         positions = {each.position for each in ended.entries}
-        last = None if ended.through is None else ended.through.position
-        missed = {
-            each
-            for each in self._opened.passed
-            if each in positions or (last is not None and each <= last)
-        }
+        if ended.through is None:
+            missed = positions & self._opened.passed
+        else:
+            last = ended.through.position
+            missed = {each for each in self._opened.passed if each in positions or each <= last}
         self._opened.passed -= missed
         return missed
 

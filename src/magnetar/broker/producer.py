@@ -205,6 +205,10 @@ class Producer:
         """Sends that are accepted and not settled: what back-pressure counts."""
         return len(self._pending) + len(self._held)
 
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
     def is_successor_of(self, other: Producer) -> bool:
         """The same producer of the same connection, come again."""
         return (

@@ -167,6 +167,11 @@ class Subscription:
         return self._membership.active
 
     @property
+    def transactional_acks(self) -> TransactionalAcks | None:
+        """None: it takes none."""
+        return self._txn_acks
+
+    @property
     def failure(self) -> MagnetarError | None:
         """Why nothing is dispatched any more, if so; a seek or a skip starts it again."""
         return self._dispatcher.failure

@@ -23,13 +23,20 @@ Relies on: `Decisions` to tell how each transaction ended that was joined, or th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from magnetar.broker.acks import Ack
 from magnetar.broker.dispatcher import ReadableTopic, messages_in
 from magnetar.broker.held_messages import HeldMessages
-from magnetar.errors import MagnetarError, MetadataError, ServiceNotReady, TransactionConflict
+from magnetar.errors import (
+    MagnetarError,
+    MetadataError,
+    ServiceNotReady,
+    TooManyRequests,
+    TransactionConflict,
+)
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
@@ -86,6 +93,7 @@ class TransactionalAcks:
         self._held = held
         self._pending = held.pending
         self._decisions = transactions.decisions
+        self._limits = transactions.limits
         self._store = transactions.store
         self._tasks = tasks
         self._clock = clock
@@ -102,7 +110,9 @@ class TransactionalAcks:
         self._turn = asyncio.Lock()
         self._queued = 0
         """Commands that have not come to their turn: later ones wait behind them."""
-        self._stored: dict[TxnId, list[StoredOp]] = {}
+        self.ends: Counter[State] = Counter()
+        """How many transactions that acknowledged something here ended, by how."""
+        self._stored: dict[TxnId, set[StoredOp]] = {}
         self._in_flight: dict[TxnId, int] = {}
         self._decided: dict[TxnId, State] = {}
         """Learnt while commands of that transaction are in flight."""
@@ -110,6 +120,11 @@ class TransactionalAcks:
         self._recovering = False
         self._settling = False
         self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Entries that open transactions have acknowledged."""
+        return len(self._pending)
 
     # --- recovery
 
@@ -153,7 +168,7 @@ class TransactionalAcks:
         """
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
-            if found.op not in self._stored.get(txn, []) and await self._adopt(txn, found):
+            if found.op not in self._stored.get(txn, ()) and await self._adopt(txn, found):
                 self._decisions.join(txn, self, self._gone)
         for txn in list(self._stored):
             await self._ask(txn)
@@ -167,7 +182,7 @@ class TransactionalAcks:
             self._settle()
             return False
         self._pending.add(txn, acks, found.ack.cumulative)
-        self._stored.setdefault(txn, []).append(found.op)
+        self._stored.setdefault(txn, set()).add(found.op)
         return True
 
     async def _ask(self, txn: TxnId) -> None:
@@ -185,7 +200,7 @@ class TransactionalAcks:
             state = await self._decisions.read(txn)
             if state == "OPEN" or txn in self._in_flight:
                 continue  # the decision will be told; or the op is that command's own
-            if found.op not in self._stored.get(txn, []):
+            if found.op not in self._stored.get(txn, ()):
                 await self._adopt(txn, found)
             self.decided(txn, state or "ABORTED")
 
@@ -246,14 +261,14 @@ class TransactionalAcks:
 
     async def _ack_held(self, command: _Command) -> None:
         try:
-            op = await self._written(command)
+            ops = await self._written(command)
         finally:
             self._finish(command.txn)
         await self._ops.confirm()
         try:
             self._check_serving(command.incarnation)
         except ServiceNotReady:
-            await self._store.delete_ops([op])
+            await self._store.delete_ops(ops)
             raise
 
     async def _wait_ready(self) -> None:
@@ -282,6 +297,7 @@ class TransactionalAcks:
     def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
         """Hold what was judged, while its intent is written."""
         self._check_serving(self._incarnation)
+        self._check_room(txn, 0 if cumulative else len(wanted))
         for ack in wanted:
             if self._topic.ledger.next_valid(ack.position) != ack.position:
                 raise TransactionConflict(f"there is no message at {ack.position}")
@@ -289,6 +305,24 @@ class TransactionalAcks:
         self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
         self._decisions.join(txn, self, self._gone)
         return _Command(txn, wanted, cumulative, self._incarnation)
+
+    def _check_room(self, txn: TxnId, entries: int) -> None:
+        self._decisions.check_room(txn, self)
+        most = self._limits.txn_pending_acks_max
+        if len(self._pending) + entries > most:
+            raise TooManyRequests(
+                f"open transactions have acknowledged {len(self._pending)} entries of subscription "
+                f"{self._cursor.name}; the limit is {most}",
+                hint="end transactions, or raise txn_pending_acks_max",
+            )
+        records = len(self._stored.get(txn, ())) + self._in_flight.get(txn, 0)
+        most = self._limits.txn_ack_records_max
+        if records >= most:
+            raise TooManyRequests(
+                f"transaction {to_text(txn)} has {records} acknowledgements on subscription "
+                f"{self._cursor.name}, the limit",
+                hint="acknowledge more messages at once, or raise txn_ack_records_max",
+            )
 
     def _check_serving(self, incarnation: int) -> None:
         if self._closed or incarnation != self._cursor.incarnation:
@@ -300,19 +334,19 @@ class TransactionalAcks:
             if await self._decisions.read(holder) is None:
                 self._gone(holder)
 
-    async def _written(self, command: _Command) -> StoredOp:
+    async def _written(self, command: _Command) -> list[StoredOp]:
         txn, acks, cumulative, incarnation = command
         try:
             await self._check_undecided(txn)
             self._check_serving(incarnation)
-            op = await self._ops.write(txn, acks, cumulative)
+            ops = await self._ops.write(txn, acks, cumulative)
         except BaseException:
             if incarnation == self._incarnation:
                 self._held.release(txn, acks, cumulative)
             raise
         if incarnation == self._incarnation:
-            self._stored.setdefault(txn, []).append(op)
-        return op
+            self._stored.setdefault(txn, set()).update(ops)
+        return ops
 
     async def _check_undecided(self, txn: TxnId) -> None:
         state = await self._decisions.state(txn)
@@ -353,7 +387,9 @@ class TransactionalAcks:
         if self._cursor.failure is not None:
             return  # whoever owns the subscription next does it
         ended = self._pending.end(txn)
-        ops = self._stored.pop(txn, [])
+        if ended is not None:
+            self.ends[state] += 1
+        ops = self._stored.pop(txn, set())
         if ended is None or self._incarnation != self._cursor.incarnation:
             self._ops.merged(ops)  # once the seek is durable
         elif state == "COMMITTED":

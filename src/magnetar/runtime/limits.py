@@ -218,6 +218,15 @@ class Limits:
     txn_open_per_owner_max: int = _limit(
         100_000, "transactions", "of one owner that are open at a time at one broker"
     )
+    txn_participants_max: int = _limit(
+        10_000, "participants", "topics and subscriptions of one transaction at one broker"
+    )
+    txn_pending_acks_max: int = _limit(
+        500_000, "entries", "of one subscription acknowledged in transactions that are open"
+    )
+    txn_ack_records_max: int = _limit(
+        100_000, "records", "of acknowledgements of one transaction on one subscription"
+    )
     txn_timeout_max_seconds: float = _limit(
         86_400.0, "seconds", "a transaction may stay open at most, as its client asks"
     )

@@ -253,7 +253,8 @@ TXN_ENDED = counter(
 TXN_OPEN_SECONDS = histogram(
     "magnetar_txn_open_seconds",
     "Time of a transaction from its beginning to its decision.",
-    buckets=(0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 10_800.0),
+    # Those of `pulsar_txn_execution_latency_le_*`.
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.0, 3000.0),
 )
 TXN_LATE_SECONDS = histogram(
     "magnetar_txn_late_seconds",

@@ -128,17 +128,22 @@ class Server(Service):
         """All parts above the storage; nothing runs yet."""
         self._sharing = self.machine.share_topics(self.metadata, self.service_url)
         store, partitions = TxnStore(self.metadata), self._partitions()
-        self.decisions = Decisions(store, self.clock, coordinates=partitions.coordinates)
-        parts = self._topic_parts(
-            Transactions(store, self.decisions, shares_journal=self.storage.shares_journal)
+        limits = self.config.limits
+        self.decisions = Decisions(
+            store,
+            self.clock,
+            coordinates=partitions.coordinates,
+            participants_max=limits.txn_participants_max,
         )
+        shares_journal = self.storage.shares_journal
+        parts = self._topic_parts(Transactions(store, self.decisions, shares_journal, limits))
         self.topics = Topics(parts, self.namespaces)
         self.coordinators = Coordinators(
             store,
             partitions,
             self.decisions,
             clock=self.clock,
-            limits=self.config.limits,
+            limits=limits,
             repair=Repairs(self.topics),
         )
         is_scalable = self.config.scalable_topics_enabled

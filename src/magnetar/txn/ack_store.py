@@ -18,7 +18,8 @@ record, whose epoch names the present owner.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from magnetar.errors import MagnetarError, ManagedLedgerFenced, StorageClosed
@@ -32,6 +33,12 @@ from magnetar.txn.pending_acks import Acked
 from magnetar.txn.records import AckedEntry, AckOp
 from magnetar.txn.store import FoundAck, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
+
+RECORD_BYTES: Final = 256 * 1024
+"""Of the entries in one record: half of what a value of the store may have."""
+
+_ENTRY_BYTES: Final = 48
+"""Two numbers and what stands around them, at most."""
 
 RETRY_SECONDS: Final = 1.0
 """Between two attempts to settle ops: nobody waits for it."""
@@ -69,18 +76,27 @@ class MetadataPendingAckStore:
 
     # --- intents
 
-    async def write(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> StoredOp:
-        """Make durable what a transaction acknowledges, for the cursor's present incarnation."""
-        self._serial += 1
-        op = AckOp(
-            to_text(txn),
-            self._segment,
-            self._cursor.name,
-            self._cursor.incarnation,
-            tuple(_entry(ack) for ack in acks),
-            cumulative,
-        )
-        return await self._store.write_ack(txn, self._epoch, self._serial, op)
+    async def write(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> list[StoredOp]:
+        """Make durable what a transaction acknowledges, for the cursor's present incarnation.
+
+        All of it or, as far as the store answers, nothing; more than one record has room for goes
+        into several.
+        """
+        name, incarnation = to_text(txn), self._cursor.incarnation
+        writes = []
+        for entries in _records_of(acks):
+            self._serial += 1
+            op = AckOp(name, self._segment, self._cursor.name, incarnation, entries, cumulative)
+            writes.append(self._store.write_ack(txn, self._epoch, self._serial, op))
+        if len(writes) == 1:
+            return [await writes[0]]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        failures = [each for each in results if isinstance(each, BaseException)]
+        ops = [each for each in results if not isinstance(each, BaseException)]
+        if failures:
+            await self._store.delete_ops(ops)
+            raise failures[0]
+        return ops
 
     async def confirm(self) -> None:
         """ManagedLedgerFenced unless this is still the owner: the managed ledger has one."""
@@ -135,6 +151,20 @@ class MetadataPendingAckStore:
             gone = list(self._dropped)
             await self._store.delete_ops(gone)
             del self._dropped[: len(gone)]
+
+
+def _records_of(acks: Sequence[Acked]) -> Iterator[tuple[AckedEntry, ...]]:
+    """What goes into each record, of bounded size."""
+    entries: list[AckedEntry] = []
+    size = 0
+    for entry in map(_entry, acks):
+        added = _ENTRY_BYTES + len(entry.unacked)
+        if entries and size + added > RECORD_BYTES:
+            yield tuple(entries)
+            entries, size = [], 0
+        entries.append(entry)
+        size += added
+    yield tuple(entries)
 
 
 def _entry(ack: Acked) -> AckedEntry:

@@ -247,6 +247,7 @@ class MetadataTransactionBuffer:
             raise NotAllowed(f"{self._segment} is being unloaded")
         work = self._works.get(txn)
         if work is None:
+            self._decisions.check_room(txn, self)
             work = self._track(txn, self._ledger.next_append_floor())
             if self._shares_journal and self._decisions.is_open_here(txn):
                 self._pin_ahead(work)

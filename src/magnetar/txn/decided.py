@@ -11,7 +11,7 @@ Invariants:
 4. No decision is missed for good: a transaction that others coordinate is watched while it has
    participants here, and every one with participants is read again every `REREAD_SECONDS`.
 5. What is remembered is bounded: open transactions of own coordinators, those with participants,
-   and `FINAL_MAX` decisions.
+   of which each has so many at most, and `FINAL_MAX` decisions.
 
 Relies on: own coordinators, which tell of what they began (`opened`) and decided (`learn`).
 """
@@ -23,9 +23,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from magnetar.errors import InvariantBroken, MagnetarError, StoreClosed
+from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed, StoreClosed
 from magnetar.metadata.api import Event, Watch
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
@@ -72,12 +73,18 @@ class Decisions(Service):
     """All that one broker knows of transactions. It works once made; `start` adds the repair."""
 
     def __init__(
-        self, store: TxnStore, clock: Clock, *, coordinates: Callable[[TxnId], bool]
+        self,
+        store: TxnStore,
+        clock: Clock,
+        *,
+        coordinates: Callable[[TxnId], bool],
+        participants_max: int = Limits().txn_participants_max,
     ) -> None:
         super().__init__("transaction decisions", stop_seconds=STOP_SECONDS)
         self._store = store
         self._clock = clock
         self._coordinates = coordinates
+        self._participants_max = participants_max
         self._open: set[TxnId] = set()
         self._final: OrderedDict[TxnId, State] = OrderedDict()
         self._followed: dict[TxnId, _Followed] = {}
@@ -147,6 +154,17 @@ class Decisions(Service):
         followed.participants[participant] = missing
         if not self._coordinates(txn):
             self._watch(txn, followed)
+
+    def check_room(self, txn: TxnId, participant: Participant) -> None:
+        """Raise if a transaction cannot have one more participant here; one it has is none more."""
+        followed, most = self._followed.get(txn), self._participants_max
+        if followed is None or len(followed.participants) < most:
+            return
+        if participant not in followed.participants:
+            raise NotAllowed(
+                f"transaction {to_text(txn)} has {most} topics and subscriptions here, the limit",
+                hint="use more transactions, or raise txn_participants_max",
+            )
 
     def leave(self, txn: TxnId, participant: Participant) -> None:
         """It has nothing more to do with the transaction; not joined: nothing."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, S
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from magnetar.errors import BadVersion, NotAllowed, ServiceNotReady, TooManyRequests
@@ -37,8 +38,8 @@ from magnetar.txn.records import GROUPS, Group, Header, Membership, State, decod
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
-NAME_LENGTH_MAX: Final = 256
-"""Of an application, a generation, a run."""
+NAME_BYTES_MAX: Final = 256
+"""Of an application, a generation, a run, as they are stored: a record has many of them."""
 
 _ATTEMPTS: Final = 10
 _AT_ONCE: Final = 100
@@ -371,8 +372,8 @@ class Groups:
     def _check(self, application: str, *names: str) -> None:
         """Whether a group of this name is this broker's."""
         for name in (application, *names):
-            if not 0 < len(name) <= NAME_LENGTH_MAX:
-                raise NotAllowed(f"a name of a group has 1 to {NAME_LENGTH_MAX} characters")
+            if not 0 < len(msgspec.json.encode(name)) - len('""') <= NAME_BYTES_MAX:
+                raise NotAllowed(f"a name of a group has 1 to {NAME_BYTES_MAX} bytes, as JSON")
         self._partitions.check(partition_of(application))
 
     def _desk(self, application: str) -> _Desk:

@@ -5,8 +5,9 @@ Owns: `Transactions`. A broker without one refuses transactional work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from magnetar.runtime.limits import Limits
 from magnetar.txn.decided import Decisions
 from magnetar.txn.store import TxnStore
 
@@ -19,3 +20,4 @@ class Transactions:
     decisions: Decisions
     shares_journal: bool = False
     """Whether records and entries become durable in the order in which they are submitted."""
+    limits: Limits = field(default_factory=Limits)

@@ -122,6 +122,10 @@ class PendingAcks:
     def __bool__(self) -> bool:
         return bool(self._entries or self._points)
 
+    def __len__(self) -> int:
+        """Entries that are held one by one."""
+        return len(self._entries)
+
     @property
     def txns(self) -> Collection[TxnId]:
         return self._positions.keys() | self._points.keys()

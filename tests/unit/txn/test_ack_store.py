@@ -15,8 +15,9 @@ from magnetar.testing import virtual_time
 from magnetar.txn.ack_store import MetadataPendingAckStore
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.pending_acks import Acked
-from magnetar.txn.records import OPS
+from magnetar.txn.records import OPS, AckOp
 from magnetar.txn.store import StoredOp, TxnStore
+from magnetar.wire.messages import TxnId
 from tests.unit.managed_ledger.world import Broker, MemoryWorld
 
 NAME = "orders"
@@ -47,7 +48,7 @@ class Owner:
 
     async def merged(self, position: Position) -> StoredOp:
         """An op whose acknowledgement the cursor has in memory."""
-        op = await self.ops.write(T1, [Acked(position)], False)
+        (op,) = await self.ops.write(T1, [Acked(position)], False)
         self.cursor.ack(position)
         self.ops.merged([op])
         return op
@@ -77,7 +78,7 @@ def at(owner: Owner, number: int) -> Position:
 def test_an_op_holds_what_was_acknowledged() -> None:
     async def scenario(owner: Owner) -> None:
         acks = [Acked(at(owner, 0)), Acked(at(owner, 1), 0b010, 3)]
-        op = await owner.ops.write(T1, acks, False)
+        (op,) = await owner.ops.write(T1, acks, False)
         await owner.ops.write(T2, [Acked(at(owner, 3))], True)
         first, second = sorted(await owner.ops.found(), key=lambda each: each.ack.cumulative)
         assert first.op == op
@@ -88,6 +89,44 @@ def test_an_op_holds_what_was_acknowledged() -> None:
         assert first.ack.incarnation == owner.cursor.incarnation
         assert second.ack.cumulative
         await owner.ops.delete_all()
+        assert await owner.keys() == []
+
+    play(scenario)
+
+
+def test_what_one_record_has_no_room_for_goes_into_several() -> None:
+    async def scenario(owner: Owner) -> None:
+        many = [Acked(Position(2**62, 2**62 + number)) for number in range(12_000)]
+        batches = [Acked(Position(1, number), 0b10, 64 * 2048) for number in range(40)]
+        for acks in (many, batches):
+            ops = await owner.ops.write(T1, acks, False)
+            assert len(ops) > 1
+            found = await owner.ops.found()
+            assert {each.op for each in found} == set(ops)
+            entries = [entry.position for each in found for entry in each.ack.entries]
+            assert sorted(entries) == [each.position for each in acks]
+            await owner.ops.delete_all()
+
+    play(scenario)
+
+
+def test_of_several_records_all_are_stored_or_none() -> None:
+    async def scenario(owner: Owner) -> None:
+        store, puts = owner.ops._store, 0
+        write = store.write_ack
+
+        async def second_fails(txn: TxnId, epoch: int, serial: int, ack: AckOp) -> StoredOp:
+            nonlocal puts
+            puts += 1
+            if puts == 2:
+                raise Unavailable("for a moment")
+            return await write(txn, epoch, serial, ack)
+
+        store.write_ack = second_fails  # type: ignore[method-assign]
+        many = [Acked(Position(2**62, 2**62 + number)) for number in range(12_000)]
+        with pytest.raises(Unavailable):
+            await owner.ops.write(T1, many, False)
+        assert puts > 2
         assert await owner.keys() == []
 
     play(scenario)

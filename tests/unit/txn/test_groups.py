@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import msgspec
 import pytest
 
 from magnetar.errors import (
@@ -15,13 +16,14 @@ from magnetar.errors import (
     TransactionCoordinatorNotFound,
     TransactionNotFound,
 )
-from magnetar.metadata.api import Stat
+from magnetar.metadata.api import VALUE_BYTES_MAX, Stat
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual_time import run
+from magnetar.txn.groups import NAME_BYTES_MAX
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.partitions import PARTITIONS, partition_of
-from magnetar.txn.records import Header, Membership, State
+from magnetar.txn.records import Group, Header, Membership, Retired, State, encode
 from magnetar.wire.messages import TxnId
 from tests.unit.txn.coordinator_world import MINUTE_MS, Broker, World, keys, on_a_broker
 
@@ -72,6 +74,31 @@ class OneTurn:
         self.is_over = True
 
 
+# --- records
+
+
+@pytest.mark.parametrize("sign", ["a", "\N{DIGIT ONE}", '"', "\x01", "\N{GRINNING FACE}"])
+def test_the_largest_record_of_a_group_has_room_in_the_store(sign: str) -> None:
+    limits = Limits()
+    name = sign
+    while len(msgspec.json.encode(name + sign)) - 2 <= NAME_BYTES_MAX:
+        name += sign
+    txns = [to_text(TxnId(PARTITIONS - 1, 2**63 - 1 - each)) for each in range(20_000)]
+    record = Group(
+        name,
+        2**40,
+        name,
+        name,
+        2**40,
+        tuple(txns[: limits.txn_group_commit_max]),
+        tuple(txns[: limits.txn_group_aborted_max]),
+        tuple([Retired(name, name)] * limits.txn_group_retired_max),
+        2**50,
+        name,
+    )
+    assert len(encode(record)) < VALUE_BYTES_MAX
+
+
 # --- epochs
 
 
@@ -117,7 +144,13 @@ def test_a_new_epoch_keeps_what_was_committed() -> None:
 def test_names_have_bounds_and_owners_their_groups() -> None:
     async def scene(world: World, broker: Broker) -> None:
         coordinators = broker.coordinators
-        for names in (("", "g", "r"), ("a", "", "r"), ("a", "g", "*"), ("a", "g", "r" * 300)):
+        for names in (
+            ("", "g", "r"),
+            ("a", "", "r"),
+            ("a", "g", "*"),
+            ("a", "g", "r" * 300),
+            ("a", "\U00010000" * 100, "r"),
+        ):
             with pytest.raises(NotAllowed):
                 await coordinators.open_group(*names)
         await coordinators.open_group(APP, "g", "r", "alice")

@@ -12,14 +12,15 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Final
 
 from aiohttp import web
 from prometheus_client import Counter
 
 from magnetar.broker.stats import TopicStats
-from magnetar.broker.subscription import TYPE_NAMES
+from magnetar.broker.subscription import TYPE_NAMES, Subscription
 from magnetar.broker.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
@@ -47,6 +48,8 @@ _COUNTERS: Final = frozenset(
         "pulsar_txn_timeout_total",
         "pulsar_txn_tb_committed_total",
         "pulsar_txn_tb_aborted_total",
+        "pulsar_txn_tp_committed_count",
+        "pulsar_txn_tp_aborted_count",
     }
 )
 
@@ -82,6 +85,8 @@ async def scrape(request: web.Request) -> web.Response:
         _add_topic(series, topic.name, topic.stats())
         if isinstance(topic, Topic) and topic.transactions is not None:
             _add_buffer(series, topic, topic.transactions)
+            for subscription in topic.subscriptions.values():
+                _add_acks(series, topic, subscription)
         namespace = str(topic.name.namespace)
         by_namespace[namespace] = by_namespace.get(namespace, 0) + 1
         if number % _TOPICS_PER_TURN == 0:
@@ -130,6 +135,18 @@ def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
 # --- transactions
 
 
+def _add_acks(series: Series, topic: Topic, subscription: Subscription) -> None:
+    """Of a subscription that had acknowledgements in transactions since it was loaded."""
+    acks = subscription.transactional_acks
+    if acks is None or not (acks.held or acks.ends):
+        return
+    labels = {"namespace": str(topic.name.namespace), "topic": str(topic.name)}
+    labels["subscription"] = subscription.name
+    series.add("pulsar_txn_tp_committed_count", acks.ends["COMMITTED"], **labels)
+    series.add("pulsar_txn_tp_aborted_count", acks.ends["ABORTED"], **labels)
+    series.add("pulsar_txn_tp_pending_acks", acks.held, **labels)
+
+
 def _add_buffer(series: Series, topic: Topic, buffer: MetadataTransactionBuffer) -> None:
     """Of a topic that had a transaction since it was loaded."""
     if not buffer.undecided and not buffer.ends:
@@ -138,6 +155,8 @@ def _add_buffer(series: Series, topic: Topic, buffer: MetadataTransactionBuffer)
     series.add("pulsar_txn_tb_active_total", buffer.undecided, **labels)
     series.add("pulsar_txn_tb_committed_total", buffer.ends["COMMITTED"], **labels)
     series.add("pulsar_txn_tb_aborted_total", buffer.ends["ABORTED"], **labels)
+    held = sum(each.held for each in topic.producers.connected.values())
+    series.add("pulsar_txn_tb_held_sends", held, **labels)
     if buffer.undecided:
         lag = lag_of(topic, buffer)
         series.add("pulsar_txn_tb_ceiling_lag_entries", lag.entries, **labels)
@@ -164,8 +183,22 @@ async def _add_transactions(series: Series, server: AdminServer) -> None:
         }
         for metric, value in values.items():
             series.add(metric, value, coordinator_id=own)
+    for bound, ended_within in _latencies():
+        series.add(f"pulsar_txn_execution_latency_le_{bound}", ended_within)
     left = len(await server.metadata.scan_keys(OPS, limit=_OPS_COUNTED_MAX))
     series.add("pulsar_txn_metadata_store_outstanding_op_records", left)
+
+
+def _latencies() -> Iterator[tuple[str, float]]:
+    """How many transactions took up to so many milliseconds, and longer than the bound before."""
+    before = 0.0
+    for family in metrics.TXN_OPEN_SECONDS.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                name = f"{bound * 1000:.0f}" if isfinite(bound) else "overflow"
+                yield name, sample.value - before
+                before = sample.value
 
 
 def _by_coordinator(counter: Counter, **wanted: str) -> dict[str, float]:

@@ -434,13 +434,69 @@ def test_metrics(tmp_path: Path) -> None:
             assert await value("pulsar_txn_metadata_store_outstanding_op_records") == 1
             await client.end(still, COMMIT)
             assert await value("pulsar_txn_tb_ceiling_lag_entries", topic) is None
-        text = await world.get("/metrics")
-        for name in (
-            "op_writes_total ",
-            'header_cas_total{result="stored"} ',
-            "index_query_seconds_count ",
-        ):
-            assert f"\npulsar_txn_metadata_store_{name}" in text
+
+    run(tmp_path, scenario)
+
+
+def test_each_part_of_a_transaction_moves_its_metrics(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        labels = f'cluster="here",namespace="public/default",topic="{FULL}",subscription="s"'
+        acks = f"pulsar_txn_tp_{{}}{{{{{labels}}}}}"
+        store = "pulsar_txn_metadata_store_"
+        names = {
+            "pins and acks": f"{store}op_writes_total",
+            "decisions": f'{store}header_cas_total{{result="stored"}}',
+            "lost": f'{store}header_cas_total{{result="lost"}}',
+            "queries": f"{store}index_query_seconds_count",
+            "ops": f'{store}outstanding_op_records{{cluster="here"}}',
+            "quick": 'pulsar_txn_execution_latency_le_5000{cluster="here"}',
+            "held": acks.format("pending_acks"),
+            "committed": acks.format("committed_count"),
+            "aborted": acks.format("aborted_count"),
+        }
+
+        async def grown(since: dict[str, float]) -> dict[str, float]:
+            """What the values are more than they were."""
+            lines = (await world.get("/metrics")).splitlines()
+            found = dict.fromkeys(names, 0.0)
+            for line in lines:
+                name, _, value = line.rpartition(" ")
+                found |= {each: float(value) for each in names if names[each] == name}
+            took = [line for line in lines if line.startswith("pulsar_txn_execution_latency_le_")]
+            found["quick"] = sum(float(line.rpartition(" ")[2]) for line in took)
+            changes = {each: found[each] - since.get(each, 0.0) for each in names}
+            since.update(found)
+            # Every second deadlines are looked for.
+            queries.append(changes.pop("queries"))
+            return {each: change for each, change in changes.items() if change}
+
+        since: dict[str, float] = {}
+        queries: list[float] = []
+        async with txn_client(world.server.service_url) as client:
+            await client.subscribe(FULL, "s")
+            for _ in range(2):
+                await client.publish(FULL)
+            await grown(since)
+            kept, lost = await client.begin(), await client.begin()
+            assert await grown(since) == {}
+            await client.publish("u", kept)
+            assert await grown(since) == {"pins and acks": 1, "ops": 1}
+            assert queries[-1] >= 2, "loading the topic asks for its pins and aborted records"
+            await client.publish("u", kept)
+            assert await grown(since) == {}
+            await client.ack_next(kept)
+            assert await grown(since) == {"pins and acks": 1, "ops": 1, "held": 1}
+            await client.ack_next(lost)
+            await grown(since)
+            await client.end(kept, COMMIT)
+            await settled(world, kept)
+            changes = await grown(since)
+            assert changes.pop("ops") == -2
+            assert changes == {"decisions": 1, "quick": 1, "held": -1, "committed": 1}
+            await client.end(lost, ABORT)
+            await settled(world, lost)
+            changes = await grown(since)
+            assert changes == {"decisions": 1, "quick": 1, "held": -1, "aborted": 1, "ops": -1}
 
     run(tmp_path, scenario)
 
