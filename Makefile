@@ -110,6 +110,10 @@ bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, rest
 bench-txn: $(STAMP) ## transactions: cost of a publish, rate, commit times, wakes; FINISHED=100000
 	$(BIN)/python -m bench.txn --finished $(FINISHED)
 
+.PHONY: bench-txn-large
+bench-txn-large: $(STAMP) ## one transaction of up to 10^6 messages: memory, time of its end
+	$(BIN)/python -m bench.txn_large
+
 .PHONY: bench-txn-recovery
 bench-txn-recovery: $(STAMP) ## from process start to a delivery, 10^6 finished and 10^4 open ones
 	$(BIN)/python -m bench.txn_recovery
