@@ -40,6 +40,7 @@ class Running:
         assert url.hostname is not None
         assert url.port is not None
         self.host, self.port = url.hostname, url.port
+        self.admin_url: str = ready["admin_url"]
         self.process = process
         self._errors = errors
 
