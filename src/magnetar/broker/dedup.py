@@ -25,6 +25,8 @@ Invariants (`check_invariants`):
    keeps its meaning (2) for the next generation.
 7. What a transaction stored does not count before its commit: below `persisted` it is UNKNOWN until
    then. An abort leaves holes.
+8. A name has at most `HOLES_MAX` holes. At or below the last one that was given up (`unproven`)
+   nothing is STORE or DUPLICATE; a segment's children take it for stored.
 
 Relies on: the caller, which settles every append even after its producer has gone, and stores a
 snapshot before it serves a topic on which `has_holes` (a log alone does not show holes).
@@ -33,8 +35,9 @@ snapshot before it serves a topic on which `has_holes` (a log alone does not sho
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -43,6 +46,10 @@ from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 from magnetar.txn.txn_dedup import TxnRuns
+
+HOLES_MAX: Final = 500
+"""Of one producer name. Beyond it the older half is given up: whether a sequence among them is
+stored is not known any more."""
 
 _PLAIN: Final = 1
 _WITH_LINEAGE: Final = 2
@@ -87,6 +94,7 @@ class Lane:
         "plain",
         "pushed",
         "undecided",
+        "unproven",
     )
 
     def __init__(self, persisted: int) -> None:
@@ -99,6 +107,8 @@ class Lane:
         self.in_flight: deque[Span] = deque()
         """The other sends in flight."""
         self.holes: list[Span] = []
+        self.unproven = NO_SEQUENCE
+        """Up to here holes were given up, there were too many: what is stored is not known."""
         self.filling: list[Span] = []
         """Those in flight again that were holes."""
         self.undecided: list[Span] = []
@@ -127,14 +137,35 @@ class Lane:
         self.plain -= 1
         self.forget(Span(sequence_id, sequence_id))
 
-    def forget(self, sent: Span) -> None:
-        """A send that is in flight no more was not stored: forget that it was pushed."""
+    def forget(self, *sent: Span) -> None:
+        """Sends that are in flight no more were not stored: forget that they were pushed."""
         highest = max((each.last for each in self.in_flight), default=NO_SEQUENCE)
         self.pushed = self.pushed if self.plain else max(highest, self.persisted)
+        holes, pushed = self.holes, self.pushed
+        if holes and holes[-1].last >= sent[0].first:
+            sent = tuple(sorted([*_without(holes, sent), *sent]))
+            holes = self.holes = []
+        for each in sent:
+            if holes and holes[-1].last == each.first - 1:
+                holes[-1] = Span(holes[-1].first, each.last)
+            else:
+                holes.append(each)
         # Above everything pushed there is no hole: a resend is new by its number alone.
-        holes = sorted([*_without(self.holes, sent), sent])
-        pushed = self.pushed
-        self.holes = [Span(low, min(high, pushed)) for low, high in holes if low <= pushed]
+        while holes and holes[-1].last > pushed:
+            low = holes.pop().first
+            if low <= pushed:
+                holes.append(Span(low, pushed))
+        if len(holes) > HOLES_MAX:
+            kept = HOLES_MAX // 2
+            self.unproven = max(self.unproven, holes[-kept - 1].last)
+            del holes[:-kept]
+
+    def drop(self, *sent: Span) -> None:
+        """These are neither holes nor undecided any more."""
+        if self.undecided:
+            self.undecided = _without(self.undecided, sent)
+        if self.holes and self.holes[-1].last >= sent[0].first:
+            self.holes = _without(self.holes, sent)
 
 
 class Dedup:
@@ -177,9 +208,11 @@ class Dedup:
         elif any(runs.holds(sequence_id) for runs in producer.in_txns):
             return Verdict.UNKNOWN
         elif within(sequence_id, producer.holes):
-            producer.holes = _without(producer.holes, sent)
+            producer.holes = _without(producer.holes, [sent])
             producer.filling.append(sent)
-        elif sequence_id > producer.persisted or within(sequence_id, producer.doubtful):
+        elif not producer.unproven < sequence_id <= producer.persisted or within(
+            sequence_id, producer.doubtful
+        ):
             return Verdict.UNKNOWN
         else:
             return Verdict.DUPLICATE
@@ -235,47 +268,48 @@ class Dedup:
         """It is decided."""
         lane = self._lane_of(name)
         lane.in_txns = [each for each in lane.in_txns if each is not stored]
-        for run in stored:
-            if committed:
-                self.txn_committed(name, Span(*run))
-            else:
-                self.txn_aborted(name, Span(*run))
+        runs = [Span(*run) for run in stored]
+        if runs and committed:
+            self.txn_committed(name, *runs)
+        elif runs:
+            self.txn_aborted(name, *runs)
 
     def stored_in_txn(self, name: str, sent: Span) -> None:
         """The log has it, of a transaction that is not decided."""
         lane = self._lane_of(name)
-        lane.holes = _without(lane.holes, sent)
+        lane.holes = _without(lane.holes, [sent])
         if lane.undecided and lane.undecided[-1].last == sent.first - 1:
             lane.undecided[-1] = Span(lane.undecided[-1].first, sent.last)
         else:
             lane.undecided.append(sent)
 
-    def txn_committed(self, name: str, sent: Span) -> None:
-        """What a transaction stored counts like any other message."""
-        producer = self._decided(name, sent)
-        if sent.last > producer.persisted:
-            if not producer.is_idle:
-                # Not past what is in flight: it stays unknown until the log is read again.
-                producer.undecided.append(sent)
-                return
-            producer.pushed = producer.persisted = sent.last
+    def txn_committed(self, name: str, *stored: Span) -> None:
+        """What a transaction stored (ascending) counts like any other message."""
+        producer = self._lane_of(name)
+        producer.drop(*stored)
+        for sent in stored:
+            if sent.last > producer.persisted:
+                if not producer.is_idle:
+                    # Not past what is in flight: it stays unknown until the log is read again.
+                    producer.undecided.append(sent)
+                    continue
+                producer.pushed = producer.persisted = sent.last
 
-    def txn_aborted(self, name: str, sent: Span) -> None:
+    def txn_aborted(self, name: str, *stored: Span) -> None:
         """What a transaction stored is as if it had never been sent: it may be sent again."""
-        producer = self._decided(name, sent)
-        if sent.last > producer.pushed:
-            if not producer.is_idle:
-                producer.undecided.append(sent)
-                return
-            # Later ones may pass it: then it is a hole among them.
-            producer.pushed = producer.persisted = sent.last
-        producer.forget(sent)
-
-    def _decided(self, name: str, sent: Span) -> Lane:
-        lane = self._lane_of(name)
-        lane.undecided = _without(lane.undecided, sent)
-        lane.holes = _without(lane.holes, sent)
-        return lane
+        producer = self._lane_of(name)
+        producer.drop(*stored)
+        forgotten = []
+        for sent in stored:
+            if sent.last > producer.pushed:
+                if not producer.is_idle:
+                    producer.undecided.append(sent)
+                    continue
+                # Later ones may pass it: then it is a hole among them.
+                producer.pushed = producer.persisted = sent.last
+            forgotten.append(sent)
+        if forgotten:
+            producer.forget(*forgotten)
 
     def _lane_of(self, name: str) -> Lane:
         lane = self._producers.get(name)
@@ -380,6 +414,8 @@ class Dedup:
             encoded = name.encode()
             out += _NAME_SIZE.pack(len(encoded)) + encoded
             holes = _missing(producer)
+            if producer.unproven > NO_SEQUENCE:
+                holes.insert(0, Span(NO_SEQUENCE, producer.unproven))  # no hole begins there
             out += _PRODUCER.pack(producer.persisted, len(holes))
             for hole in holes:
                 out += _HOLE.pack(*hole)
@@ -418,8 +454,12 @@ class Dedup:
         offset += _PRODUCER.size
         producer = self._producers[name] = Lane(persisted)
         for _ in range(holes):
-            producer.holes.append(Span(*_HOLE.unpack_from(data, offset)))
+            hole = Span(*_HOLE.unpack_from(data, offset))
             offset += _HOLE.size
+            if hole.first == NO_SEQUENCE:
+                producer.unproven = hole.last
+            else:
+                producer.holes.append(hole)
         self._absent[name] = now
         return offset
 
@@ -442,7 +482,7 @@ class Dedup:
             return
         producer = self._lane_of(name)
         highest = max(sequence_id, highest_sequence_id)
-        producer.holes = _without(producer.holes, Span(sequence_id, highest))
+        producer.holes = _without(producer.holes, [Span(sequence_id, highest)])
         producer.pushed = producer.persisted = max(producer.persisted, highest)
         self._absent.pop(name, None)
         self._absent[name] = now
@@ -493,11 +533,20 @@ def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:
     return [Span(max(low, sequence_id + 1), high) for low, high in spans if high > sequence_id]
 
 
-def _without(spans: list[Span], gone: Span) -> list[Span]:
-    """What is left of ascending spans without these sequences."""
+def _without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
+    """What is left of spans without these sequences, which are ascending."""
     rest: list[Span] = []
-    for span in spans:
-        lower = Span(span.first, min(span.last, gone.first - 1))
-        upper = Span(max(span.first, gone.last + 1), span.last)
-        rest += [each for each in (lower, upper) if each.first <= each.last]
+    for low, high in spans:
+        at = bisect_left(gone, low, key=_last)
+        while at < len(gone) and gone[at].first <= high:
+            if low < gone[at].first:
+                rest.append(Span(low, gone[at].first - 1))
+            low = gone[at].last + 1
+            at += 1
+        if low <= high:
+            rest.append(Span(low, high))
     return rest
+
+
+def _last(span: Span) -> int:
+    return span.last

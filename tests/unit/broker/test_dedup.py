@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.dedup import Dedup, Verdict
+from magnetar.broker import dedup as dedup_module
+from magnetar.broker.dedup import HOLES_MAX, Dedup, Verdict
+from magnetar.broker.lineage import Span
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.ids import Position
+from magnetar.txn.txn_dedup import TxnRuns
 
 STORE, DUPLICATE, UNKNOWN = Verdict.STORE, Verdict.DUPLICATE, Verdict.UNKNOWN
 START = Position(3, 7)
@@ -303,3 +308,94 @@ def test_a_lane_decides_as_a_judgement_of_every_send_would(steps: list[int | boo
         assert asked.dedup.snapshot(START) == noted.dedup.snapshot(START)
         noted.dedup.check_invariants()
         assert noted.dedup.forget_idle(0.0, 0.0) == []
+
+
+# --- many transactions
+
+
+def runs_of(*sequences: int) -> TxnRuns:
+    runs = TxnRuns()
+    for each in sequences:
+        runs.add(each, each)
+    return runs
+
+
+def verdicts(dedup: Dedup, count: int) -> list[Verdict]:
+    """What sends of these sequences would get, each for itself."""
+    data = dedup.snapshot(Position(0, 0))
+    return [Dedup.restore(data, 10, 0.0)[0].decide("p", number) for number in range(count)]
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.booleans())
+def test_a_transaction_with_gaps_ends_as_if_each_part_ended_alone(
+    first: set[int], second: set[int], committed: bool
+) -> None:
+    together, apart = Dedup(10), Dedup(10)
+    for dedup in (together, apart):
+        dedup.decide("p", 31)
+        dedup.persisted("p", 31)
+        for number in sorted(first):
+            dedup.txn_aborted("p", Span(number, number))
+    runs = runs_of(*sorted(second))
+    together.began_in_txn("p", runs)
+    together.ended_in_txn("p", runs, committed=committed)
+    for low, high in runs:
+        ended = apart.txn_committed if committed else apart.txn_aborted
+        ended("p", Span(low, high))
+    together.check_invariants()
+    assert verdicts(together, 33) == verdicts(apart, 33)
+    free = first - second if committed else first | second
+    wanted = [Verdict.STORE if n in free or n > 31 else Verdict.DUPLICATE for n in range(33)]
+    assert verdicts(together, 33) == wanted
+
+
+def test_the_end_of_a_transaction_with_many_gaps_is_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = 0
+    without = dedup_module._without
+
+    def counted(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
+        nonlocal passes
+        passes += 1
+        return without(spans, gone)
+
+    monkeypatch.setattr(dedup_module, "_without", counted)
+    dedup = Dedup(10)
+    dedup.decide("p", 5000)
+    dedup.persisted("p", 5000)
+    for start, committed in ((0, False), (1, False), (0, True)):
+        runs = runs_of(*range(start, 5000, 4))
+        dedup.began_in_txn("p", runs)
+        dedup.ended_in_txn("p", runs, committed=committed)
+        assert passes <= 2, "for all gaps together"
+        passes = 0
+
+
+def test_holes_are_given_up_when_there_are_too_many() -> None:
+    dedup = Dedup(10)
+    last = 20 * HOLES_MAX
+    for number in range(0, last, 2):
+        dedup.decide("p", number)
+        dedup.persisted("p", number)
+        dedup.txn_aborted("p", Span(number + 1, number + 1))
+        assert len(dedup.lane("p").holes) <= HOLES_MAX  # type: ignore[union-attr]
+    dedup.check_invariants()
+    data = dedup.snapshot(Position(0, 0))
+    assert len(data) < 20 * HOLES_MAX
+    for each in (dedup, Dedup.restore(data, 10, 0.0)[0]):
+        assert each.decide("p", last - 1) is Verdict.STORE, "a hole"
+        assert each.decide("p", last - 2) is Verdict.DUPLICATE
+        for old in (0, 1, last // 2):
+            assert each.decide("p", old) is Verdict.UNKNOWN, "nobody knows any more"
+        assert each.decide("p", last) is Verdict.STORE
+
+
+def test_neighbours_are_one_hole() -> None:
+    dedup = Dedup(10)
+    dedup.decide("p", 4 * HOLES_MAX)
+    dedup.persisted("p", 4 * HOLES_MAX)
+    for number in range(2 * HOLES_MAX):
+        dedup.txn_aborted("p", Span(number, number))
+    assert dedup.lane("p").holes == [Span(0, 2 * HOLES_MAX - 1)]  # type: ignore[union-attr]
+    assert dedup.decide("p", 0) is Verdict.STORE
