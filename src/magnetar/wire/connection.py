@@ -260,16 +260,12 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
     """Take SENDs of the common form, one after the other; return where another frame begins.
 
     The common form: producer (below 2^14), sequence (below 2^63), perhaps the number of messages
-    (below 2^14), perhaps a transaction, nothing else, and a checksum that holds. All else is left
-    to protobuf.
+    (below 2^14), perhaps a transaction, and a checksum that holds. All else is left to protobuf.
     """
     txn_fields, txn = b"", None
-    view = memoryview(data)
-    end = len(data)
+    view, end, take = memoryview(data), len(data), commands.append
     last = end - _SEND_HEAD.size
-    read_head = _SEND_HEAD.unpack_from
-    read_checksum = CHECKSUM.unpack_from
-    take = commands.append
+    read_head, read_checksum = _SEND_HEAD.unpack_from, CHECKSUM.unpack_from
     while offset <= last:
         total, size, lead, tag = read_head(data, offset)
         body_end = offset + _SIZES_BYTES + size
@@ -318,16 +314,13 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
         if at != body_end and not (txn_fields and data.startswith(txn_fields, at)):
             txn_fields = data[at:body_end]
             txn = _txn_of(txn_fields)
-            if txn is None:
-                return offset
         magic, stored = read_checksum(data, body_end)
         if magic != MAGIC_CHECKSUM or crc32c(view[body_end + CHECKSUM_BYTES : stop]) != stored:
             return offset
-        payload = data[body_end:stop]
         if at == body_end:
-            take(Send(producer_id, sequence_id, num_messages, payload))
+            take(Send(producer_id, sequence_id, num_messages, data[body_end:stop]))
         elif txn is not None and at + len(txn_fields) == body_end:
-            take(TxnSend(producer_id, sequence_id, num_messages, payload, txn))
+            take(TxnSend(producer_id, sequence_id, num_messages, data[body_end:stop], txn))
         else:
             return offset
         offset = stop
