@@ -31,6 +31,7 @@ from magnetar.broker.dedup import Dedup, Lane, Verdict
 from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import NO_SEQUENCE
 from magnetar.broker.stats import PublisherStats, Rate, time_text
+from magnetar.broker.txn_writes import TransactionWrites
 from magnetar.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
@@ -46,7 +47,6 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import to_text
 from magnetar.txn.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.txn_work import TxnLane, Work
@@ -121,7 +121,7 @@ class Producer:
         schema_version: bytes = b"",
         dedup: Dedup | None = None,
         dedup_name: str | None = None,
-        transactions: MetadataTransactionBuffer | None = None,
+        transactions: TransactionWrites | None = None,
     ) -> None:
         self.name = name
         self.dedup_name = dedup_name or name
@@ -379,7 +379,7 @@ class Producer:
         return True
 
     @staticmethod
-    def _ask_ahead(transactions: MetadataTransactionBuffer, txn: TxnId) -> None:
+    def _ask_ahead(transactions: TransactionWrites, txn: TxnId) -> None:
         """Have a transaction admitted while those before it are."""
         try:
             transactions.ask(txn)

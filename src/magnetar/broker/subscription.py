@@ -284,6 +284,12 @@ class Subscription:
                     cursor.ack(position, unacked)
             at = end
 
+    def pass_over(self, positions: Sequence[Position]) -> None:
+        """Entries that are for nobody: acknowledged for good, before dispatch comes to them."""
+        if self.cursor.failure is None:
+            for position in positions:
+                self.cursor.ack(position)
+
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
     ) -> asyncio.Task[None]:

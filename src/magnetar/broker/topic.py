@@ -125,6 +125,8 @@ class Topic:
         """The last position that consumers may see."""
         self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
         """Whether an entry up to `readable_end` is for consumers."""
+        self.legacy_transactions = self._transactions.legacy
+        """Those with markers in the log; None: this topic can have none."""
         self._subscriptions = TopicSubscriptions(
             self, clock=parts.clock, limits=limits, transactions=parts.transactions
         )
@@ -169,7 +171,7 @@ class Topic:
             await DedupLog.delete(self.name, self._parts.metadata)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
-        for loop in self._transactions.loops(self._subscriptions.wake, self._lose):
+        for loop in self._transactions.loops(self._subscriptions, self._lose):
             self._tasks.spawn(loop, "transactions")
         self._watch_ends()
 
@@ -186,6 +188,11 @@ class Topic:
     @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
+
+    @property
+    def undecided(self) -> int:
+        """How many transactions write here, of either kind."""
+        return self._transactions.undecided
 
     @property
     def in_use(self) -> bool:
@@ -246,7 +253,7 @@ class Topic:
             schema_version=version_bytes(version),
             dedup=None if self._dedup is None else self._dedup.state,
             dedup_name=dedup_name(self.name, name),
-            transactions=self._transactions.buffer,
+            transactions=self._transactions.writes,
         )
         await self.producers.add(producer)
         try:
@@ -294,9 +301,8 @@ class Topic:
         await self._subscriptions.create(name, EARLIEST, self.policies)
 
     async def _set_epoch(self, epoch: int) -> None:
-        name = record_name(self.name)
         found = await self._records.change(
-            name, lambda record: msgspec.structs.replace(record, epoch=epoch)
+            record_name(self.name), lambda record: msgspec.structs.replace(record, epoch=epoch)
         )
         if found is None:
             raise TopicNotFound(f"{self.name} was deleted")

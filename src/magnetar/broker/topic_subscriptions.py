@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -67,6 +67,12 @@ class TopicSubscriptions:
     def wake(self) -> None:
         for subscription in self._by_name.values():
             subscription.wake.advance()
+
+    def pass_over(self, positions: Iterable[Position]) -> None:
+        """Entries that are for nobody count as acknowledged."""
+        found = list(positions)
+        for subscription in self._by_name.values():
+            subscription.pass_over(found)
 
     def load(self) -> None:
         """Open a subscription for every durable cursor."""

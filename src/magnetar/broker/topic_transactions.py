@@ -6,28 +6,35 @@ sequences of transactional sends count. Without `parts.transactions` there are n
 Invariants:
 1. A topic without aborted entries looks into none; one that has some looks into those at or below
    the last of them that name a transaction.
-2. The last message is the last one that a consumer could get: below the ceiling, and not aborted.
+2. The last message is the last one that a consumer could get: below the ceiling, not aborted, and
+   no marker.
 3. What transactions store reaches the topic's dedup at their commit; until then it is unknown
    there, and after an abort it may be sent again.
+4. Transactions of both kinds write here: what the one holds, the other's consumers do not see.
+   Markers, which only legacy ones have, are for nobody and count as acknowledged.
 
-Relies on: `txn.buffer` for all that concerns decisions and durability.
+Relies on: `txn.buffer` and `txn.legacy.legacy_buffer` for decisions and durability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final, Protocol
 
 from magnetar.broker.dedup import Dedup
 from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import Span, dedup_name
+from magnetar.broker.txn_writes import TransactionWrites
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
-from magnetar.model.names import TopicName
+from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.ids import is_metadata
+from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
+from magnetar.txn.legacy.markers import Trace, trace_of
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
 from magnetar.txn.txn_dedup import Sent, TxnRuns
@@ -36,8 +43,17 @@ from magnetar.wire.messages import TxnId
 READ_ENTRIES: Final = 500
 READ_BYTES: Final = 4 * 1024 * 1024
 
-_TXN_TAG: Final = b"\xb0\x01"
-"""The bytes with which field 22 (txnid_least_bits, a number) begins in MessageMetadata."""
+
+class Waiting(Protocol):
+    """The subscriptions of the topic."""
+
+    def wake(self) -> None:
+        """Consumers may see more."""
+        ...
+
+    def pass_over(self, positions: Iterable[Position]) -> None:
+        """Entries that are for nobody count as acknowledged."""
+        ...
 
 
 class TopicTransactions:
@@ -54,6 +70,10 @@ class TopicTransactions:
         self._ledger = ledger
         self._dedup: Dedup | None = None
         self.buffer: MetadataTransactionBuffer | None = None
+        self.legacy: LegacyTransactionBuffer | None = None
+        """None on segments too: there are no markers in them."""
+        self.writes: TransactionWrites | None = None
+        """What producers ask; None: they take no transactional messages."""
         if transactions is not None:
             self.buffer = MetadataTransactionBuffer(
                 str(name),
@@ -65,34 +85,64 @@ class TopicTransactions:
                 sequences=self,
                 shares_journal=transactions.shares_journal,
             )
+            if name.domain is not Domain.SEGMENT:
+                self.legacy = LegacyTransactionBuffer(
+                    str(name),
+                    ledger,
+                    transactions.store,
+                    self.buffer,
+                    epoch=ledger.epoch,
+                    clock=clock,
+                    sequences=self,
+                )
+            self.writes = TransactionWrites(self.buffer, self.legacy)
 
     async def recover(self) -> None:
         """Nothing may be read before."""
         if self.buffer is not None:
             await self.buffer.recover()
+        if self.legacy is not None:
+            await self.legacy.recover()  # the aborted records are read by now
 
     def loops(
-        self, wake: Callable[[], None], lose: Callable[[MagnetarError], None]
+        self, subscriptions: Waiting, lose: Callable[[MagnetarError], None]
     ) -> Iterator[Coroutine[Any, Any, None]]:
-        """What its topic runs: `wake` when consumers may see more, `lose` if it cannot go on."""
+        """What its topic runs: it tells who waits for more; `lose` if it cannot go on."""
         if self.buffer is not None:
-            yield _follow_ceiling(self.buffer, wake)
+            yield _follow_ceiling(self.buffer, subscriptions)
             yield _follow_failure(self.buffer, lose)
+        if self.legacy is not None:
+            yield _follow_ceiling(self.legacy, subscriptions)
+            yield _follow_failure(self.legacy, lose)
 
     # --- what consumers may see
 
     def readable_end(self) -> Position:
         """The last position that consumers may see."""
-        buffer = self.buffer
-        return self._ledger.last_position() if buffer is None else buffer.ceiling()
+        buffer, legacy = self.buffer, self.legacy
+        if buffer is None:
+            return self._ledger.last_position()
+        end = buffer.ceiling()
+        return min(end, legacy.ceiling()) if legacy is not None and legacy.holds else end
 
     def is_visible(self, entry: Entry) -> bool:
         """Whether an entry up to `readable_end` is for consumers."""
-        buffer = self.buffer
-        if buffer is None or buffer.aborted_last is None or entry.position > buffer.aborted_last:
+        buffer, position = self.buffer, entry.position
+        if buffer is None:
             return True
-        txn = _txn_of(entry)
-        return txn is None or buffer.is_visible(txn, entry.position)
+        last = None if self.legacy is None else self.legacy.last_marker
+        if last is None or position > last:
+            last = buffer.aborted_last
+            if last is None or position > last:
+                return True
+        trace = trace_of(entry.payload)
+        return trace is None or self._shows(trace, position)
+
+    def _shows(self, trace: Trace, position: Position) -> bool:
+        assert self.buffer is not None, "there is something to hide"
+        if trace.end is not None and self.legacy is not None and not is_metadata(trace.txn):
+            return False
+        return self.buffer.is_visible(trace.txn, position)
 
     async def last_entry(self) -> Entry | None:
         """The last entry that is for consumers."""
@@ -132,44 +182,63 @@ class TopicTransactions:
 
     def lowest_pin(self, other: Position | None) -> Position | None:
         """Nothing at or above it may be trimmed; `other` is somebody else's."""
-        bound = None if self.buffer is None else self.buffer.lowest_bound()
-        if bound is None or other is None:
-            return other if bound is None else bound
-        return min(bound, other)
+        bounds = [other]
+        if self.buffer is not None:
+            bounds.append(self.buffer.lowest_bound())
+        if self.legacy is not None:
+            bounds.append(self.legacy.lowest_bound())
+        return min((each for each in bounds if each is not None), default=None)
+
+    @property
+    def undecided(self) -> int:
+        """How many transactions of either kind are undecided here."""
+        buffers = (self.buffer, self.legacy)
+        return sum(each.undecided for each in buffers if each is not None)
 
     async def trimmed(self) -> None:
         """Data has gone."""
         if self.buffer is not None:
             await self.buffer.trimmed(self._ledger.first_position())
+        if self.legacy is not None:
+            self.legacy.trimmed(self._ledger.first_position())
 
     async def close(self) -> None:
+        if self.legacy is not None:
+            await self.legacy.close()
         if self.buffer is not None:
             await self.buffer.close()
 
     async def delete(self) -> None:
         """With the topic, whose data is gone."""
+        await self.close()
         if self.buffer is not None:
-            await self.buffer.close()
             await self.buffer.delete()
+        if self.legacy is not None:
+            await self.legacy.delete()
 
     # --- sequences
 
     def replayed(self, view: EntryView, name: str) -> State:
         """What the transaction of an entry is; COMMITTED also of one without a transaction."""
         txn = view.txn_id
-        if self.buffer is None or txn is None:
+        buffer = None if txn is None else self._of(txn)
+        if buffer is None or txn is None:
             return "COMMITTED"
-        state = self.buffer.state_of(txn, view.position)
+        state = buffer.state_of(txn, view.position)
         if state == "OPEN" and view.is_last_chunk:
-            self.buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
+            buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
         return state
 
     def count_in(self, dedup: Dedup | None) -> None:
         """The topic has dedup from now on, or none."""
         self._dedup = dedup
-        if dedup is not None and self.buffer is not None:
-            for name, stored in self.buffer.storing():
-                dedup.began_in_txn(name, stored)
+        for buffer in (self.buffer, self.legacy):
+            if dedup is not None and buffer is not None:
+                for name, stored in buffer.storing():
+                    dedup.began_in_txn(name, stored)
+
+    def _of(self, txn: TxnId) -> MetadataTransactionBuffer | LegacyTransactionBuffer | None:
+        return self.buffer if self.legacy is None or is_metadata(txn) else self.legacy
 
     def began(self, name: str, stored: TxnRuns) -> None:
         if self._dedup is not None:
@@ -185,40 +254,40 @@ class TopicTransactions:
             told(sent.name, Span(sent.first, sent.last))
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
-        assert self.buffer is not None, "its buffer asks"
         while entries := await self._ledger.read(first, READ_ENTRIES, READ_BYTES):
             for entry in entries:
                 if entry.position >= end:
                     return
-                txn = _txn_of(entry)
-                view = EntryView.of(entry)
-                if txn is not None and txn in txns and view.is_last_chunk:
-                    name = dedup_name(self._name, view.producer_name)
-                    sent = Sent(name, view.sequence_id, view.highest_sequence_id)
-                    self.buffer.note(txn, sent)
+                trace = trace_of(entry.payload)
+                if trace is not None and trace.end is None and trace.txn in txns:
+                    self._note(trace.txn, EntryView.of(entry))
             first = _after(entries[-1].position)
 
+    def _note(self, txn: TxnId, view: EntryView) -> None:
+        buffer = self._of(txn)
+        if buffer is not None and view.is_last_chunk:
+            name = dedup_name(self._name, view.producer_name)
+            buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
 
-async def _follow_ceiling(buffer: MetadataTransactionBuffer, wake: Callable[[], None]) -> None:
+
+async def _follow_ceiling(
+    buffer: MetadataTransactionBuffer | LegacyTransactionBuffer, subscriptions: Waiting
+) -> None:
     seen = 0
     while True:
         seen = await buffer.moved.past(seen)
-        wake()
+        if isinstance(buffer, LegacyTransactionBuffer):
+            subscriptions.pass_over(buffer.take_passed())
+        subscriptions.wake()
 
 
 async def _follow_failure(
-    buffer: MetadataTransactionBuffer, lose: Callable[[MagnetarError], None]
+    buffer: MetadataTransactionBuffer | LegacyTransactionBuffer,
+    lose: Callable[[MagnetarError], None],
 ) -> None:
     await buffer.failed.past(0)
     assert buffer.failure is not None, "that is what the signal says"
     lose(buffer.failure)
-
-
-def _txn_of(entry: Entry) -> TxnId | None:
-    """The transaction of an entry, without parsing those that cannot have one."""
-    if entry.payload.find(_TXN_TAG) < 0:
-        return None
-    return EntryView.of(entry).txn_id
 
 
 def _after(position: Position) -> Position:

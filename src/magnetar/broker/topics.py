@@ -529,9 +529,7 @@ class Topics(Service):
         idle = now - topic.used_at
         if isinstance(topic, NonPersistentTopic):
             return idle >= CARE_SECONDS  # nothing is lost with it
-        transactions = topic.transactions
-        undecided = transactions is not None and transactions.undecided > 0
-        if topic.name.domain is Domain.SEGMENT or undecided:
+        if topic.name.domain is Domain.SEGMENT or topic.undecided:
             return False
         policy = topic.policies.inactive
         if not policy.delete_while_inactive or idle < policy.max_inactive_duration_seconds:

@@ -175,7 +175,7 @@ class MetadataTransactionBuffer:
             elif txn in self._works:
                 self._works[txn].decision = "ABORTED"  # its owner died before the pin went
             else:
-                self._hide(txn, aborted.last)
+                self.hide(txn, aborted.last)
         self._visibility.open_gate()
         for work in list(self._works.values()):
             if work.decision is not None:
@@ -423,11 +423,12 @@ class MetadataTransactionBuffer:
         record = self._store.write_aborted
         if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
             return
-        self._hide(work.txn, last)
+        self.hide(work.txn, last)
         self._end(work)
         self._unpin(work)
 
-    def _hide(self, txn: TxnId, last: Position) -> None:
+    def hide(self, txn: TxnId, last: Position) -> None:
+        """Its entries up to `last` are not for consumers. The record of that is durable."""
         self._visibility.abort(txn, last)
         known = self.aborted_last
         self.aborted_last = last if known is None else max(last, known)

@@ -1,0 +1,63 @@
+"""What a producer asks of its topic's transactions, whichever their kind.
+
+Owns: `TransactionWrites`: which of a topic's buffers an id belongs to.
+
+A topic serves both kinds at once: the id tells. Segments of scalable topics have no markers, and
+with that no legacy transactions.
+"""
+
+from __future__ import annotations
+
+from magnetar.errors import NotAllowed
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.ids import is_metadata, to_text
+from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
+from magnetar.txn.legacy.legacy_work import LegacyWork
+from magnetar.txn.txn_dedup import Sent, TxnVerdict
+from magnetar.txn.txn_work import Answered, TxnLane, Work
+from magnetar.wire.messages import TxnId
+
+
+class TransactionWrites:
+    """Both buffers of one topic as one. Each method is that of the id's buffer."""
+
+    def __init__(
+        self, metadata: MetadataTransactionBuffer, legacy: LegacyTransactionBuffer | None
+    ) -> None:
+        self._metadata = metadata
+        self._legacy = legacy
+
+    def _of(self, txn: TxnId) -> MetadataTransactionBuffer | LegacyTransactionBuffer:
+        if self._legacy is None or is_metadata(txn):
+            return self._metadata
+        return self._legacy
+
+    def is_admitted(self, txn: TxnId) -> bool:
+        return self._of(txn).is_admitted(txn)
+
+    def refusal(self, txn: TxnId) -> NotAllowed | None:
+        if self._legacy is None and not is_metadata(txn):
+            return NotAllowed(
+                f"{to_text(txn)} is a legacy transaction: segments of scalable topics take none",
+                hint="begin it as a metadata transaction (transaction_kind)",
+            )
+        return self._of(txn).refusal(txn)
+
+    def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
+        return self._of(txn).ask(txn, then)
+
+    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
+        return self._of(txn).lane(txn, name)
+
+    def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
+        return self._of(txn).judge(txn, sent)
+
+    def appending(self, txn: TxnId) -> Work:
+        return self._of(txn).appending(txn)
+
+    def settled(self, work: Work, sent: Sent | None, *, stored: bool) -> None:
+        if isinstance(work, LegacyWork):
+            assert self._legacy is not None, "the work is its own"
+            self._legacy.settled(work, sent, stored=stored)
+        else:
+            self._metadata.settled(work, sent, stored=stored)

@@ -1,0 +1,559 @@
+"""The legacy transactions of one topic: messages and markers in one stream.
+
+Owns: `LegacyTransactionBuffer`, the sibling of `MetadataTransactionBuffer` for transactions whose
+decision their coordinator's log holds, and whose end it tells each topic (`end`).
+
+Invariants:
+1. A stream record (`stream_state`) is durable before the first message of any legacy transaction:
+   a topic without one has none, and nothing is scanned. Nothing is visible before `recover` has
+   read the record and the stream behind it.
+2. A transaction is tracked from before its first message is appended until its end is durable here.
+   What stands at or above the first message of any that is tracked is not for consumers.
+3. Once the end is told nothing more is appended. Commit: the marker is durable, then all shows.
+   Abort: the aborted record, which covers every position that was handed to the log, is durable,
+   then the marker, then the ceiling passes. On a stream that takes no entries any more the stream
+   record says what the marker would.
+4. `end` returns once that is durable; again, or of a transaction that has nothing here: at once. It
+   raises what may pass, and is then to be asked again.
+5. What a coordinator's low watermark has passed writes no more; what it left open here is aborted.
+6. An owner that finds another's record, or cannot end what it must, says so: `failed` advances, and
+   its topic must be loaded anew.
+
+Relies on: a managed ledger that was opened (which fences) before `recover`; `AbortedEntries` that
+has read the aborted records of the topic; callers as `MetadataTransactionBuffer` has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from magnetar.errors import (
+    InvalidTxnStatus,
+    InvariantBroken,
+    MagnetarError,
+    ManagedLedgerFenced,
+    ManagedLedgerSealed,
+    NotAllowed,
+    ServiceNotReady,
+    StoreClosed,
+)
+from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.txn.buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
+from magnetar.txn.ids import to_text
+from magnetar.txn.legacy.legacy_work import LegacyWork
+from magnetar.txn.legacy.markers import marker, trace_of
+from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
+from magnetar.txn.legacy.stream_store import StreamStore
+from magnetar.txn.records import State
+from magnetar.txn.store import TxnStore
+from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
+from magnetar.txn.txn_work import Answered, Sequences, TxnLane
+from magnetar.txn.visibility import Visibility
+from magnetar.wire.messages import TxnId
+
+RECORD_ENDS: Final = 1000
+"""After so many ends, or entries of any kind, the stream record is written again."""
+
+RECORD_SECONDS: Final = 5.0
+"""Or so long after the first of them."""
+
+SCAN_ENTRIES: Final = 500
+SCAN_BYTES: Final = 4 * 1024 * 1024
+
+_PAUSE_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 5.0
+_LOG: Final = logger(__name__)
+
+
+class AbortedEntries(Protocol):
+    """The aborted entries of the topic, of transactions of either kind."""
+
+    def hide(self, txn: TxnId, last: Position) -> None:
+        """Its entries up to `last` are not for consumers. The record of that is durable."""
+        ...
+
+    def is_visible(self, txn: TxnId, position: Position) -> bool: ...
+
+
+class LegacyTransactionBuffer:
+    """Made, then recovered before anything is dispatched, at last closed."""
+
+    def __init__(
+        self,
+        segment: str,
+        ledger: ManagedLedger,
+        store: TxnStore,
+        aborted: AbortedEntries,
+        *,
+        epoch: int,
+        clock: Clock,
+        sequences: Sequences,
+    ) -> None:
+        self.moved = Signal()
+        """Advances when the ceiling has moved for another reason than an append."""
+        self.failed = Signal()
+        self.failure: MagnetarError | None = None
+        """Why the topic must be loaded anew, if so."""
+        self.ends: Counter[State] = Counter()
+        """How many transactions ended here since it was loaded, by how."""
+        self._segment = segment
+        self._ledger = ledger
+        self._store = store
+        self._aborted = aborted
+        self._epoch = epoch
+        self._clock = clock
+        self._counting = sequences
+        self._record = StreamStore(segment, store.metadata, epoch)
+        self._stream = StreamState()
+        self._visibility = Visibility()
+        self._works: dict[TxnId, LegacyWork] = {}
+        self._passed: list[Position] = []
+        self._recovered_end = ledger.next_append_floor()
+        self._recorded = self._recovered_end
+        """Up to where the record says it all."""
+        self._news = 0
+        """Ends that it does not have."""
+        self._crowded = Signal()
+        self._waiting: list[tuple[TxnId, Answered]] = []
+        """Called when the attempt to admit transactions is over."""
+        self._is_admitting = False
+        self._tasks = Service(f"legacy transactions of {segment}", stop_seconds=_STOP_SECONDS)
+
+    # --- what consumers may see
+
+    @property
+    def holds(self) -> bool:
+        """Whether the ceiling may be below the end of the log."""
+        return bool(self._works) or not self._visibility.is_open
+
+    def ceiling(self) -> Position:
+        """The last position that consumers may see, as far as legacy transactions go."""
+        return self._visibility.ceiling(self._ledger.last_position())
+
+    @property
+    def last_marker(self) -> Position | None:
+        """Behind it there is no marker; None: there is none at all."""
+        return self._stream.last_marker
+
+    def lowest_bound(self) -> Position | None:
+        """Nothing at or above it may be trimmed; None: no transaction is undecided."""
+        return self._visibility.lowest_bound()
+
+    def blocker(self) -> TxnId | None:
+        """The transaction that holds the ceiling."""
+        return self._visibility.blocker()
+
+    def state_of(self, txn: TxnId, position: Position) -> State:
+        """What an entry of the log is: its transaction is undecided here, aborted or committed."""
+        if txn in self._works:
+            return "OPEN"
+        return "COMMITTED" if self._aborted.is_visible(txn, position) else "ABORTED"
+
+    @property
+    def undecided(self) -> int:
+        """How many transactions hold or may hold the ceiling."""
+        return len(self._works)
+
+    def take_passed(self) -> list[Position]:
+        """Markers, which are for nobody. Each is told once."""
+        passed, self._passed = self._passed, []
+        return passed
+
+    # --- recovery
+
+    async def recover(self) -> None:
+        """Find what former owners left, then open the gate. Aborted records were read before."""
+        record = await self._record.adopt()
+        if record is not None:
+            self._stream = StreamState.of(record)
+            self._stream.trimmed(self._ledger.first_position())
+            await self._scan(Position(*record.scanned_to))
+            for txn, first in self._stream.open.items():
+                work = self._track(txn, first)
+                work.has_entries = True
+                if not self._aborted.is_visible(txn, first):
+                    work.decision = "ABORTED"  # its owner died before the marker
+            self._begin_keeping()
+        self._visibility.open_gate()
+        for work in list(self._works.values()):
+            if work.decision is not None:
+                self._tasks.spawn(self._persist(work), f"abort {to_text(work.txn)}")
+        self._abort_leftovers()
+        self.moved.advance()
+
+    async def _scan(self, position: Position) -> None:
+        """The stream from here on; what it has of markers is to be passed."""
+        while entries := await self._ledger.read(position, SCAN_ENTRIES, SCAN_BYTES):
+            for entry in entries:
+                trace = trace_of(entry.payload)
+                if trace is not None:
+                    self._stream.scan(entry.position, trace)
+                    if trace.end is not None:
+                        self._passed.append(entry.position)
+            position = _after(entries[-1].position)
+
+    # --- writing
+
+    def is_admitted(self, txn: TxnId) -> bool:
+        """Whether its next message may be appended at once."""
+        work = self._works.get(txn)
+        if work is not None:
+            return work.is_admitted and work.decision is None
+        return self._record.exists and self.refusal(txn) is None
+
+    def refusal(self, txn: TxnId) -> NotAllowed | None:
+        """Why a message is refused without waiting; None: `ask` tells."""
+        work = self._works.get(txn)
+        if self._stream.is_over(txn) or (work is not None and work.decision is not None):
+            return NotAllowed(f"transaction {to_text(txn)} has ended on {self._segment}")
+        if work is None and len(self._works) >= OPEN_MAX:
+            text = f"{self._segment} has {OPEN_MAX} open transactions, its limit"
+            return NotAllowed(text, hint="commit or abort some of them first")
+        return None
+
+    def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
+        """Have a transaction admitted, as its first message may need; True: it is.
+
+        Else an attempt is under way, which all who ask share, and which calls `then` at its end.
+        NotAllowed: it may not write here, for a reason that is known without waiting.
+        """
+        refusal = self.refusal(txn)
+        if refusal is not None:
+            raise refusal
+        if self._tasks.stopping or self.failure is not None:
+            raise NotAllowed(f"{self._segment} is being unloaded")
+        if self.is_admitted(txn):
+            return True
+        if then is not None:
+            self._waiting.append((txn, then))
+        if not self._is_admitting:
+            self._is_admitting = True
+            self._tasks.spawn(self._admission(), "admit")
+        return False
+
+    async def _admission(self) -> None:
+        """What any transaction may wait for: the record, and to know what was stored before."""
+        refusal: str | None = f"{self._segment} was unloaded"
+        try:
+            async with asyncio.timeout(ADMIT_SECONDS):
+                if not self._record.exists:
+                    await self.write_record()
+                await self._recall()
+            refusal = None
+        except TimeoutError:
+            refusal = f"it could not be admitted within {ADMIT_SECONDS:g} s"
+        except MagnetarError as error:
+            refusal = str(error)
+        finally:
+            self._is_admitting = False
+            waiting, self._waiting = self._waiting, []
+            for txn, then in waiting:
+                then(txn, self.refusal(txn) if refusal is None else self._refused(txn, refusal))
+
+    def _refused(self, txn: TxnId, why: str) -> NotAllowed:
+        return NotAllowed(f"transaction {to_text(txn)} may not write to {self._segment}: {why}")
+
+    async def _recall(self) -> None:
+        """Know what recovered transactions have stored before they store more."""
+        recovered = [work for work in self._works.values() if not work.is_admitted]
+        if not recovered:
+            return
+        first = min(work.bound for work in recovered)
+        txns = {work.txn for work in recovered}
+        await self._counting.stored_in(txns, first, self._recovered_end)
+        for work in recovered:
+            work.is_admitted = True
+
+    def note(self, txn: TxnId, sent: Sent) -> None:
+        """A former owner stored this for a transaction that is undecided."""
+        work = self._works.get(txn)
+        if work is not None:
+            work.sequences.note(sent)
+
+    def storing(self) -> Iterator[tuple[str, TxnRuns]]:
+        """What each producer has stored in each transaction that is undecided."""
+        for work in self._works.values():
+            yield from work.sequences
+
+    def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
+        """Whether an admitted transaction has this message already; STORE: `appending` follows."""
+        return self._admitted(txn).sequences.judge(sent)
+
+    def appending(self, txn: TxnId) -> LegacyWork:
+        """An admitted transaction's message is appended now, without an await in between."""
+        work = self._admitted(txn)
+        work.has_entries = True
+        floor = self._ledger.next_append_floor()
+        if floor < work.bound:
+            raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
+        return work
+
+    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
+        """Where plain sends of an admitted transaction may be noted; None: ask `is_admitted`."""
+        if not self.is_admitted(txn):
+            return None
+        lanes = self._admitted(txn).lanes
+        if name not in lanes:
+            lanes[name] = TxnLane(self.appending(txn), name)
+        return lanes[name]
+
+    def _admitted(self, txn: TxnId) -> LegacyWork:
+        """One that `is_admitted`: it is tracked from its first message on."""
+        work = self._works.get(txn)
+        if work is None:
+            work = self._track(txn, self._ledger.next_append_floor())
+            work.is_admitted = True
+        return work
+
+    def settled(self, work: LegacyWork, sent: Sent | None, *, stored: bool) -> None:
+        """What became of an append; `sent` is None if its sequence does not count."""
+        if sent is None:
+            return
+        work.sequences.settled(sent, stored=stored)
+        if stored and work.decision is not None and self._works.get(work.txn) is not work:
+            self._counting.late(work.decision, sent)
+
+    # --- ends
+
+    async def end(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
+        """What its coordinator has decided; durable when this returns."""
+        self._check_serving()
+        state: State = "COMMITTED" if commit else "ABORTED"
+        work = self._works.get(txn)
+        if work is None:
+            self._stream.over(txn)
+            self._note_news()
+        elif work.decision is None:
+            work.decision = state
+        elif work.decision != state:
+            raise InvalidTxnStatus(f"transaction {to_text(txn)} is {work.decision} here")
+        if self._stream.note_low(txn.most, min(low_watermark, txn.least - 1)):
+            self._abort_leftovers()
+        if work is not None:
+            await self._ended(work)
+
+    def _abort_leftovers(self) -> None:
+        for txn in self._stream.leftovers():
+            work = self._works[txn]
+            if work.decision is None:
+                _LOG.warning("transaction-left-open", txn=to_text(txn), segment=self._segment)
+                work.decision = "ABORTED"
+                self._tasks.spawn(self._persist(work), f"abort {to_text(txn)}")
+
+    async def _persist(self, work: LegacyWork) -> None:
+        """End what no coordinator will ask for again."""
+        deadline = self._clock.monotonic() + MATERIALISE_SECONDS
+        while True:
+            try:
+                await self._ended(work)
+                return
+            except StoreClosed:
+                return  # nobody is served any more
+            except MagnetarError as error:
+                if self._clock.monotonic() >= deadline:
+                    self._fail(error)
+                    return
+            await self._clock.sleep(_PAUSE_SECONDS)
+
+    async def _ended(self, work: LegacyWork) -> None:
+        """Wait for the one attempt to end it."""
+        if work.ending is None:
+            work.ending = self._tasks.spawn(self._attempt(work), f"end {to_text(work.txn)}")
+        await asyncio.wait({work.ending})
+        if self._works.get(work.txn) is work:
+            raise work.trouble or ServiceNotReady(f"{self._segment} was unloaded")
+
+    async def _attempt(self, work: LegacyWork) -> None:
+        try:
+            await self._finish(work)
+        except MagnetarError as error:
+            work.trouble = error.with_traceback(None)
+            if isinstance(error, ManagedLedgerFenced):
+                self._fail(error)
+        finally:
+            work.ending = None
+
+    async def _finish(self, work: LegacyWork) -> None:
+        txn, state = work.txn, work.decision
+        assert state is not None, "that is why it is finished"
+        if state == "ABORTED" and work.has_entries:
+            # Whatever it has in flight was handed to the log before this, and stands below.
+            last = _before(self._ledger.next_append_floor())
+            await self._store.write_aborted(txn, self._segment, last)
+            self._aborted.hide(txn, last)
+        if self._ledger.sealed:
+            await self._write(txn)
+            self._stream.over(txn, self._ledger.last_position())
+        elif not work.has_entries:
+            self._stream.over(txn)
+        else:
+            await self._mark(txn, state)
+        self.ends[state] += 1
+        for name, runs in work.sequences:
+            self._counting.ended(state, name, runs)
+        del self._works[txn]
+        self._visibility.commit(txn)
+        self._note_news()
+        self.moved.advance()
+
+    async def _mark(self, txn: TxnId, state: State) -> None:
+        """Append the marker: what was in flight of the transaction stands before it."""
+        self._stream.marking(txn, self._ledger.next_append_floor())
+        try:
+            position = await self._ledger.append(marker(txn, state, self._clock.now_ms()))
+        except ManagedLedgerSealed as error:
+            # Once it is sealed nothing is in flight, and the record can say it.
+            raise ServiceNotReady(f"{self._segment} is being terminated") from error
+        self._stream.marked(txn, position)
+        self._passed.append(position)
+
+    # --- the stream record
+
+    async def write_record(self) -> None:
+        """The state of this moment, durably; it is written whatever becomes of the caller."""
+        self._check_serving()
+        errors: list[MagnetarError] = []
+
+        async def written() -> None:
+            try:
+                await self._write()
+            except MagnetarError as error:
+                errors.append(error)
+
+        await asyncio.wait({self._tasks.spawn(written(), "record")})
+        if errors:
+            raise errors[0].with_traceback(None)
+
+    async def _write(self, over: TxnId | None = None) -> None:
+        began, news = not self._record.exists, 0
+
+        def made() -> StreamRecord:
+            nonlocal news
+            news, end = self._news, _after(self._ledger.last_position())
+            return self._stream.record(self._segment, self._epoch, end, over)
+
+        try:
+            record = await self._record.write(made)
+        except ManagedLedgerFenced as error:
+            self._fail(error)
+            raise
+        self._news -= news
+        self._recorded = Position(*record.scanned_to)
+        if began:
+            self._begin_keeping()
+
+    def _note_news(self) -> None:
+        self._news += 1
+        if self._news % RECORD_ENDS == 0:
+            self._crowded.advance()
+
+    def _begin_keeping(self) -> None:
+        if not self._tasks.stopping:
+            self._tasks.spawn(self._keep(), "keep the record")
+
+    async def _keep(self) -> None:
+        """Write the record as it becomes due, until the stream takes no more entries."""
+        appended = self._ledger.appended
+        seen = appended.version
+        while True:
+            crowds = self._crowded.version
+            try:
+                seen = await appended.past(seen)
+            except MagnetarError:
+                return  # what ends from now on is written as it ends
+            await _past_within(self._crowded, crowds, RECORD_SECONDS)
+            if self._is_due():
+                await self._try_to_write()
+
+    def _is_due(self) -> bool:
+        end = self._ledger.last_position()
+        behind = self._ledger.count_between(_before(self._recorded), end)
+        return bool(self._news) or behind >= RECORD_ENDS
+
+    async def _try_to_write(self) -> None:
+        try:
+            await self._write()
+        except MagnetarError as error:
+            # The stream has it all: a recovery scans more of it.
+            _LOG.warning("stream-record-failed", segment=self._segment, error=str(error))
+
+    # --- logs of pending acknowledgements
+
+    def has_ack_log(self, subscription: str) -> bool:
+        """Whether there is, or may be, a log of a subscription's pending acknowledgements."""
+        return subscription in self._stream.ack_logs
+
+    @property
+    def ack_logs(self) -> list[str]:
+        """All subscriptions with such a log."""
+        return sorted(self._stream.ack_logs)
+
+    async def note_ack_log(self, subscription: str) -> None:
+        """A subscription is about to have such a log, and whoever loads the topic finds it."""
+        self._stream.ack_logs.add(subscription)
+        await self.write_record()
+
+    async def forget_ack_log(self, subscription: str) -> None:
+        """It is gone with its subscription."""
+        if subscription in self._stream.ack_logs:
+            self._stream.ack_logs.discard(subscription)
+            await self.write_record()
+
+    # --- the end of data, and of it all
+
+    def trimmed(self, first_kept: Position) -> None:
+        """Entries below this position are gone."""
+        self._stream.trimmed(first_kept)
+
+    async def close(self) -> None:
+        """Leave everything to the next owner, with little to scan."""
+        is_kept = self._record.exists and self.failure is None and not self._tasks.stopping
+        if is_kept and self._is_due():
+            await self._try_to_write()
+        await self._tasks.stop()
+
+    async def delete(self) -> None:
+        """The stream is gone with its data: so is the record. Closed before."""
+        if self._record.exists:
+            await self._record.delete()
+
+    # --- parts
+
+    def _track(self, txn: TxnId, bound: Position) -> LegacyWork:
+        work = self._works[txn] = LegacyWork(txn, bound, TxnSequences(self._counting.began))
+        self._stream.wrote(txn, bound)
+        self._visibility.track(txn, bound)
+        return work
+
+    def _check_serving(self) -> None:
+        if self._tasks.stopping or self.failure is not None:
+            raise ServiceNotReady(f"{self._segment} is being unloaded")
+
+    def _fail(self, error: MagnetarError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.failed.advance()
+
+
+async def _past_within(signal: Signal, seen: int, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await signal.past(seen)
+    except TimeoutError:
+        return
+
+
+def _before(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id - 1)
+
+
+def _after(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)

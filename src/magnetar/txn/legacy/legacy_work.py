@@ -1,0 +1,27 @@
+"""One legacy transaction on one topic.
+
+Owns: `LegacyWork`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.errors import MagnetarError
+from magnetar.model.ids import Position
+from magnetar.txn.txn_dedup import TxnSequences
+from magnetar.txn.txn_work import Work
+from magnetar.wire.messages import TxnId
+
+
+class LegacyWork(Work):
+    """What its topic knows of it until its end is durable. It has no pin."""
+
+    __slots__ = ("ending", "trouble")
+
+    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
+        super().__init__(txn, bound, sequences)
+        self.ending: asyncio.Task[None] | None = None
+        """The attempt to end it that is under way."""
+        self.trouble: MagnetarError | None = None
+        """Why the last attempt failed."""
