@@ -36,7 +36,7 @@ from magnetar.broker.held_messages import HeldMessages
 from magnetar.broker.membership import Membership
 from magnetar.broker.open_cursor import OpenCursor
 from magnetar.broker.stats import Rate, SubscriptionStats
-from magnetar.broker.txn_acks import TransactionalAcks
+from magnetar.broker.txn_acks import AckParts, TransactionalAcks
 from magnetar.errors import (
     ConsumerBusy,
     ConsumerNotFound,
@@ -55,7 +55,6 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.parts import Transactions
 from magnetar.txn.pending_acks import PendingAcks
 from magnetar.wire.messages import TxnId
 
@@ -97,7 +96,7 @@ class Subscription:
         clock: Clock,
         limits: Limits,
         consistent_hashing: bool = True,
-        transactions: Transactions | None = None,
+        transactions: AckParts | None = None,
     ) -> None:
         self.name = cursor.name
         self.cursor = cursor
@@ -307,6 +306,11 @@ class Subscription:
             raise NotAllowed(f"consumers of subscription {self.name} share its messages")
         return self._txn_acks.ack(txn, acks, cumulative=cumulative)
 
+    async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
+        """What the coordinator of a legacy transaction decided; durable when this returns."""
+        if self._txn_acks is not None:
+            await self._txn_acks.end_legacy(txn, commit=commit, low_watermark=low_watermark)
+
     async def rescan_transactions(self) -> None:
         """Finish what decided transactions have left behind here."""
         if self._txn_acks is not None:
@@ -451,6 +455,8 @@ class Subscription:
         if self._txn_acks is not None:
             self._txn_acks.close()
         await self._loops.stop()
+        if self._txn_acks is not None:
+            await self._txn_acks.closed()
         if self.cursor.failure is None:
             await self.cursor.flush()
 

@@ -120,7 +120,7 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
-        self._transactions = TopicTransactions(name, ledger, parts.clock, parts.transactions)
+        self._transactions = TopicTransactions(name, ledger, parts)
         self.readable_end: Callable[[], Position] = self._transactions.readable_end
         """The last position that consumers may see."""
         self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
@@ -128,7 +128,7 @@ class Topic:
         self.legacy_transactions = self._transactions.legacy
         """Those with markers in the log; None: this topic can have none."""
         self._subscriptions = TopicSubscriptions(
-            self, clock=parts.clock, limits=limits, transactions=parts.transactions
+            self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
         )
         self._dedup: DedupLog | None = None
         self._fenced: MagnetarError | None = None

@@ -21,6 +21,7 @@ from magnetar.broker.dispatcher import ReadableTopic
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.policies import TopicPolicies
 from magnetar.broker.subscription import Subscription, first_mark_delete
+from magnetar.broker.txn_acks import AckParts
 from magnetar.errors import (
     ConsumerBusy,
     MagnetarError,
@@ -33,7 +34,6 @@ from magnetar.model.ids import Position
 from magnetar.model.subscriptions import check_subscription_name
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
-from magnetar.txn.parts import Transactions
 
 _MS_PER_SECOND: Final = 1000
 
@@ -47,7 +47,7 @@ class TopicSubscriptions:
         *,
         clock: Clock,
         limits: Limits,
-        transactions: Transactions | None = None,
+        transactions: AckParts | None = None,
     ) -> None:
         self._topic = topic
         self._transactions = transactions

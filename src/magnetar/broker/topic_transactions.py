@@ -24,17 +24,21 @@ from typing import Any, Final, Protocol
 from magnetar.broker.dedup import Dedup
 from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import Span, dedup_name
+from magnetar.broker.txn_acks import AckParts
 from magnetar.broker.txn_writes import TransactionWrites
 from magnetar.errors import MagnetarError
-from magnetar.ledger.api import Entry
+from magnetar.ledger.api import Entry, LedgerStore
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.markers import Trace, trace_of
+from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
 from magnetar.txn.txn_dedup import Sent, TxnRuns
@@ -56,6 +60,21 @@ class Waiting(Protocol):
         ...
 
 
+class TransactionParts(Protocol):
+    """What the topics of one broker share, as far as transactions need it."""
+
+    @property
+    def metadata(self) -> MetadataStore: ...
+    @property
+    def ledgers(self) -> LedgerStore: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def transactions(self) -> Transactions | None: ...
+
+
 class TopicTransactions:
     """Made with its topic, right after the managed ledger was opened."""
 
@@ -63,8 +82,7 @@ class TopicTransactions:
         self,
         name: TopicName,
         ledger: ManagedLedger,
-        clock: Clock,
-        transactions: Transactions | None,
+        parts: TransactionParts,
     ) -> None:
         self._name = name
         self._ledger = ledger
@@ -72,8 +90,12 @@ class TopicTransactions:
         self.buffer: MetadataTransactionBuffer | None = None
         self.legacy: LegacyTransactionBuffer | None = None
         """None on segments too: there are no markers in them."""
+        self._ack_logs: PendingAckLogs | None = None
+        self.acks: AckParts | None = None
+        """What subscriptions ask; None: they take no transactional acknowledgements."""
         self.writes: TransactionWrites | None = None
         """What producers ask; None: they take no transactional messages."""
+        transactions, clock = parts.transactions, parts.clock
         if transactions is not None:
             self.buffer = MetadataTransactionBuffer(
                 str(name),
@@ -95,6 +117,15 @@ class TopicTransactions:
                     clock=clock,
                     sequences=self,
                 )
+                self._ack_logs = PendingAckLogs(
+                    name.managed_ledger_name,
+                    self.legacy,
+                    parts.metadata,
+                    parts.ledgers,
+                    clock=clock,
+                    limits=parts.limits,
+                )
+            self.acks = AckParts(transactions, self._ack_logs)
             self.writes = TransactionWrites(self.buffer, self.legacy)
 
     async def recover(self) -> None:
@@ -103,6 +134,8 @@ class TopicTransactions:
             await self.buffer.recover()
         if self.legacy is not None:
             await self.legacy.recover()  # the aborted records are read by now
+        if self._ack_logs is not None:
+            await self._ack_logs.sweep(self._ledger.cursor_names())
 
     def loops(
         self, subscriptions: Waiting, lose: Callable[[MagnetarError], None]
@@ -213,6 +246,8 @@ class TopicTransactions:
         await self.close()
         if self.buffer is not None:
             await self.buffer.delete()
+        if self._ack_logs is not None:
+            await self._ack_logs.delete_all()
         if self.legacy is not None:
             await self.legacy.delete()
 

@@ -17,6 +17,8 @@ Invariants:
    with everything that is held. Without a cursor there are no ops.
 6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
 
+Legacy transactions keep their intents in a log, and are told their ends: `legacy_acks` has these.
+
 Relies on: `Decisions` to tell how each transaction ended that was joined, or that it is gone.
 """
 
@@ -30,10 +32,12 @@ from typing import Final, NamedTuple
 from magnetar.broker.acks import Ack
 from magnetar.broker.dispatcher import ReadableTopic, messages_in
 from magnetar.broker.held_messages import HeldMessages
+from magnetar.broker.legacy_acks import LegacyAcks
 from magnetar.errors import (
     MagnetarError,
     MetadataError,
     ServiceNotReady,
+    StorageError,
     TooManyRequests,
     TransactionConflict,
 )
@@ -43,7 +47,8 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn.ack_store import MetadataPendingAckStore
-from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.parts import Transactions
 from magnetar.txn.pending_acks import (
     Acked,
@@ -64,6 +69,14 @@ READY_SECONDS: Final = 30.0
 _LOG: Final = logger(__name__)
 
 
+class AckParts(NamedTuple):
+    """What the subscriptions of one topic share for transactions."""
+
+    transactions: Transactions
+    logs: PendingAckLogs | None
+    """None: this topic has no legacy transactions."""
+
+
 class _Command(NamedTuple):
     """What one command holds while its intent is written."""
 
@@ -81,7 +94,7 @@ class TransactionalAcks:
         topic: ReadableTopic,
         cursor: Cursor,
         held: HeldMessages,
-        transactions: Transactions,
+        parts: AckParts,
         *,
         tasks: Service,
         clock: Clock,
@@ -92,6 +105,7 @@ class TransactionalAcks:
         self._cursor = cursor
         self._held = held
         self._pending = held.pending
+        transactions = parts.transactions
         self._decisions = transactions.decisions
         self._limits = transactions.limits
         self._store = transactions.store
@@ -107,6 +121,9 @@ class TransactionalAcks:
             epoch=topic.ledger.epoch,
             clock=clock,
         )
+        self._legacy: LegacyAcks | None = None
+        if parts.logs is not None:
+            self._legacy = LegacyAcks(cursor, held, parts.logs, tasks=tasks, clock=clock)
         self._turn = asyncio.Lock()
         self._queued = 0
         """Commands that have not come to their turn: later ones wait behind them."""
@@ -172,6 +189,8 @@ class TransactionalAcks:
                 self._decisions.join(txn, self, self._gone)
         for txn in list(self._stored):
             await self._ask(txn)
+        if self._legacy is not None:
+            await self._legacy.recover()
 
     async def _adopt(self, txn: TxnId, found: FoundAck) -> bool:
         """Hold what an op says; False: it is of another incarnation, and goes."""
@@ -230,6 +249,11 @@ class TransactionalAcks:
         nothing has to be read first the messages are held when this returns: commands that come
         later find them so.
         """
+        if self._legacy is None and not is_metadata(txn):
+            raise TransactionConflict(
+                f"{to_text(txn)} is a legacy transaction: segments of scalable topics take none",
+                hint="begin it as a metadata transaction (transaction_kind)",
+            )
         command = None
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
@@ -260,6 +284,9 @@ class TransactionalAcks:
             await self._ack_held(command)
 
     async def _ack_held(self, command: _Command) -> None:
+        if self._legacy is not None and not is_metadata(command.txn):
+            await self._legacy.store(*command)
+            return
         try:
             ops = await self._written(command)
         finally:
@@ -302,8 +329,11 @@ class TransactionalAcks:
             if self._topic.ledger.next_valid(ack.position) != ack.position:
                 raise TransactionConflict(f"there is no message at {ack.position}")
         self._held.hold(txn, wanted, cumulative)
-        self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
-        self._decisions.join(txn, self, self._gone)
+        if self._legacy is not None and not is_metadata(txn):
+            self._legacy.begin(txn)
+        else:
+            self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
+            self._decisions.join(txn, self, self._gone)
         return _Command(txn, wanted, cumulative, self._incarnation)
 
     def _check_room(self, txn: TxnId, entries: int) -> None:
@@ -330,7 +360,7 @@ class TransactionalAcks:
 
     async def _ask_again(self, holders: Sequence[TxnId]) -> None:
         """Who stands in the way may be decided, and the news of it still on its way."""
-        for holder in holders:
+        for holder in filter(is_metadata, holders):
             if await self._decisions.read(holder) is None:
                 self._gone(holder)
 
@@ -349,6 +379,9 @@ class TransactionalAcks:
         return ops
 
     async def _check_undecided(self, txn: TxnId) -> None:
+        if self._legacy is not None and not is_metadata(txn):
+            self._legacy.check_open(txn)
+            return
         state = await self._decisions.state(txn)
         if state != "OPEN" or txn in self._decided:
             said = self._decided.get(txn, state) or "unknown"
@@ -376,6 +409,12 @@ class TransactionalAcks:
             self._decided[txn] = state
         else:
             self._apply(txn, state)
+
+    async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
+        """Its coordinator says how a legacy transaction ended; durable when this returns."""
+        if self._legacy is not None:
+            await self._wait_ready()
+            await self._legacy.end(txn, commit=commit, low_watermark=low_watermark)
 
     def _gone(self, txn: TxnId) -> None:
         """It has no header: it was aborted, or never was. A committed one waits for its ops."""
@@ -425,17 +464,28 @@ class TransactionalAcks:
             self._ops.merged(ops)
         self._stored.clear()
         self._settle()
+        if self._legacy is not None:
+            self._legacy.reset()
 
     def close(self) -> None:
         """Take part in nothing any more; what is held stays so for the next owner."""
         self._closed = True
         for txn in {*self._stored, *self._in_flight}:
             self._decisions.leave(txn, self)
+        if self._legacy is not None:
+            self._legacy.stop()
+
+    async def closed(self) -> None:
+        """Closed, and nothing of it runs any more: let go of what it has open."""
+        if self._legacy is not None:
+            await self._legacy.close()
 
     async def forget(self) -> None:
         """The cursor is gone, and with it all ops."""
         try:
             await self._ops.delete_all()
-        except MetadataError as error:
+            if self._legacy is not None:
+                await self._legacy.forget()
+        except (MetadataError, StorageError) as error:
             # Whoever looks for the ops of a transaction that is over comes across them.
             _LOG.warning("acks-left-behind", subscription=self._cursor.name, error=str(error))

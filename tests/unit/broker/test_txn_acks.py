@@ -14,7 +14,6 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
-from magnetar.wire.messages import TxnId
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
     FAILOVER,
@@ -195,7 +194,7 @@ def test_a_transaction_that_has_ended_or_never_was_acknowledges_nothing() -> Non
         await stage.broker.abort(T2)
         client = stage.client(EXCLUSIVE)
         await quiet()
-        for txn in (T1, T2, T3, TxnId(0, 1)):
+        for txn in (T1, T2, T3):
             with pytest.raises(TransactionConflict):
                 await ack(client, txn, "0")
             with pytest.raises(TransactionConflict):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from magnetar.metadata.api import VALUE_BYTES_MAX
 from magnetar.model.ids import Position
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.legacy import stream_state
+from magnetar.txn.legacy import ended_ids, stream_state
 from magnetar.txn.legacy.markers import Trace, marker, trace_of
 from magnetar.txn.legacy.stream_state import StreamRecord, StreamState
 from magnetar.txn.records import State, encode
@@ -89,11 +89,11 @@ def test_the_largest_record_can_be_stored() -> None:
     state = StreamState()
     for number in range(stream_state.OPEN_MAX):
         state.wrote(TxnId(15, 2**61 + number), Position(2**40, 2**30))
-    for number in range(stream_state.ENDED_MAX + 100):
+    for number in range(ended_ids.ENDED_MAX + 100):
         state.over(TxnId(15, 2**60 + number))
     record = state.record("persistent://t/n/" + "x" * 200, 1, at(0))
     assert len(encode(record)) < VALUE_BYTES_MAX
-    assert len(record.ended) == stream_state.ENDED_MAX
+    assert len(record.ended) == ended_ids.ENDED_MAX
 
 
 # --- the record and the stream

@@ -499,7 +499,11 @@ class LegacyTransactionBuffer:
     async def note_ack_log(self, subscription: str) -> None:
         """A subscription is about to have such a log, and whoever loads the topic finds it."""
         self._stream.ack_logs.add(subscription)
-        await self.write_record()
+        try:
+            await self.write_record()
+        except BaseException:
+            self._stream.ack_logs.discard(subscription)
+            raise
 
     async def forget_ack_log(self, subscription: str) -> None:
         """It is gone with its subscription."""

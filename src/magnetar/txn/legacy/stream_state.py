@@ -9,15 +9,14 @@ Invariants:
 1. A record and the stream from its `scanned_to` on give the state that was there when the stream
    ended, whenever the record was taken. So `scanned_to` is never behind a marker of a transaction
    that the record calls open, durable or not (`marking`).
-2. A transaction that is over is not opened again: an end is remembered until the low watermark of
-   its coordinator has passed it, or `ENDED_MAX` later ones have come.
+2. A transaction that is over is not opened again, for as long as its end is remembered
+   (`ended_ids`).
 3. `last_marker` is never before a marker: nothing behind it has to be looked at.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -26,13 +25,11 @@ import msgspec
 from magnetar.managed_ledger.names import encode_name
 from magnetar.model.ids import Position
 from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.legacy.ended_ids import EndedIds
 from magnetar.txn.legacy.markers import Trace
 from magnetar.wire.messages import TxnId
 
 STREAM_RECORDS: Final = "/txn/legacy"
-
-ENDED_MAX: Final = 5000
-"""Ends that are remembered above the low watermarks."""
 
 OPEN_MAX: Final = 4000
 """Open transactions of one topic: with all else that it holds, the record stays below its limit."""
@@ -84,8 +81,7 @@ class StreamState:
         self.last_marker: Position | None = None
         self.ack_logs: set[str] = set()
         self._open: dict[TxnId, Position] = {}
-        self._ended: OrderedDict[TxnId, None] = OrderedDict()
-        self._low: dict[int, int] = {}
+        self._ended = EndedIds()
         self._marking: dict[TxnId, Position] = {}
 
     # --- questions
@@ -97,11 +93,11 @@ class StreamState:
 
     def is_over(self, txn: TxnId) -> bool:
         """Whether a transaction has ended here, or anywhere by its coordinator's word."""
-        return txn.least <= self._low.get(txn.most, -1) or txn in self._ended
+        return txn in self._ended
 
     def leftovers(self) -> list[TxnId]:
         """Open here, although their coordinator says that they are over: nobody will end them."""
-        return [txn for txn in self._open if txn.least <= self._low.get(txn.most, -1)]
+        return [txn for txn in self._open if self._ended.is_below(txn)]
 
     # --- the fold
 
@@ -124,21 +120,11 @@ class StreamState:
         if self._marking.pop(txn, None) is not None and end is not None:
             self._note_marker(end)  # an attempt to append one may have left it there
         self._open.pop(txn, None)
-        if txn.least > self._low.get(txn.most, -1):
-            self._ended[txn] = None
-            self._ended.move_to_end(txn)
-            if len(self._ended) > ENDED_MAX:
-                self._ended.popitem(last=False)
+        self._ended.add(txn)
 
     def note_low(self, coordinator: int, number: int) -> bool:
         """A coordinator says that none at or below this number is open; False: that is not new."""
-        if number <= self._low.get(coordinator, -1):
-            return False
-        self._low[coordinator] = number
-        passed = [txn for txn in self._ended if txn.most == coordinator and txn.least <= number]
-        for txn in passed:
-            del self._ended[txn]
-        return True
+        return self._ended.note_low(coordinator, number)
 
     def scan(self, position: Position, trace: Trace) -> None:
         """An entry of the stream, in order."""
@@ -175,7 +161,7 @@ class StreamState:
             min([end, *floors]),
             tuple(OpenTransaction(to_text(txn), *at) for txn, at in opened if txn != over),
             tuple(to_text(txn) for txn in self._ended),
-            tuple(LowWatermark(*each) for each in sorted(self._low.items())),
+            tuple(LowWatermark(*each) for each in sorted(self._ended.low.items())),
             end if over in self._marking else self.last_marker,
             tuple(sorted(self.ack_logs)),
         )
@@ -185,12 +171,8 @@ class StreamState:
         """What a record says."""
         state = cls()
         state._open = {from_text(each.txn): each.first for each in record.open}
-        state._ended = OrderedDict.fromkeys(_ids(record.ended))
-        state._low = {each.coordinator: each.number for each in record.low}
+        low = {each.coordinator: each.number for each in record.low}
+        state._ended = EndedIds((from_text(text) for text in record.ended), low)
         state.last_marker = None if record.last_marker is None else Position(*record.last_marker)
         state.ack_logs = set(record.ack_logs)
         return state
-
-
-def _ids(texts: Iterable[str]) -> Iterable[TxnId]:
-    return (from_text(text) for text in texts)

@@ -1,0 +1,147 @@
+"""The logs in which subscriptions keep what legacy transactions have acknowledged.
+
+Owns: `PendingAckLog`, a managed ledger beside that of the topic, and `PendingAckLogs`, those of one
+topic.
+
+Invariants:
+1. Opening a log fences its former owner: what that one had appended is read, and nothing of it
+   comes later. What `append` gave a position is durable.
+2. Entries that are done with are discarded together: after a crash all of them are there again, or
+   none. To meet them again changes nothing.
+3. The topic's stream record names every subscription with a log before the log begins, and for as
+   long as it lasts. So a topic without one looks for none, and a deletion that was not finished is.
+4. The name of a log is no topic's: topics' names have no further part.
+
+Relies on: `LegacyTransactionBuffer`, which keeps that record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from magnetar.errors import MagnetarError
+from magnetar.ledger.api import LedgerStore
+from magnetar.managed_ledger.ledger_list import Retention
+from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
+from magnetar.managed_ledger.names import encode_name
+from magnetar.metadata.api import MetadataStore
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
+from magnetar.txn.legacy.pending_ack_entries import PendingAckEntry, decode, encode
+
+CURSOR: Final = "__pending_ack_state"
+READ_ENTRIES: Final = 500
+READ_BYTES: Final = 4 * 1024 * 1024
+
+_SUFFIX: Final = "__transaction_pending_ack"
+_KEEP_NOTHING: Final = Retention(0, 0)
+_LOG: Final = logger(__name__)
+
+
+class PendingAckLog:
+    """The log of one subscription, as one owner has it."""
+
+    def __init__(self, ledger: ManagedLedger) -> None:
+        self._ledger = ledger
+
+    async def prepare(self) -> None:
+        """Once, before anything else."""
+        if CURSOR not in self._ledger.cursor_names():
+            await self._ledger.create_cursor(CURSOR, EARLIEST)
+        await self._ledger.trim(_KEEP_NOTHING)
+
+    async def entries(self) -> list[tuple[Position, PendingAckEntry]]:
+        """All that is not discarded, in order."""
+        cursor = self._ledger.cursor(CURSOR)
+        cursor.rewind()
+        found = []
+        while some := await cursor.read(READ_ENTRIES, READ_BYTES):
+            found += [(entry.position, decode(entry.payload)) for entry in some]
+        return found
+
+    def append(self, entry: PendingAckEntry) -> asyncio.Future[Position]:
+        """Submitted when called; its position, once it is durable."""
+        return self._ledger.append(encode(entry))
+
+    async def discard(self, positions: Iterable[Position]) -> None:
+        """These are done with."""
+        cursor = self._ledger.cursor(CURSOR)
+        for position in positions:
+            cursor.ack(position)
+        if self._ledger.first_position().ledger_id < cursor.mark_delete.ledger_id:
+            await self._ledger.trim(_KEEP_NOTHING)
+
+    async def close(self) -> None:
+        await self._ledger.close()
+
+    async def delete(self) -> None:
+        await self._ledger.delete()
+
+
+class PendingAckLogs:
+    """Those of one topic."""
+
+    def __init__(
+        self,
+        topic: str,
+        buffer: LegacyTransactionBuffer,
+        metadata: MetadataStore,
+        ledgers: LedgerStore,
+        *,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self._topic = topic
+        """The name of its managed ledger."""
+        self._buffer = buffer
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._clock = clock
+        self._limits = limits
+
+    def exists(self, subscription: str) -> bool:
+        return self._buffer.has_ack_log(subscription)
+
+    async def open(self, subscription: str) -> PendingAckLog:
+        """Take over the log of a subscription, or begin one."""
+        if not self.exists(subscription):
+            await self._buffer.note_ack_log(subscription)
+        log = await self._opened(subscription)
+        try:
+            await log.prepare()
+        except BaseException:
+            await log.close()
+            raise
+        return log
+
+    async def delete(self, subscription: str) -> None:
+        """With its subscription, whose log is closed; there need not be one."""
+        if self.exists(subscription):
+            await (await self._opened(subscription)).delete()
+            await self._buffer.forget_ack_log(subscription)
+
+    async def delete_all(self) -> None:
+        """With the topic: the record of which there are goes next."""
+        for subscription in self._buffer.ack_logs:
+            await (await self._opened(subscription)).delete()
+
+    async def sweep(self, subscriptions: Iterable[str]) -> None:
+        """Delete what subscriptions left behind that are none of these."""
+        for subscription in {*self._buffer.ack_logs} - {*subscriptions}:
+            try:
+                await self.delete(subscription)
+            except MagnetarError as error:
+                # The next load tries again; a subscription of that name would take it over.
+                _LOG.warning("pending-ack-log-kept", topic=self._topic, error=str(error))
+
+    async def _opened(self, subscription: str) -> PendingAckLog:
+        name = f"{self._topic}/{encode_name(subscription)}{_SUFFIX}"
+        ledger = await ManagedLedger.open(
+            name, self._metadata, self._ledgers, clock=self._clock, limits=self._limits
+        )
+        return PendingAckLog(ledger)
