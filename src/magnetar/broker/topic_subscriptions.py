@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -68,11 +68,10 @@ class TopicSubscriptions:
         for subscription in self._by_name.values():
             subscription.wake.advance()
 
-    def pass_over(self, positions: Iterable[Position]) -> None:
+    def pass_over(self, positions: Sequence[Position]) -> None:
         """Entries that are for nobody count as acknowledged."""
-        found = list(positions)
         for subscription in self._by_name.values():
-            subscription.pass_over(found)
+            subscription.pass_over(positions)
 
     def load(self) -> None:
         """Open a subscription for every durable cursor."""

@@ -18,7 +18,7 @@ Relies on: `txn.buffer` and `txn.legacy.legacy_buffer` for decisions and durabil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from magnetar.broker.dedup import Dedup
@@ -34,10 +34,11 @@ from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.markers import Trace, trace_of
+from magnetar.txn.legacy.markers import trace_of
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
@@ -55,7 +56,7 @@ class Waiting(Protocol):
         """Consumers may see more."""
         ...
 
-    def pass_over(self, positions: Iterable[Position]) -> None:
+    def pass_over(self, positions: Sequence[Position]) -> None:
         """Entries that are for nobody count as acknowledged."""
         ...
 
@@ -116,6 +117,8 @@ class TopicTransactions:
                     epoch=ledger.epoch,
                     clock=clock,
                     sequences=self,
+                    moved=self.buffer.moved,
+                    failed=self.buffer.failed,
                 )
                 self._ack_logs = PendingAckLogs(
                     name.managed_ledger_name,
@@ -142,11 +145,22 @@ class TopicTransactions:
     ) -> Iterator[Coroutine[Any, Any, None]]:
         """What its topic runs: it tells who waits for more; `lose` if it cannot go on."""
         if self.buffer is not None:
-            yield _follow_ceiling(self.buffer, subscriptions)
-            yield _follow_failure(self.buffer, lose)
-        if self.legacy is not None:
-            yield _follow_ceiling(self.legacy, subscriptions)
-            yield _follow_failure(self.legacy, lose)
+            yield self._follow_ceiling(self.buffer.moved, subscriptions)
+            yield self._follow_failure(self.buffer.failed, lose)
+
+    async def _follow_ceiling(self, moved: Signal, subscriptions: Waiting) -> None:
+        seen = 0
+        while True:
+            seen = await moved.past(seen)
+            if self.legacy is not None:
+                subscriptions.pass_over(self.legacy.take_passed())
+            subscriptions.wake()
+
+    async def _follow_failure(self, failed: Signal, lose: Callable[[MagnetarError], None]) -> None:
+        await failed.past(0)
+        for buffer in (self.buffer, self.legacy):
+            if buffer is not None and buffer.failure is not None:
+                lose(buffer.failure)
 
     # --- what consumers may see
 
@@ -160,22 +174,21 @@ class TopicTransactions:
 
     def is_visible(self, entry: Entry) -> bool:
         """Whether an entry up to `readable_end` is for consumers."""
-        buffer, position = self.buffer, entry.position
+        buffer, legacy = self.buffer, self.legacy
         if buffer is None:
             return True
-        last = None if self.legacy is None else self.legacy.last_marker
-        if last is None or position > last:
-            last = buffer.aborted_last
-            if last is None or position > last:
-                return True
+        aborted, marker = buffer.aborted_last, None if legacy is None else legacy.last_marker
+        if aborted is None and marker is None:
+            return True
+        position = entry.position
+        if (aborted is None or position > aborted) and (marker is None or position > marker):
+            return True
         trace = trace_of(entry.payload)
-        return trace is None or self._shows(trace, position)
-
-    def _shows(self, trace: Trace, position: Position) -> bool:
-        assert self.buffer is not None, "there is something to hide"
-        if trace.end is not None and self.legacy is not None and not is_metadata(trace.txn):
+        if trace is None:
+            return True
+        if trace.end is not None and legacy is not None and not is_metadata(trace.txn):
             return False
-        return self.buffer.is_visible(trace.txn, position)
+        return buffer.is_visible(trace.txn, position)
 
     async def last_entry(self) -> Entry | None:
         """The last entry that is for consumers."""
@@ -303,26 +316,6 @@ class TopicTransactions:
         if buffer is not None and view.is_last_chunk:
             name = dedup_name(self._name, view.producer_name)
             buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
-
-
-async def _follow_ceiling(
-    buffer: MetadataTransactionBuffer | LegacyTransactionBuffer, subscriptions: Waiting
-) -> None:
-    seen = 0
-    while True:
-        seen = await buffer.moved.past(seen)
-        if isinstance(buffer, LegacyTransactionBuffer):
-            subscriptions.pass_over(buffer.take_passed())
-        subscriptions.wake()
-
-
-async def _follow_failure(
-    buffer: MetadataTransactionBuffer | LegacyTransactionBuffer,
-    lose: Callable[[MagnetarError], None],
-) -> None:
-    await buffer.failed.past(0)
-    assert buffer.failure is not None, "that is what the signal says"
-    lose(buffer.failure)
 
 
 def _after(position: Position) -> Position:

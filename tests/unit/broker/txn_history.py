@@ -115,7 +115,7 @@ class History:
         await self._check_end()
 
     async def _do(self, step: Step) -> None:
-        txn = None if step.number == PLAIN else metadata_id(0, step.number)
+        txn = None if step.number == PLAIN else self._id(step.number)
         if step.action == "publish":
             if txn is not None and step.pause < LONG:  # else it may be one that never began
                 await self._begin(txn)
@@ -139,6 +139,9 @@ class History:
             self._start(self._cut(self.sessions[-1].broker))
         elif step.action == "fail":
             self.world.ledgers.fail_next(DiskFailed("broken"))
+
+    def _id(self, number: int) -> TxnId:
+        return metadata_id(0, number)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.create_task(work))
@@ -234,7 +237,7 @@ class History:
 
     def _check_visible(self, text: str) -> None:
         if not self._is_committed(text):
-            self.wrongly_shown.append(f"{text} of {self.texts[text]}")
+            self.wrongly_shown.append(f"{text} of {self.texts.get(text)}")
 
     # --- the end
 
@@ -256,6 +259,8 @@ class History:
         assert not ops, f"left behind: {ops}"
 
     def _is_committed(self, text: str) -> bool:
+        if text not in self.texts:
+            return False  # a marker
         txn = self.texts[text]
         return txn is None or self.asked.get(txn) == "COMMITTED"
 

@@ -17,7 +17,8 @@ Invariants:
    raises what may pass, and is then to be asked again.
 5. What a coordinator's low watermark has passed writes no more; what it left open here is aborted.
 6. An owner that finds another's record, or cannot end what it must, says so: `failed` advances, and
-   its topic must be loaded anew.
+   its topic must be loaded anew. It shares the signals `moved` and `failed` of its sibling, which
+   then say the same of either.
 
 Relies on: a managed ledger that was opened (which fences) before `recover`; `AbortedEntries` that
 has read the aborted records of the topic; callers as `MetadataTransactionBuffer` has them.
@@ -96,12 +97,15 @@ class LegacyTransactionBuffer:
         epoch: int,
         clock: Clock,
         sequences: Sequences,
+        moved: Signal,
+        failed: Signal,
     ) -> None:
-        self.moved = Signal()
-        """Advances when the ceiling has moved for another reason than an append."""
-        self.failed = Signal()
+        self._moved = moved
+        self._failed = failed
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
+        self.last_marker: Position | None = None
+        """Behind it there is no marker; None: there is none at all."""
         self.ends: Counter[State] = Counter()
         """How many transactions ended here since it was loaded, by how."""
         self._segment = segment
@@ -138,11 +142,6 @@ class LegacyTransactionBuffer:
         """The last position that consumers may see, as far as legacy transactions go."""
         return self._visibility.ceiling(self._ledger.last_position())
 
-    @property
-    def last_marker(self) -> Position | None:
-        """Behind it there is no marker; None: there is none at all."""
-        return self._stream.last_marker
-
     def lowest_bound(self) -> Position | None:
         """Nothing at or above it may be trimmed; None: no transaction is undecided."""
         return self._visibility.lowest_bound()
@@ -176,6 +175,7 @@ class LegacyTransactionBuffer:
             self._stream = StreamState.of(record)
             self._stream.trimmed(self._ledger.first_position())
             await self._scan(Position(*record.scanned_to))
+            self.last_marker = self._stream.last_marker
             for txn, first in self._stream.open.items():
                 work = self._track(txn, first)
                 work.has_entries = True
@@ -187,7 +187,7 @@ class LegacyTransactionBuffer:
             if work.decision is not None:
                 self._tasks.spawn(self._persist(work), f"abort {to_text(work.txn)}")
         self._abort_leftovers()
-        self.moved.advance()
+        self._moved.advance()
 
     async def _scan(self, position: Position) -> None:
         """The stream from here on; what it has of markers is to be passed."""
@@ -364,7 +364,9 @@ class LegacyTransactionBuffer:
             await self._clock.sleep(_PAUSE_SECONDS)
 
     async def _ended(self, work: LegacyWork) -> None:
-        """Wait for the one attempt to end it."""
+        """Wait for the one attempt to end it; done already: nothing."""
+        if self._works.get(work.txn) is not work:
+            return
         if work.ending is None:
             work.ending = self._tasks.spawn(self._attempt(work), f"end {to_text(work.txn)}")
         await asyncio.wait({work.ending})
@@ -396,13 +398,14 @@ class LegacyTransactionBuffer:
             self._stream.over(txn)
         else:
             await self._mark(txn, state)
+        self.last_marker = self._stream.last_marker
         self.ends[state] += 1
         for name, runs in work.sequences:
             self._counting.ended(state, name, runs)
         del self._works[txn]
         self._visibility.commit(txn)
         self._note_news()
-        self.moved.advance()
+        self._moved.advance()
 
     async def _mark(self, txn: TxnId, state: State) -> None:
         """Append the marker: what was in flight of the transaction stands before it."""
@@ -516,6 +519,7 @@ class LegacyTransactionBuffer:
     def trimmed(self, first_kept: Position) -> None:
         """Entries below this position are gone."""
         self._stream.trimmed(first_kept)
+        self.last_marker = self._stream.last_marker
 
     async def close(self) -> None:
         """Leave everything to the next owner, with little to scan."""
@@ -544,7 +548,7 @@ class LegacyTransactionBuffer:
     def _fail(self, error: MagnetarError) -> None:
         if self.failure is None:
             self.failure = error
-            self.failed.advance()
+            self._failed.advance()
 
 
 async def _past_within(signal: Signal, seen: int, seconds: float) -> None:
