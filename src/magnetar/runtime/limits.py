@@ -227,6 +227,15 @@ class Limits:
     txn_ack_records_max: int = _limit(
         100_000, "records", "of acknowledgements of one transaction on one subscription"
     )
+    txn_open_per_coordinator_max: int = _limit(
+        100_000, "transactions", "of the legacy kind that one coordinator has open at a time"
+    )
+    txn_finished_per_coordinator_max: int = _limit(
+        10_000, "transactions", "of the legacy kind whose outcome one coordinator remembers"
+    )
+    txn_end_wait_seconds: float = _limit(
+        30.0, "seconds", "for all topics and subscriptions to end a legacy transaction"
+    )
     txn_timeout_max_seconds: float = _limit(
         86_400.0, "seconds", "a transaction may stay open at most, as its client asks"
     )

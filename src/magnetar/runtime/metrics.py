@@ -261,6 +261,15 @@ TXN_LATE_SECONDS = histogram(
     "How long after its deadline a transaction was aborted.",
     buckets=(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0),
 )
+TXN_LOG_APPENDS = counter(
+    "magnetar_txn_log_appends_total",
+    "Entries written to logs of coordinators, for legacy transactions.",
+    ["coordinator_id"],
+)
+TXN_END_RETRIES = counter(
+    "magnetar_txn_end_retries_total",
+    "Topics and subscriptions that could not end a legacy transaction at once and are asked again.",
+)
 TXN_COLLECTED = counter(
     "magnetar_txn_collected_total", "Records of finished transactions that were removed."
 )

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from magnetar.errors import (
     InvalidTxnStatus,
     MagnetarError,
     NotAllowed,
     OutcomeUnknown,
-    ServiceNotReady,
     TransactionNotFound,
 )
 from magnetar.runtime.clock import Clock
@@ -36,6 +35,7 @@ from magnetar.txn import decisions
 from magnetar.txn.collector import Collector, Repair
 from magnetar.txn.deadlines import Deadlines
 from magnetar.txn.decisions import Committed
+from magnetar.txn.errands import Errands, stopping
 from magnetar.txn.groups import Groups
 from magnetar.txn.ids import to_text
 from magnetar.txn.open_book import Audience, Cause, OpenBook
@@ -43,8 +43,6 @@ from magnetar.txn.partitions import Partitions, partition_of
 from magnetar.txn.records import Group, Header, Membership, State, header_indexes, header_key
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
-
-Result = TypeVar("Result")
 
 _LOG: Final = logger(__name__)
 
@@ -67,13 +65,15 @@ class Coordinators(Service):
         self._store = store
         self._clock = clock
         self._limits = limits
+        self._errands = Errands()
         self._book = OpenBook(audience, per_owner_max=limits.txn_open_per_owner_max)
-        self._groups = Groups(store, partitions, self._book, clock, limits, self._in_background)
+        self._groups = Groups(
+            store, partitions, self._book, clock, limits, self._errands.in_background
+        )
         self._deadlines = Deadlines(store, partitions, self._book, clock, self._expire)
         self._collector = Collector(
             store, partitions, clock, limits, repair, self._groups.forget_old
         )
-        self._work: set[asyncio.Task[Any]] = set()
 
     async def _start(self) -> None:
         await self.partitions.start()
@@ -81,9 +81,9 @@ class Coordinators(Service):
         self.spawn(self._collector.run(), "collection")
 
     async def _stop(self) -> None:
+        self._errands.close()
         try:
-            while self._work:
-                await asyncio.wait(self._work)
+            await self._errands.over()
         finally:
             await self.partitions.stop()
 
@@ -110,7 +110,7 @@ class Coordinators(Service):
         self.partitions.check(coordinator)
         self._check_timeout(timeout_ms)
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         self._book.reserve(owner)
         try:
             # Should nobody wait for it any more, its deadline ends it.
@@ -126,7 +126,7 @@ class Coordinators(Service):
         """The same in a task, which is not to be cancelled."""
         self.partitions.check_txn(txn)
         state: State = "COMMITTED" if commit else "ABORTED"
-        return self._in_task(self._end(txn, state, owner))
+        return self._errands.in_task(self._end(txn, state, owner))
 
     async def check_open(self, txn: TxnId, owner: str = "") -> None:
         """Raise unless a transaction is open and this owner's."""
@@ -140,7 +140,7 @@ class Coordinators(Service):
         self, application: str, generation: str, run: str, owner: str = ""
     ) -> Group:
         """A run of a distributed writer begins."""
-        return await self._apart(self._groups.open(application, generation, run, owner))
+        return await self._errands.apart(self._groups.open(application, generation, run, owner))
 
     async def commit_group(
         self,
@@ -151,11 +151,13 @@ class Coordinators(Service):
         owner: str = "",
     ) -> Committed:
         """Commit these transactions of a sequence, and abort the others."""
-        return await self._apart(self._groups.commit(application, epoch, sequence, txns, owner))
+        return await self._errands.apart(
+            self._groups.commit(application, epoch, sequence, txns, owner)
+        )
 
     async def group_status(self, application: str, owner: str = "") -> Group:
         """What a group decided last."""
-        found = await self._apart(self._groups.status(application, owner))
+        found = await self._errands.apart(self._groups.status(application, owner))
         if found is None:
             raise TransactionNotFound(f"there is no group {application!r}", hint="open it first")
         return found
@@ -263,7 +265,7 @@ class Coordinators(Service):
                 groups.setdefault(header.group.application, []).append(header)
         work += [self._groups.abort(name, each, "timeout") for name, each in groups.items()]
         results = await asyncio.gather(
-            *(self._apart(each) for each in work), return_exceptions=True
+            *(self._errands.apart(each) for each in work), return_exceptions=True
         )
         for result in results:
             if isinstance(result, InvalidTxnStatus | TransactionNotFound):
@@ -272,39 +274,6 @@ class Coordinators(Service):
                 _LOG.warning("txn-timeout-late", error=str(result))
             elif isinstance(result, BaseException):
                 raise result
-
-    # --- tasks of their own
-
-    async def _apart(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run to its end, whatever becomes of who asked."""
-        return await asyncio.shield(self._in_task(work))
-
-    def _in_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        if self.stopping:
-            work.close()
-            raise _stopping()
-        task = asyncio.create_task(work, name="transaction")
-        self._work.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._work.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waits gets it; if nobody does any more, it is not lost
-
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if self.stopping:
-            work.close()  # whoever comes next does it
-            return
-        task = asyncio.create_task(work, name=name)
-        self._work.add(task)
-        task.add_done_callback(self._background_done)
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._work.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.warning("txn-background-failed", task=task.get_name(), error=str(error))
 
 
 def _cause(owner: str | None) -> Cause:
@@ -316,10 +285,6 @@ def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:
     if header is None or (owner is not None and header.owner and header.owner != owner):
         raise _missing(txn)
     return header
-
-
-def _stopping() -> ServiceNotReady:
-    return ServiceNotReady("the broker is stopping")
 
 
 def _missing(txn: TxnId) -> TransactionNotFound:

@@ -1,0 +1,76 @@
+"""Work that runs to its end, whatever becomes of who asked for it.
+
+Owns: `Errands`: the tasks of one coordinator or set of coordinators.
+
+Invariants:
+1. An errand outlives the request that began it: cancelling who waits does not cancel it.
+2. No error is lost: who waits gets it, and one of the background is logged.
+3. Once `close` was called nothing new begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from magnetar.errors import ServiceNotReady
+from magnetar.runtime.logs import logger
+
+Result = TypeVar("Result")
+
+_LOG: Final = logger(__name__)
+
+
+class Errands:
+    """What is under way."""
+
+    def __init__(self) -> None:
+        self._work: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    async def apart(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run to its end, whatever becomes of who asked."""
+        return await asyncio.shield(self.in_task(work))
+
+    def in_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """The same in a task, which is not to be cancelled."""
+        if self._is_closed:
+            work.close()
+            raise stopping()
+        task = asyncio.create_task(work, name="transaction")
+        self._work.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """The same, and nobody waits."""
+        if self._is_closed:
+            work.close()  # whoever comes next does it
+            return
+        task = asyncio.create_task(work, name=name)
+        self._work.add(task)
+        task.add_done_callback(self._background_done)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._is_closed = True
+
+    async def over(self) -> None:
+        """Wait until everything that was begun has ended."""
+        while self._work:
+            await asyncio.wait(self._work)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._work.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; if nobody does any more, it is not lost
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.warning("txn-background-failed", task=task.get_name(), error=str(error))
+
+
+def stopping() -> ServiceNotReady:
+    return ServiceNotReady("the broker is stopping")

@@ -1,0 +1,407 @@
+"""One coordinator of legacy transactions, from the opening of its log on.
+
+Owns: `LegacyCoordinator`: the transactions of one coordinator in memory, and everything that it
+does to them: begin, add, decide, have the decision carried out, remember and forget.
+
+Invariants:
+1. Memory follows the log: every change is durable there before it counts, and the same function
+   makes the state of both (`coordinator_state.after`).
+2. The decision is the durable `Decided`. From then on it is carried out until all participants are
+   done, by this coordinator or by whoever opens the log next; then `Ended` is written.
+3. An end is answered when `Ended` is durable. The same end again gets the same answer, the opposite
+   one InvalidTxnStatus, as long as the transaction is remembered.
+4. What is done to one transaction is done in turn: what was added before the decision takes part.
+5. Numbers ascend in the log, over all leaders. No transaction at or below the low watermark is
+   open or ending, and none will begin there.
+6. Once the log has failed for good nothing more is done: whoever opens it next knows what is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from magnetar.errors import (
+    DeadlineExceeded,
+    InvalidTxnStatus,
+    InvariantBroken,
+    MagnetarError,
+    NotAllowed,
+    TooManyRequests,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
+)
+from magnetar.metadata.recipes import Counter
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import TXN_BEGUN
+from magnetar.runtime.signal import Signal
+from magnetar.txn.errands import Errands
+from magnetar.txn.ids import METADATA_BIT, to_text
+from magnetar.txn.legacy.coordinator_entries import (
+    Acknowledging,
+    Began,
+    Entry,
+    PartitionsAdded,
+    SubscriptionsAdded,
+)
+from magnetar.txn.legacy.coordinator_log import CoordinatorLog
+from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, after, decision, ending
+from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends
+from magnetar.txn.open_book import Cause, OpenBook
+from magnetar.txn.records import Header
+from magnetar.wire.messages import TxnId
+
+_Addition = Callable[[Transaction], Entry | None]
+"""What must be written to add something; None: it is there already."""
+
+_LOG: Final = logger(__name__)
+
+
+class _Held:
+    """A transaction that is open or ending."""
+
+    __slots__ = ("known", "positions", "progress", "turn")
+
+    def __init__(self, known: Transaction) -> None:
+        self.known = known
+        self.positions: list[Position] = []
+        """Of its entries in the log."""
+        self.turn = asyncio.Lock()
+        self.progress = Signal()
+        """Advances when it is finished."""
+
+
+class _Finished(NamedTuple):
+    known: Transaction
+    position: Position
+    """Of `Ended`, the only entry that is left."""
+
+
+class LegacyCoordinator:
+    """One coordinator, at its leader. `recover` comes first, `close` last."""
+
+    def __init__(
+        self,
+        partition: int,
+        log: CoordinatorLog,
+        numbers: Counter,
+        book: OpenBook,
+        ends: Ends,
+        *,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self.partition = partition
+        self.log = log
+        self._numbers = numbers
+        self._book = book
+        self._ends = ends
+        self._clock = clock
+        self._limits = limits
+        self._live: dict[int, _Held] = {}
+        self._finished: OrderedDict[int, _Finished] = OrderedDict()
+        """In the order in which they ended."""
+        self._beginning: set[int] = set()
+        self._order: deque[int] = deque()
+        """Ascending; may hold numbers of transactions that are over."""
+        self._numbering = asyncio.Lock()
+        self._errands = Errands()
+        self._drives: set[asyncio.Task[None]] = set()
+        self.last_number = 0
+
+    # --- the beginning and the end of a leadership
+
+    async def recover(self) -> None:
+        """Read the log, and go on with what is in it."""
+        async for position, entry in self.log.replay():
+            self._replayed(position, entry)
+        self._order.extend(sorted(self._live))
+        self.last_number = max((*self._live, *self._finished), default=0)
+        for held in self._live.values():
+            if held.known.is_open:
+                self._book.add(self._header(held.known))
+            else:
+                self._decided(held, "asked")
+        if self._live or self._finished:
+            counts = {"live": len(self._live), "finished": len(self._finished)}
+            _LOG.info("txn-log-replayed", coordinator=self.partition, **counts)
+
+    def _replayed(self, position: Position, entry: Entry) -> None:
+        number = entry.number
+        held = self._live.get(number)
+        done = self._finished.get(number)
+        before = held.known if held is not None else done.known if done is not None else None
+        now = after(before, entry)
+        if now is None or done is not None:
+            self.log.forget((position,))  # a leftover of what was forgotten
+        elif now.is_finished:
+            self._note_finished(now, position, () if held is None else held.positions)
+        else:
+            held = self._live.setdefault(number, _Held(now))
+            held.known = now
+            held.positions.append(position)
+
+    async def close(self) -> None:
+        """Do nothing more; what is being decided is decided first."""
+        self._errands.close()
+        await self._errands.over()
+        for drive in self._drives:
+            drive.cancel()
+        if self._drives:
+            await asyncio.wait(self._drives)
+        for held in self._live.values():
+            held.progress.close(
+                TransactionCoordinatorNotFound(f"coordinator {self.partition} leaves this broker")
+            )
+        await self.log.close()
+
+    # --- what it knows
+
+    @property
+    def low_watermark(self) -> int:
+        """No transaction with this number or a lower one is, or will be, open or ending."""
+        order = self._order
+        while order and order[0] not in self._live and order[0] not in self._beginning:
+            order.popleft()
+        return (order[0] if order else self.last_number + 1) - 1
+
+    def find(self, txn: TxnId) -> Transaction | None:
+        held = self._live.get(txn.least)
+        if held is not None:
+            return held.known
+        done = self._finished.get(txn.least)
+        return None if done is None else done.known
+
+    def live(self) -> Iterator[Transaction]:
+        """Those that are open or ending, the oldest first."""
+        for held in self._live.values():
+            yield held.known
+
+    # --- what clients ask
+
+    async def begin(self, timeout_ms: int, owner: str) -> TxnId:
+        self._check()
+        most = self._limits.txn_open_per_coordinator_max
+        if len(self._live) + len(self._beginning) >= most:
+            raise TooManyRequests(
+                f"{most} transactions of coordinator {self.partition} are open, the limit",
+                hint="end some of them, or raise txn_open_per_coordinator_max",
+            )
+        self._book.reserve(owner)
+        try:
+            return await self._errands.apart(self._begin(timeout_ms, owner))
+        finally:
+            self._book.release(owner)
+
+    async def add_partitions(self, txn: TxnId, topics: Iterable[str], owner: str | None) -> None:
+        """These topics take part; returns once that is durable."""
+        held = self._owned_open(txn, owner)
+        wanted = tuple(topics)
+
+        def entry(known: Transaction) -> Entry | None:
+            new = tuple(each for each in dict.fromkeys(wanted) if each not in known.topics)
+            return PartitionsAdded(known.number, new) if new else None
+
+        await self._errands.apart(self._add(held, len(wanted), entry))
+
+    async def add_subscriptions(
+        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None
+    ) -> None:
+        held = self._owned_open(txn, owner)
+        wanted = tuple(subscriptions)
+
+        def entry(known: Transaction) -> Entry | None:
+            new = tuple(each for each in dict.fromkeys(wanted) if each not in known.subscriptions)
+            return SubscriptionsAdded(known.number, new) if new else None
+
+        await self._errands.apart(self._add(held, len(wanted), entry))
+
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None) -> None:
+        """Decide, and return once everyone has carried it out."""
+        found = await self.decide(txn, commit=commit, owner=owner)
+        if found is not None:
+            await self._over(found)
+
+    async def decide(
+        self, txn: TxnId, *, commit: bool, owner: str | None, cause: Cause = "asked"
+    ) -> _Held | None:
+        """Decide; None: it is finished already, with that decision."""
+        self._check()
+        known = self._owned(txn, owner)
+        held = self._live.get(known.number)
+        if held is None:
+            _check_same(txn, known, commit=commit)
+            return None
+        await self._errands.apart(self._decide(held, commit=commit, cause=cause))
+        return held
+
+    async def _over(self, held: _Held) -> None:
+        """Wait for the end of a transaction that was decided."""
+        seconds = self._limits.txn_end_wait_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while not held.known.is_finished:
+                    await held.progress.past(0)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"transaction {to_text(self._id(held.known))} is {held.known.state}: not all its "
+                f"topics and subscriptions could end it within {seconds:g} s",
+                hint="the decision stays; ask again",
+            ) from None
+
+    # --- in turn, in tasks of their own
+
+    async def _begin(self, timeout_ms: int, owner: str) -> TxnId:
+        async with self._numbering:
+            number = await self._numbers.next()
+            if not self.last_number < number < METADATA_BIT:
+                raise InvariantBroken(f"the number {number} follows {self.last_number}")
+            self._check()
+            began = Began(number, self._clock.now_ms(), timeout_ms, owner)
+            submitted = self.log.submit(began)
+            self.last_number = number
+            self._beginning.add(number)
+            self._order.append(number)
+        try:
+            position = await self.log.durable(submitted)
+        finally:
+            self._beginning.discard(number)
+        known = after(None, began)
+        assert known is not None
+        held = self._live[number] = _Held(known)
+        held.positions.append(position)
+        self._book.add(self._header(known))
+        TXN_BEGUN.labels(str(self.partition)).inc()
+        return self._id(known)
+
+    async def _add(self, held: _Held, count: int, entry: _Addition) -> None:
+        async with held.turn:
+            known = held.known
+            if not known.is_open:
+                raise InvalidTxnStatus(f"transaction {to_text(self._id(known))} is {known.state}")
+            most = self._limits.txn_participants_max
+            if len(known.topics) + len(known.subscriptions) + count > most:
+                raise NotAllowed(
+                    f"transaction {to_text(self._id(known))} would have more than {most} "
+                    "topics and subscriptions, the limit",
+                    hint="use several transactions, or raise txn_participants_max",
+                )
+            new = entry(known)
+            if new is not None:
+                await self._write(held, new)
+
+    async def _decide(self, held: _Held, *, commit: bool, cause: Cause) -> None:
+        async with held.turn:
+            entry = decision(held.known, commit=commit, now_ms=self._clock.now_ms())
+            if entry is None:
+                _check_same(self._id(held.known), held.known, commit=commit)
+                return
+            await self._write(held, entry)
+            self._decided(held, cause)
+
+    async def _write(self, held: _Held, entry: Entry) -> None:
+        self._check()
+        position = await self.log.append(entry)
+        now = after(held.known, entry)
+        assert now is not None
+        held.known = now
+        held.positions.append(position)
+
+    # --- carrying out
+
+    def _decided(self, held: _Held, cause: Cause) -> None:
+        """The decision is in the log: tell everyone, and see to it that it is carried out."""
+        txn, now = self._id(held.known), self._clock.now_ms()
+        self._book.over(txn, OUTCOMES[held.known.state], now, cause)
+        drive = asyncio.create_task(self._carry_out(held), name=f"end {to_text(txn)}")
+        self._drives.add(drive)
+        drive.add_done_callback(self._drive_done)
+
+    async def _carry_out(self, held: _Held) -> None:
+        await self._ends.carry_out(self._id(held.known), held.known, lambda: self.low_watermark)
+        while not held.known.is_finished:
+            entry = ending(held.known, self._clock.now_ms())
+            try:
+                position = await self.log.append(entry)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                await self._clock.sleep(RETRY_SECONDS)
+                continue
+            known = after(held.known, entry)
+            assert known is not None
+            self._note_finished(known, position, held.positions)
+            held.known = known
+            held.progress.advance()
+
+    def _drive_done(self, drive: asyncio.Task[None]) -> None:
+        self._drives.discard(drive)
+        if not drive.cancelled() and (error := drive.exception()) is not None:
+            # The log has failed: it is opened again, and what is not finished is carried out then.
+            _LOG.warning("txn-end-interrupted", task=drive.get_name(), error=str(error))
+
+    def _note_finished(
+        self, known: Transaction, position: Position, earlier: Iterable[Position]
+    ) -> None:
+        self._live.pop(known.number, None)
+        self._finished[known.number] = _Finished(known, position)
+        self.log.forget(earlier)
+        if len(self._finished) > self._limits.txn_finished_per_coordinator_max:
+            self._forget_oldest()
+
+    # --- forgetting
+
+    async def collect(self, before_ms: int) -> None:
+        """Forget what was finished before a time, and let its place in the log go."""
+        while self._finished and next(iter(self._finished.values())).known.ended_ms < before_ms:
+            self._forget_oldest()
+        await self.log.trim()
+
+    def _forget_oldest(self) -> None:
+        number = next(iter(self._finished))
+        self.log.forget((self._finished.pop(number).position,))
+
+    # --- who may
+
+    def _check(self) -> None:
+        if self.log.failure is not None:
+            raise TransactionCoordinatorNotFound(
+                f"coordinator {self.partition} lost its log ({self.log.failure})"
+            )
+
+    def _owned(self, txn: TxnId, owner: str | None) -> Transaction:
+        """A transaction, if there is one and it is this owner's; None: every owner's."""
+        known = self.find(txn)
+        if known is None or (owner is not None and known.owner and known.owner != owner):
+            raise TransactionNotFound(f"there is no transaction {to_text(txn)}")
+        return known
+
+    def _owned_open(self, txn: TxnId, owner: str | None) -> _Held:
+        self._check()
+        known = self._owned(txn, owner)
+        held = self._live.get(known.number)
+        if held is None:
+            raise InvalidTxnStatus(f"transaction {to_text(txn)} is {known.state}")
+        return held
+
+    def _id(self, known: Transaction) -> TxnId:
+        return TxnId(self.partition, known.number)
+
+    def _header(self, known: Transaction) -> Header:
+        return header_of(self._id(known), known)
+
+
+def header_of(txn: TxnId, known: Transaction) -> Header:
+    """As the book of open transactions and the admin interface know both kinds."""
+    return Header(to_text(txn), known.start_ms, known.deadline_ms, owner=known.owner)
+
+
+def _check_same(txn: TxnId, known: Transaction, *, commit: bool) -> None:
+    if known.commits != commit:
+        wanted = "COMMITTED" if commit else "ABORTED"
+        raise InvalidTxnStatus(f"transaction {to_text(txn)} is {known.state}, not {wanted}")

@@ -1,0 +1,146 @@
+"""What becomes of a legacy transaction (pure).
+
+Owns: `Transaction`, and how each entry of the log changes it. The same function makes the state in
+memory and, after a restart, the state from the log.
+
+    OPEN -> COMMITTING -> COMMITTED
+    OPEN -> ABORTING   -> ABORTED
+
+Invariants:
+1. The first decision in the log is the decision: a later one changes nothing.
+2. Topics and subscriptions are added only while a transaction is open.
+3. A finished transaction never changes.
+4. An entry of a transaction that the log does not know (its beginning is gone) makes none, unless
+   it is `Ended`, which says all that is left to know.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from magnetar.txn.legacy.coordinator_entries import (
+    Acknowledging,
+    Began,
+    Decided,
+    Decision,
+    Ended,
+    Entry,
+    LegacyState,
+    Outcome,
+    PartitionsAdded,
+    SubscriptionsAdded,
+)
+
+Name = TypeVar("Name", bound=str | Acknowledging)
+
+NEVER: Final = -1
+
+OUTCOMES: Final[dict[LegacyState, Outcome]] = {
+    "COMMITTING": "COMMITTED",
+    "COMMITTED": "COMMITTED",
+    "ABORTING": "ABORTED",
+    "ABORTED": "ABORTED",
+}
+"""What a state that is decided comes to."""
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """As its coordinator knows it."""
+
+    number: int
+    start_ms: int
+    timeout_ms: int
+    owner: str = ""
+    """Who began it; empty: nobody was identified."""
+    state: LegacyState = "OPEN"
+    topics: tuple[str, ...] = ()
+    subscriptions: tuple[Acknowledging, ...] = ()
+    decided_ms: int = NEVER
+    ended_ms: int = NEVER
+
+    @property
+    def deadline_ms(self) -> int:
+        return self.start_ms + self.timeout_ms
+
+    @property
+    def is_open(self) -> bool:
+        return self.state == "OPEN"
+
+    @property
+    def is_ending(self) -> bool:
+        return self.state in ("COMMITTING", "ABORTING")
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in ("COMMITTED", "ABORTED")
+
+    @property
+    def commits(self) -> bool:
+        """Whether it was decided to commit it."""
+        return OUTCOMES.get(self.state) == "COMMITTED"
+
+
+def after(known: Transaction | None, entry: Entry) -> Transaction | None:
+    """What an entry makes of a transaction; None: there is none."""
+    if known is None:
+        return _first(entry)
+    match entry:
+        case PartitionsAdded() if known.is_open:
+            return replace(known, topics=_merged(known.topics, entry.topics))
+        case SubscriptionsAdded() if known.is_open:
+            merged = _merged(known.subscriptions, entry.subscriptions)
+            return replace(known, subscriptions=merged)
+        case Decided() if known.is_open:
+            return replace(known, state=entry.state, decided_ms=entry.at_ms)
+        case Ended() if known.is_ending and OUTCOMES[known.state] == entry.state:
+            return _first_ended(entry)  # who took part is not asked any more
+    return known
+
+
+def decision(known: Transaction, *, commit: bool, now_ms: int) -> Decided | None:
+    """The entry that decides an open transaction; None: it is decided already."""
+    if not known.is_open:
+        return None
+    state: Decision = "COMMITTING" if commit else "ABORTING"
+    return Decided(known.number, state, now_ms)
+
+
+def ending(known: Transaction, now_ms: int) -> Ended:
+    """The entry that finishes a transaction whose participants are done."""
+    return Ended(
+        known.number,
+        OUTCOMES[known.state],
+        known.start_ms,
+        known.timeout_ms,
+        known.owner,
+        known.decided_ms,
+        now_ms,
+    )
+
+
+def _first(entry: Entry) -> Transaction | None:
+    match entry:
+        case Began():
+            return Transaction(entry.number, entry.start_ms, entry.timeout_ms, entry.owner)
+        case Ended():
+            return _first_ended(entry)
+    return None
+
+
+def _first_ended(entry: Ended) -> Transaction:
+    return Transaction(
+        entry.number,
+        entry.start_ms,
+        entry.timeout_ms,
+        entry.owner,
+        entry.state,
+        decided_ms=entry.decided_ms,
+        ended_ms=entry.at_ms,
+    )
+
+
+def _merged(known: tuple[Name, ...], new: tuple[Name, ...]) -> tuple[Name, ...]:
+    return tuple(dict.fromkeys((*known, *new)))

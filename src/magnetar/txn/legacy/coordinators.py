@@ -1,0 +1,281 @@
+"""The coordinators of legacy transactions that one broker leads.
+
+Owns: `LegacyCoordinators`: which logs are open here, and who answers for which transaction.
+
+Invariants:
+1. Whoever leads a coordinator leads it for both kinds: a log is opened under a leadership, and left
+   when that is over. Opening fences whoever had it before.
+2. A log is opened when the first legacy transaction begins, or, if there is one, when a leadership
+   begins: a broker without legacy transactions opens none, and reads one record per coordinator.
+3. While a log is being opened or opened again, requests wait a moment and then get
+   TransactionCoordinatorNotFound: clients try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from magnetar.errors import (
+    MagnetarError,
+    StoreClosed,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
+)
+from magnetar.ledger.api import LedgerStore
+from magnetar.metadata.api import MetadataStore
+from magnetar.metadata.recipes import Counter
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.txn.errands import stopping
+from magnetar.txn.ids import to_text
+from magnetar.txn.legacy.coordinator import LegacyCoordinator
+from magnetar.txn.legacy.coordinator_entries import Acknowledging
+from magnetar.txn.legacy.coordinator_log import CoordinatorLog, log_exists
+from magnetar.txn.legacy.coordinator_state import Transaction
+from magnetar.txn.legacy.ends import Ends
+from magnetar.txn.legacy.participants import Participants
+from magnetar.txn.open_book import OpenBook
+from magnetar.txn.partitions import Partitions
+from magnetar.txn.records import Header
+from magnetar.wire.messages import TxnId
+
+NUMBERS: Final = "/txn/legacy-ids"
+
+_NUMBER_BLOCK: Final = 10_000
+_OPEN_WAIT_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 1.0
+"""Between two looks at what is led here, if nobody tells of a change."""
+
+_LOG: Final = logger(__name__)
+
+
+class _Seat(NamedTuple):
+    """A leadership, and its coordinator or the opening of it."""
+
+    epoch: int
+    opening: asyncio.Task[LegacyCoordinator]
+
+    @property
+    def coordinator(self) -> LegacyCoordinator | None:
+        """None: it is not open yet, or could not be opened."""
+        task = self.opening
+        if not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it must be opened again."""
+        if not self.opening.done():
+            return False
+        own = self.coordinator
+        return own is None or own.log.failure is not None
+
+
+class LegacyCoordinators(Service):
+    """All that this broker leads."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        book: OpenBook,
+        participants: Participants,
+        metadata: MetadataStore,
+        ledgers: LedgerStore,
+        *,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        super().__init__("legacy coordinators", stop_seconds=limits.close_seconds)
+        self._partitions = partitions
+        self._book = book
+        self._ends = Ends(participants, clock)
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._clock = clock
+        self._limits = limits
+        self._seats: dict[int, _Seat] = {}
+        self._looked: dict[int, int] = {}
+        """Leaderships, by their epochs, of which it is known whether there is a log."""
+
+    async def _start(self) -> None:
+        self.spawn(self._follow(), "leaderships")
+        self.spawn(self._collect(), "collection")
+
+    async def _stop(self) -> None:
+        for partition in list(self._seats):
+            await self._leave(partition)
+
+    # --- what clients ask
+
+    async def begin(self, partition: int, timeout_ms: int, owner: str = "") -> TxnId:
+        own = await self._coordinator(partition, create=True)
+        return await own.begin(timeout_ms, owner)
+
+    async def add_partitions(
+        self, txn: TxnId, topics: Iterable[str], owner: str | None = ""
+    ) -> None:
+        await (await self._of(txn)).add_partitions(txn, topics, owner)
+
+    async def add_subscriptions(
+        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None = ""
+    ) -> None:
+        await (await self._of(txn)).add_subscriptions(txn, subscriptions, owner)
+
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> None:
+        """Decide a transaction; returns once everyone has carried it out."""
+        await (await self._of(txn)).end(txn, commit=commit, owner=owner)
+
+    async def expire(self, due: Header) -> None:
+        """Decide to abort a transaction whose deadline has passed."""
+        own = await self._of(due.id)
+        await own.decide(due.id, commit=False, owner=None, cause="timeout")
+
+    # --- what it knows
+
+    def here(self) -> Iterator[LegacyCoordinator]:
+        """Those that are open."""
+        for seat in self._seats.values():
+            if (own := seat.coordinator) is not None:
+                yield own
+
+    def at(self, partition: int) -> LegacyCoordinator | None:
+        """A coordinator, if it is open here."""
+        seat = self._seats.get(partition)
+        return None if seat is None else seat.coordinator
+
+    async def find(self, txn: TxnId) -> Transaction | None:
+        """A transaction that is coordinated here, unless it is forgotten."""
+        try:
+            return (await self._of(txn)).find(txn)
+        except TransactionNotFound:
+            return None
+
+    # --- who answers
+
+    async def _of(self, txn: TxnId) -> LegacyCoordinator:
+        try:
+            return await self._coordinator(txn.most, create=False)
+        except TransactionNotFound:
+            raise TransactionNotFound(f"there is no transaction {to_text(txn)}") from None
+
+    async def _coordinator(self, partition: int, *, create: bool) -> LegacyCoordinator:
+        self._check(partition)
+        if partition not in self._seats:
+            if not create and not await log_exists(self._metadata, partition):
+                raise TransactionNotFound(f"coordinator {partition} has no log")
+            self._check(partition)
+            self._take(partition)
+        seat = self._seats[partition]
+        await asyncio.wait({seat.opening}, timeout=_OPEN_WAIT_SECONDS)
+        own = seat.coordinator
+        if own is None or self._seats.get(partition) is not seat:
+            raise TransactionCoordinatorNotFound(
+                f"coordinator {partition} is reading its log", hint="try again in a moment"
+            )
+        return own
+
+    def _check(self, partition: int) -> None:
+        if self.stopping:
+            raise stopping()
+        self._partitions.check(partition)
+
+    # --- leaderships
+
+    async def _follow(self) -> None:
+        changes = self._partitions.changes
+        while not self.stopping:
+            seen = changes.version
+            try:
+                await self._leave_lost()
+                await self._take_new()
+            except StoreClosed:
+                return
+            except MagnetarError as error:
+                _LOG.warning("txn-leaderships-late", error=str(error))
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await changes.past(seen)
+            except TimeoutError:
+                continue
+
+    async def _leave_lost(self) -> None:
+        led = self._partitions.led
+        for partition, seat in list(self._seats.items()):
+            if led.get(partition) != seat.epoch or seat.is_lost:
+                self._looked.pop(partition, None)
+                await self._leave(partition)
+
+    async def _take_new(self) -> None:
+        new = [
+            partition
+            for partition, epoch in self._partitions.led.items()
+            if partition not in self._seats and self._looked.get(partition) != epoch
+        ]
+        epochs = self._partitions.led
+        exist = await asyncio.gather(*(log_exists(self._metadata, each) for each in new))
+        for partition, exists in zip(new, exist, strict=True):
+            self._looked[partition] = epochs[partition]
+            if exists and self._partitions.leads(partition) and not self.stopping:
+                self._take(partition)
+
+    def _take(self, partition: int) -> None:
+        if partition in self._seats:
+            return
+        opening = asyncio.create_task(self._open(partition), name=f"log of {partition}")
+        self._seats[partition] = _Seat(self._partitions.led[partition], opening)
+
+    async def _leave(self, partition: int) -> None:
+        """Let a coordinator go; whoever opens its log next goes on."""
+        seat = self._seats.pop(partition)
+        await asyncio.wait({seat.opening})
+        own = seat.coordinator
+        try:
+            if own is not None:
+                await own.close()
+            else:
+                await seat.opening  # why it was not opened
+        except MagnetarError as error:
+            _LOG.warning("txn-log-left", coordinator=partition, error=str(error))
+
+    async def _open(self, partition: int) -> LegacyCoordinator:
+        log = await CoordinatorLog.open(
+            partition, self._metadata, self._ledgers, clock=self._clock, limits=self._limits
+        )
+        # A block of its own: numbers of this leadership are above all that were given before.
+        numbers = Counter(self._metadata, f"{NUMBERS}/{partition}", block=_NUMBER_BLOCK)
+        own = LegacyCoordinator(
+            partition,
+            log,
+            numbers,
+            self._book,
+            self._ends,
+            clock=self._clock,
+            limits=self._limits,
+        )
+        try:
+            await own.recover()
+        except BaseException:
+            await own.close()
+            raise
+        return own
+
+    # --- forgetting
+
+    async def _collect(self) -> None:
+        while True:
+            await self._clock.sleep(self._limits.txn_collect_seconds)
+            await self.collect()
+
+    async def collect(self) -> None:
+        """Forget finished transactions that are no longer kept."""
+        before = self._clock.now_ms() - round(self._limits.txn_retention_seconds * 1000)
+        for own in list(self.here()):
+            try:
+                await own.collect(before)
+            except MagnetarError as error:
+                _LOG.warning("txn-log-not-trimmed", coordinator=own.partition, error=str(error))
