@@ -45,6 +45,7 @@ from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
 from magnetar.txn.coordinator import Coordinators
 from magnetar.txn.decided import Decisions
+from magnetar.txn.open_book import OpenBook
 from magnetar.txn.partitions import Partitions
 from magnetar.txn.parts import Transactions
 from magnetar.txn.store import TxnStore
@@ -138,10 +139,11 @@ class Server(Service):
         shares_journal = self.storage.shares_journal
         parts = self._topic_parts(Transactions(store, self.decisions, shares_journal, limits))
         self.topics = Topics(parts, self.namespaces)
+        per_owner_max = self.config.limits.txn_open_per_owner_max
         self.coordinators = Coordinators(
             store,
             partitions,
-            self.decisions,
+            OpenBook(self.decisions, per_owner_max=per_owner_max),
             clock=self.clock,
             limits=limits,
             repair=Repairs(self.topics),

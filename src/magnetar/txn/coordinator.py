@@ -1,7 +1,8 @@
 """Transactions begin and end here: the coordinators of one broker.
 
 Owns: `Coordinators`: what clients may ask of the coordinators that this broker leads, and the loops
-that abort what nobody ends and forget what is finished.
+that abort what nobody ends and forget what is finished. It decides on metadata-driven transactions
+itself and knows who decides on the others (`of`); deadlines and limits are the same for both.
 
 Invariants:
 1. To begin is one durable put; to end is one compare-and-set, of the header or, for the member of a
@@ -16,7 +17,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from magnetar.errors import (
@@ -37,11 +39,14 @@ from magnetar.txn.deadlines import Deadlines
 from magnetar.txn.decisions import Committed
 from magnetar.txn.errands import Errands, stopping
 from magnetar.txn.groups import Groups
-from magnetar.txn.ids import to_text
-from magnetar.txn.open_book import Audience, Cause, OpenBook
+from magnetar.txn.ids import is_metadata, to_text
+from magnetar.txn.legacy.coordinator_entries import Acknowledging
+from magnetar.txn.legacy.coordinators import LegacyCoordinators
+from magnetar.txn.open_book import Cause, OpenBook
 from magnetar.txn.partitions import Partitions, partition_of
 from magnetar.txn.records import Group, Header, Membership, State, header_indexes, header_key
 from magnetar.txn.store import TxnStore
+from magnetar.txn.transaction_coordinator import TransactionCoordinator
 from magnetar.wire.messages import TxnId
 
 _LOG: Final = logger(__name__)
@@ -54,11 +59,12 @@ class Coordinators(Service):
         self,
         store: TxnStore,
         partitions: Partitions,
-        audience: Audience,
+        book: OpenBook,
         *,
         clock: Clock,
         limits: Limits,
         repair: Repair,
+        legacy: LegacyCoordinators | None = None,
     ) -> None:
         super().__init__("coordinators", stop_seconds=limits.close_seconds)
         self.partitions = partitions
@@ -66,7 +72,8 @@ class Coordinators(Service):
         self._clock = clock
         self._limits = limits
         self._errands = Errands()
-        self._book = OpenBook(audience, per_owner_max=limits.txn_open_per_owner_max)
+        self._book = book
+        self._legacy = legacy
         self._groups = Groups(
             store, partitions, self._book, clock, limits, self._errands.in_background
         )
@@ -77,15 +84,18 @@ class Coordinators(Service):
 
     async def _start(self) -> None:
         await self.partitions.start()
+        if self._legacy is not None:
+            await self._legacy.start()
         self.spawn(self._deadlines.run(), "deadlines")
         self.spawn(self._collector.run(), "collection")
 
     async def _stop(self) -> None:
         self._errands.close()
-        try:
-            await self._errands.over()
-        finally:
-            await self.partitions.stop()
+        async with AsyncExitStack() as stops:  # of all, though one fails; the last one first
+            stops.push_async_callback(self.partitions.stop)
+            stops.push_async_callback(self._errands.over)
+            if self._legacy is not None:
+                stops.push_async_callback(self._legacy.stop)
 
     @property
     def open_count(self) -> int:
@@ -96,6 +106,27 @@ class Coordinators(Service):
         """The same, for each coordinator that this broker leads."""
         counts = self._book.by_coordinator()
         return {number: counts[number] for number in self.partitions.led}
+
+    # --- the two kinds
+
+    @property
+    def legacy(self) -> LegacyCoordinators:
+        """The coordinators of the transactions that end by markers."""
+        if self._legacy is None:
+            raise NotAllowed("this broker has no legacy transactions")
+        return self._legacy
+
+    def of(self, txn: TxnId, *, scalable: bool = False) -> TransactionCoordinator:
+        """Who decides on a transaction, by the kind that its id tells; `scalable`: as v5 clients
+        ask, who never have one of the legacy kind."""
+        if is_metadata(txn):
+            return self
+        if self._legacy is None or scalable:
+            raise TransactionNotFound(
+                f"there is no transaction {to_text(txn)}",
+                hint="this is the id of a legacy transaction; ask without `scalable`",
+            )
+        return self._legacy
 
     # --- what clients ask
 
@@ -108,7 +139,7 @@ class Coordinators(Service):
     ) -> Header:
         """A new transaction, alone or in a group."""
         self.partitions.check(coordinator)
-        self._check_timeout(timeout_ms)
+        decisions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         if self.stopping:
             raise stopping()
         self._book.reserve(owner)
@@ -118,17 +149,29 @@ class Coordinators(Service):
         finally:
             self._book.release(owner)
 
-    async def end(self, txn: TxnId, *, commit: bool, owner: str = "") -> State:
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
         """Decide a transaction; what was decided."""
         return await asyncio.shield(self.ending(txn, commit=commit, owner=owner))
 
-    def ending(self, txn: TxnId, *, commit: bool, owner: str = "") -> asyncio.Task[State]:
+    def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
         """The same in a task, which is not to be cancelled."""
         self.partitions.check_txn(txn)
         state: State = "COMMITTED" if commit else "ABORTED"
-        return self._errands.in_task(self._end(txn, state, owner))
+        return self._errands.in_task(self._end(txn, state, owner, "asked"))
 
-    async def check_open(self, txn: TxnId, owner: str = "") -> None:
+    async def add_partitions(
+        self, txn: TxnId, topics: Iterable[str], owner: str | None = ""
+    ) -> None:
+        """Nothing is noted: topics write pins of their own."""
+        await self.check_open(txn, owner)
+
+    async def add_subscriptions(
+        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None = ""
+    ) -> None:
+        """The same for what it acknowledges."""
+        await self.check_open(txn, owner)
+
+    async def check_open(self, txn: TxnId, owner: str | None = "") -> None:
         """Raise unless a transaction is open and this owner's."""
         self.partitions.check_txn(txn)
         header = self._book.get(txn) or await self._store.header(txn)
@@ -163,14 +206,6 @@ class Coordinators(Service):
         return found
 
     # --- beginning
-
-    def _check_timeout(self, timeout_ms: int) -> None:
-        most = self._limits.txn_timeout_max_seconds
-        if not 0 < timeout_ms <= most * 1000:
-            raise NotAllowed(
-                f"a transaction cannot have a timeout of {timeout_ms} ms",
-                hint=f"from 1 ms to {most:g} s (txn_timeout_max_seconds)",
-            )
 
     async def _begin(
         self, coordinator: int, timeout_ms: int, owner: str, membership: Membership | None
@@ -210,18 +245,19 @@ class Coordinators(Service):
 
     # --- ending
 
-    async def _end(self, txn: TxnId, state: State, owner: str | None) -> State:
-        """As an owner wishes, or, for None, as this coordinator does."""
+    async def _end(self, txn: TxnId, state: State, owner: str | None, cause: Cause) -> State:
         now = self._clock.now_ms()
         known, version = self._book.get(txn), self._book.version(txn)
         if known is not None and version is not None:
             after = decisions.ended(_owned(known, txn, owner), state, now)
             if await self._store.replace_header(after, version):
-                self._book.over(txn, after.state, self._clock.now_ms(), _cause(owner))
+                self._book.over(txn, after.state, self._clock.now_ms(), cause)
                 return after.state
-        return await self._end_as_stored(txn, state, owner, now)
+        return await self._end_as_stored(txn, state, owner, now, cause)
 
-    async def _end_as_stored(self, txn: TxnId, state: State, owner: str | None, now: int) -> State:
+    async def _end_as_stored(
+        self, txn: TxnId, state: State, owner: str | None, now: int, cause: Cause
+    ) -> State:
         """The same for one that others may have changed, or that its group decides."""
 
         def ended(header: Header | None) -> Header | None:
@@ -233,7 +269,7 @@ class Coordinators(Service):
         after = await self._store.change(header_key(txn), Header, ended, header_indexes)
         if after is None:
             return await self._end_member(txn, state)
-        self._book.over(txn, after.state, self._clock.now_ms(), _cause(owner))
+        self._book.over(txn, after.state, self._clock.now_ms(), cause)
         return after.state
 
     async def _end_member(self, txn: TxnId, state: State) -> State:
@@ -259,8 +295,10 @@ class Coordinators(Service):
         groups: dict[str, list[Header]] = {}
         work: list[Coroutine[Any, Any, object]] = []
         for header in due:
-            if header.group is None:
-                work.append(self._end(header.id, "ABORTED", None))
+            if not is_metadata(header.id):
+                work.append(self.legacy.expire(header))
+            elif header.group is None:
+                work.append(self._end(header.id, "ABORTED", None, "timeout"))
             else:
                 groups.setdefault(header.group.application, []).append(header)
         work += [self._groups.abort(name, each, "timeout") for name, each in groups.items()]
@@ -274,10 +312,6 @@ class Coordinators(Service):
                 _LOG.warning("txn-timeout-late", error=str(result))
             elif isinstance(result, BaseException):
                 raise result
-
-
-def _cause(owner: str | None) -> Cause:
-    return "timeout" if owner is None else "asked"
 
 
 def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:

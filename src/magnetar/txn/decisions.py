@@ -49,6 +49,15 @@ def begun(
     return Header(to_text(txn), now_ms, now_ms + timeout_ms, owner=owner, group=group)
 
 
+def check_timeout(timeout_ms: int, most_seconds: float) -> None:
+    """Raise unless a transaction may be begun with a timeout."""
+    if not 0 < timeout_ms <= most_seconds * 1000:
+        raise NotAllowed(
+            f"a transaction cannot have a timeout of {timeout_ms} ms",
+            hint=f"from 1 ms to {most_seconds:g} s (txn_timeout_max_seconds)",
+        )
+
+
 def ended(header: Header, state: State, now_ms: int) -> Header:
     """The header with that outcome; InvalidTxnStatus if it has another one."""
     if header.state == state:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
+from magnetar.errors import MagnetarError
+from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
@@ -13,6 +18,8 @@ from magnetar.txn.collector import Leftover
 from magnetar.txn.coordinator import Coordinators
 from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import to_text
+from magnetar.txn.legacy.coordinators import LegacyCoordinators
+from magnetar.txn.open_book import OpenBook
 from magnetar.txn.partitions import Partitions
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore
@@ -32,6 +39,53 @@ class Seen:
         self.told.append((to_text(txn), state))
 
 
+class EndCall(NamedTuple):
+    """One call of a coordinator that a topic or subscription carried out."""
+
+    where: str
+    txn: TxnId
+    commit: bool
+    low_watermark: int
+
+
+class Stage:
+    """Topics and subscriptions that end legacy transactions, and remember how."""
+
+    def __init__(self) -> None:
+        self.ends: list[EndCall] = []
+        self.attempts: Counter[str] = Counter()
+        self.failing: dict[str, MagnetarError] = {}
+        """What these raise."""
+        self.away = asyncio.Event()
+        """While it is not set, nobody answers."""
+        self.away.set()
+
+    async def end_on_topic(
+        self, topic: str, txn: TxnId, *, commit: bool, low_watermark: int
+    ) -> None:
+        await self._end(EndCall(topic, txn, commit, low_watermark))
+
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, *, commit: bool, low_watermark: int
+    ) -> None:
+        await self._end(EndCall(f"{topic} {subscription}", txn, commit, low_watermark))
+
+    async def _end(self, call: EndCall) -> None:
+        self.attempts[call.where] += 1
+        await self.away.wait()
+        if call.where in self.failing:
+            raise self.failing[call.where]
+        self.ends.append(call)
+
+    def outcomes(self, txn: TxnId) -> dict[str, bool]:
+        """What each of them was told; told otherwise later: it fails."""
+        found: dict[str, bool] = {}
+        for call in self.ends:
+            if call.txn == txn:
+                assert found.setdefault(call.where, call.commit) == call.commit
+        return found
+
+
 class Broker:
     """One process with its session in the store."""
 
@@ -47,13 +101,25 @@ class Broker:
         self.repairs: list[Leftover] = []
         self.missing: set[str] = set()
         """Topics that do not exist."""
+        self.ledgers: MemoryLedgerStore = world.ledgers.connect()
+        book = OpenBook(self.decisions, per_owner_max=world.limits.txn_open_per_owner_max)
+        self.legacy = LegacyCoordinators(
+            partitions,
+            book,
+            world.participants,
+            self.metadata,
+            self.ledgers,
+            clock=world.clock,
+            limits=world.limits,
+        )
         self.coordinators = Coordinators(
             self.store,
             partitions,
-            self.decisions,
+            book,
             clock=world.clock,
             limits=world.limits,
             repair=self._repair,
+            legacy=self.legacy,
         )
 
     async def _repair(self, left: Leftover) -> bool:
@@ -86,6 +152,8 @@ class World:
         self.limits = limits
         self.clock = LoopClock(EPOCH_MS)
         self.metadata = MemoryMetadata(self.clock)
+        self.ledgers = MemoryLedgers()
+        self.participants = Stage()
         self._brokers = 0
 
     async def broker(self) -> Broker:
@@ -97,6 +165,7 @@ class World:
     async def kill(self, broker: Broker) -> None:
         """Without a word: its session runs out, and it does nothing any more."""
         self.metadata.drop(broker.metadata)
+        self.ledgers.drop(broker.ledgers)
 
 
 Scene = Callable[[World, Broker], Awaitable[None]]

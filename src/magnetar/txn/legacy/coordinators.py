@@ -30,7 +30,8 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.txn.errands import stopping
+from magnetar.txn import decisions
+from magnetar.txn.errands import Errands, stopping
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
@@ -40,7 +41,7 @@ from magnetar.txn.legacy.ends import Ends
 from magnetar.txn.legacy.participants import Participants
 from magnetar.txn.open_book import OpenBook
 from magnetar.txn.partitions import Partitions
-from magnetar.txn.records import Header
+from magnetar.txn.records import Header, State
 from magnetar.wire.messages import TxnId
 
 NUMBERS: Final = "/txn/legacy-ids"
@@ -98,6 +99,7 @@ class LegacyCoordinators(Service):
         self._ledgers = ledgers
         self._clock = clock
         self._limits = limits
+        self._errands = Errands()
         self._seats: dict[int, _Seat] = {}
         self._looked: dict[int, int] = {}
         """Leaderships, by their epochs, of which it is known whether there is a log."""
@@ -107,12 +109,17 @@ class LegacyCoordinators(Service):
         self.spawn(self._collect(), "collection")
 
     async def _stop(self) -> None:
+        self._errands.close()
         for partition in list(self._seats):
             await self._leave(partition)
+        await self._errands.over()  # whoever waited for an end is told by now
 
     # --- what clients ask
 
     async def begin(self, partition: int, timeout_ms: int, owner: str = "") -> TxnId:
+        """A new transaction; durable when this returns."""
+        self._check(partition)
+        decisions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         own = await self._coordinator(partition, create=True)
         return await own.begin(timeout_ms, owner)
 
@@ -126,9 +133,14 @@ class LegacyCoordinators(Service):
     ) -> None:
         await (await self._of(txn)).add_subscriptions(txn, subscriptions, owner)
 
-    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> None:
-        """Decide a transaction; returns once everyone has carried it out."""
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
+        """Decide a transaction; what was decided, once everyone has carried it out."""
         await (await self._of(txn)).end(txn, commit=commit, owner=owner)
+        return "COMMITTED" if commit else "ABORTED"
+
+    def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
+        """The same in a task, which is not to be cancelled."""
+        return self._errands.in_task(self.end(txn, commit=commit, owner=owner))
 
     async def expire(self, due: Header) -> None:
         """Decide to abort a transaction whose deadline has passed."""

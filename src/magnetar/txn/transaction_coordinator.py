@@ -1,0 +1,39 @@
+"""What clients may ask about a transaction, whatever its kind.
+
+Owns: `TransactionCoordinator`, the interface of both kinds. An owner is who may end a transaction;
+None stands for the broker itself or its operator, who may end every one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from magnetar.txn.legacy.coordinator_entries import Acknowledging
+from magnetar.txn.records import State
+from magnetar.wire.messages import TxnId
+
+
+class TransactionCoordinator(Protocol):
+    """Whoever decides on transactions of one kind."""
+
+    async def add_partitions(
+        self, txn: TxnId, topics: Iterable[str], owner: str | None = ""
+    ) -> None:
+        """A transaction is about to publish to these topics; raises unless it is open."""
+        ...
+
+    async def add_subscriptions(
+        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None = ""
+    ) -> None:
+        """A transaction is about to acknowledge there; raises unless it is open."""
+        ...
+
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
+        """Decide a transaction; what was decided. The same again is the same answer."""
+        ...
+
+    def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
+        """The same in a task, which is not to be cancelled."""
+        ...
