@@ -183,7 +183,8 @@ class LegacyCoordinators(Service):
             self._check(partition)
             self._take(partition)
         seat = self._seats[partition]
-        await asyncio.wait({seat.opening}, timeout=_OPEN_WAIT_SECONDS)
+        if not seat.opening.done():
+            await asyncio.wait({seat.opening}, timeout=_OPEN_WAIT_SECONDS)
         own = seat.coordinator
         if own is None or self._seats.get(partition) is not seat:
             raise TransactionCoordinatorNotFound(
@@ -244,7 +245,7 @@ class LegacyCoordinators(Service):
     async def _leave(self, partition: int) -> None:
         """Let a coordinator go; whoever opens its log next goes on."""
         seat = self._seats.pop(partition)
-        await asyncio.wait({seat.opening})
+        await asyncio.wait({seat.opening})  # half open it could not be closed
         own = seat.coordinator
         try:
             if own is not None:

@@ -1,0 +1,493 @@
+"""Coordinators of legacy transactions: begin, add, end, deadlines, restarts, leadership."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from magnetar.errors import (
+    DeadlineExceeded,
+    DiskFailed,
+    InvalidTxnStatus,
+    NotAllowed,
+    ServiceNotReady,
+    TooManyRequests,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
+)
+from magnetar.model.ids import Position
+from magnetar.runtime.limits import Limits
+from magnetar.testing.virtual_time import run
+from magnetar.txn.ids import METADATA_BIT, is_metadata
+from magnetar.txn.legacy.coordinator_entries import Acknowledging, Began, PartitionsAdded
+from magnetar.txn.legacy.coordinator_log import log_exists
+from magnetar.txn.partitions import PARTITIONS
+from magnetar.wire.messages import TxnId
+from tests.unit.txn.coordinator_world import (
+    MINUTE_MS,
+    Broker,
+    World,
+    on_a_broker,
+)
+
+T1, T2 = "persistent://public/default/t1", "persistent://public/default/t2"
+SUB = Acknowledging(T1, "s")
+
+
+async def begun(broker: Broker, *topics: str, timeout_ms: int = MINUTE_MS) -> TxnId:
+    txn = await broker.legacy.begin(0, timeout_ms)
+    if topics:
+        await broker.legacy.add_partitions(txn, topics)
+    return txn
+
+
+async def state(broker: Broker, txn: TxnId) -> str | None:
+    known = await broker.legacy.find(txn)
+    return None if known is None else known.state
+
+
+async def refused(request: Awaitable[Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await request
+
+
+# --- begin
+
+
+def test_numbers_ascend_from_one_and_are_of_the_legacy_kind() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        ids = [await broker.legacy.begin(each, MINUTE_MS) for each in (0, 0, 3, 3, 0)]
+        assert ids == [(0, 1), (0, 2), (3, 1), (3, 2), (0, 3)]
+        assert not any(is_metadata(txn) for txn in ids)
+        assert broker.coordinators.open_by_coordinator()[0] == 3
+
+    on_a_broker(scene)
+
+
+def test_no_log_is_opened_before_the_first_transaction() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        await asyncio.sleep(5)
+        assert list(broker.legacy.here()) == []
+        await refused(broker.legacy.end(TxnId(2, 1), commit=True), TransactionNotFound)
+        assert not await log_exists(broker.metadata, 2)
+        await broker.legacy.begin(2, MINUTE_MS)
+        assert [each.partition for each in broker.legacy.here()] == [2]
+
+    on_a_broker(scene)
+
+
+def test_timeouts_partitions_and_limits_are_checked_at_once() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        legacy = broker.legacy
+        for timeout_ms in (0, 10**12):
+            await refused(legacy.begin(0, timeout_ms), NotAllowed)
+        await refused(legacy.begin(PARTITIONS, MINUTE_MS), TransactionCoordinatorNotFound)
+        for _ in range(3):
+            await legacy.begin(0, MINUTE_MS, "alice")
+        with pytest.raises(TooManyRequests, match="txn_open_per_coordinator_max"):
+            await legacy.begin(0, MINUTE_MS, "alice")
+        await legacy.begin(1, MINUTE_MS, "alice")
+        with pytest.raises(TooManyRequests, match="txn_open_per_owner_max"):
+            await legacy.begin(1, MINUTE_MS, "alice")
+        # An owner's limit counts both kinds.
+        with pytest.raises(TooManyRequests, match="txn_open_per_owner_max"):
+            await broker.coordinators.begin(1, MINUTE_MS, "alice")
+        await legacy.begin(1, MINUTE_MS, "bob")
+        await legacy.end(TxnId(0, 1), commit=True, owner="alice")
+        await legacy.begin(0, MINUTE_MS, "alice")
+
+    on_a_broker(scene, Limits(txn_open_per_coordinator_max=3, txn_open_per_owner_max=4))
+
+
+# --- end
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_reaches_all_and_may_be_repeated_but_not_crossed(commit: bool) -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        legacy = broker.legacy
+        txn = await begun(broker, T1, T2)
+        await legacy.add_subscriptions(txn, [SUB])
+        await legacy.add_partitions(txn, [T1])
+        outcome = "COMMITTED" if commit else "ABORTED"
+        assert await legacy.end(txn, commit=commit) == outcome
+        assert world.participants.outcomes(txn) == {T1: commit, T2: commit, f"{T1} s": commit}
+        assert await state(broker, txn) == outcome
+        for _ in range(2):
+            assert await legacy.end(txn, commit=commit) == outcome
+            await refused(legacy.end(txn, commit=not commit), InvalidTxnStatus)
+        await refused(legacy.add_partitions(txn, [T1]), InvalidTxnStatus)
+        await refused(legacy.add_subscriptions(txn, [SUB]), InvalidTxnStatus)
+        assert len(world.participants.ends) == 3
+        assert broker.coordinators.open_count == 0
+
+    on_a_broker(scene)
+
+
+def test_who_is_not_the_owner_is_told_that_there_is_none() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        legacy = broker.legacy
+        txn = await legacy.begin(1, MINUTE_MS, "alice")
+        for other in ("bob", ""):
+            await refused(legacy.end(txn, commit=True, owner=other), TransactionNotFound)
+            await refused(legacy.add_partitions(txn, [T1], other), TransactionNotFound)
+            await refused(legacy.add_subscriptions(txn, [SUB], other), TransactionNotFound)
+        await refused(legacy.end(TxnId(1, 99), commit=True), TransactionNotFound)
+        assert await legacy.end(txn, commit=True, owner="alice") == "COMMITTED"
+        await refused(legacy.end(txn, commit=True, owner="bob"), TransactionNotFound)
+
+    on_a_broker(scene)
+
+
+def test_the_id_tells_who_decides() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        coordinators = broker.coordinators
+        legacy, other = await begun(broker, T1), (await broker.begin()).id
+        assert coordinators.of(legacy) is broker.legacy
+        assert coordinators.of(other) is coordinators
+        assert coordinators.of(other, scalable=True) is coordinators
+        with pytest.raises(TransactionNotFound, match="legacy"):
+            coordinators.of(legacy, scalable=True)
+        for txn in (TxnId(0, 1 | METADATA_BIT), legacy):
+            assert await coordinators.of(txn).end(txn, commit=True) == "COMMITTED"
+        assert world.participants.outcomes(legacy) == {T1: True}
+
+    on_a_broker(scene)
+
+
+def test_commit_and_abort_at_once_have_one_outcome() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        ends = [broker.legacy.end(txn, commit=each) for each in (True, False) * 3]
+        results = await asyncio.gather(*ends, return_exceptions=True)
+        assert results[::2] == ["COMMITTED"] * 3
+        assert all(isinstance(each, InvalidTxnStatus) for each in results[1::2])
+        assert world.participants.outcomes(txn) == {T1: True}
+
+    on_a_broker(scene)
+
+
+def test_a_participant_is_asked_until_it_has_ended_it() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        stage = world.participants
+        txn = await begun(broker, T1, T2)
+        stage.failing = {T1: ServiceNotReady("elsewhere"), T2: DiskFailed("broken")}
+        asked = asyncio.create_task(broker.legacy.end(txn, commit=True))
+        await asyncio.sleep(9.5)
+        assert stage.attempts[T1] == 10
+        assert stage.attempts[T2] == 3  # after 2 and 4 more seconds
+        assert await state(broker, txn) == "COMMITTING"
+        await refused(broker.legacy.end(txn, commit=False), InvalidTxnStatus)
+        again = asyncio.create_task(broker.legacy.end(txn, commit=True))
+        await asyncio.sleep(0.1)
+        assert not again.done()
+        stage.failing = {}
+        assert await asked == await again == "COMMITTED"
+        assert stage.outcomes(txn) == {T1: True, T2: True}
+
+    on_a_broker(scene)
+
+
+def test_who_waits_too_long_is_told_and_the_decision_stays() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        world.participants.away.clear()
+        with pytest.raises(DeadlineExceeded, match="COMMITTING"):
+            await broker.legacy.end(txn, commit=True)
+        world.participants.away.set()
+        assert await broker.legacy.end(txn, commit=True) == "COMMITTED"
+
+    on_a_broker(scene)
+
+
+def test_an_end_goes_on_without_who_asked() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        asked = asyncio.create_task(broker.legacy.end(txn, commit=True))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.sleep(1)
+        assert await state(broker, txn) == "COMMITTED"
+        assert world.participants.outcomes(txn) == {T1: True}
+
+    on_a_broker(scene)
+
+
+def test_participants_are_limited() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        await broker.legacy.add_subscriptions(txn, [SUB])
+        with pytest.raises(NotAllowed, match="txn_participants_max"):
+            await broker.legacy.add_partitions(txn, [T2])
+        await broker.legacy.end(txn, commit=True)
+        assert world.participants.outcomes(txn) == {T1: True, f"{T1} s": True}
+
+    on_a_broker(scene, Limits(txn_participants_max=2))
+
+
+def test_the_low_watermark_is_below_all_that_is_not_over() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        stage = world.participants
+        txns = [await begun(broker, T1) for _ in range(4)]
+        for index in (2, 1, 0, 3):
+            await broker.legacy.end(txns[index], commit=True)
+        assert [call.low_watermark for call in stage.ends] == [0, 0, 0, 3]
+        last = await begun(broker, T1)
+        (own,) = broker.legacy.here()
+        assert own.low_watermark == last.least - 1 == 4
+        await broker.legacy.end(last, commit=True)
+        assert own.low_watermark == 5
+
+    on_a_broker(scene)
+
+
+class _Forgetful(set[int]):
+    def add(self, number: int) -> None:
+        """Not noted."""
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_one_that_is_being_begun_holds_the_low_watermark(noted: bool) -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        (own,) = broker.legacy.here()
+        if not noted:
+            own._beginning = _Forgetful()
+        gate, durable = asyncio.Event(), own.log.durable
+
+        async def slow(submitted: asyncio.Future[Position]) -> Position:
+            await gate.wait()
+            return await durable(submitted)
+
+        own.log.durable = slow  # type: ignore[method-assign]
+        beginning = asyncio.create_task(broker.legacy.begin(0, MINUTE_MS))
+        await asyncio.sleep(0.1)
+        own.log.durable = durable  # type: ignore[method-assign]
+        await broker.legacy.end(txn, commit=True)
+        told = own.low_watermark
+        gate.set()
+        # Below the low watermark topics would refuse what it publishes.
+        assert (told < (await beginning).least) is noted
+
+    on_a_broker(scene)
+
+
+# --- deadlines
+
+
+def test_what_nobody_ends_is_aborted_at_its_deadline() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        short, long = await begun(broker, T1, timeout_ms=2000), await begun(broker, T1)
+        await asyncio.sleep(1.9)
+        assert await state(broker, short) == "OPEN"
+        await asyncio.sleep(0.3)
+        assert await state(broker, short) == "ABORTED"
+        assert world.participants.outcomes(short) == {T1: False}
+        await refused(broker.legacy.end(short, commit=True), InvalidTxnStatus)
+        assert await broker.legacy.end(short, commit=False) == "ABORTED"
+        assert await state(broker, long) == "OPEN"
+
+    on_a_broker(scene)
+
+
+def test_one_that_cannot_end_holds_no_other_deadline_up() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        world.participants.failing = {T1: ServiceNotReady("elsewhere")}
+        stuck = await begun(broker, T1, timeout_ms=1000)
+        fine = await begun(broker, T2, timeout_ms=2000)
+        await asyncio.sleep(3)
+        assert await state(broker, stuck) == "ABORTING"
+        assert await state(broker, fine) == "ABORTED"
+
+    on_a_broker(scene)
+
+
+# --- restarts and leaders
+
+
+async def restarted(world: World, broker: Broker) -> Broker:
+    await broker.stop()
+    return await world.broker()
+
+
+def test_a_restart_goes_on_with_everything() -> None:
+    async def main() -> None:
+        world = World()
+        stage = world.participants
+        first = await world.broker()
+        done = {commit: await begun(first, T1) for commit in (True, False)}
+        for commit, txn in done.items():
+            await first.legacy.end(txn, commit=commit)
+        stage.away.clear()
+        ending = {commit: await begun(first, T1, T2) for commit in (True, False)}
+        asked = [
+            asyncio.create_task(first.legacy.end(txn, commit=commit))
+            for commit, txn in ending.items()
+        ]
+        left = await begun(first, T2)
+        late = await begun(first, T2, timeout_ms=5000)
+        await asyncio.sleep(1)
+        before = len(stage.ends)
+        second = await restarted(world, first)
+        for each in asked:
+            await refused(each, TransactionCoordinatorNotFound)
+        assert len(stage.ends) == before
+        stage.away.set()
+        await asyncio.sleep(0.1)
+        for commit, txn in done.items():
+            assert await second.legacy.end(txn, commit=commit) in ("COMMITTED", "ABORTED")
+            await refused(second.legacy.end(txn, commit=not commit), InvalidTxnStatus)
+        for commit, txn in ending.items():
+            assert stage.outcomes(txn) == {T1: commit, T2: commit}
+            await second.legacy.end(txn, commit=commit)
+        await asyncio.sleep(6)
+        assert await state(second, late) == "ABORTED"
+        assert await state(second, left) == "OPEN"
+        assert await second.legacy.end(left, commit=True) == "COMMITTED"
+        assert stage.outcomes(left) == {T2: True}
+        assert (await second.legacy.begin(0, MINUTE_MS)).least > left.least
+        await second.stop()
+
+    run(main())
+
+
+def test_after_a_crash_the_next_leader_goes_on() -> None:
+    async def main() -> None:
+        world = World()
+        first, second = await world.broker(), await world.broker()
+        world.participants.away.clear()
+        decided, left = await begun(first, T1), await begun(first, T1)
+        asked = asyncio.create_task(first.legacy.end(decided, commit=True))
+        await asyncio.sleep(1)
+        await refused(second.legacy.end(left, commit=True), TransactionCoordinatorNotFound)
+        await world.kill(first)
+        world.participants.away.set()
+        world.participants.ends.clear()
+        asked.cancel()
+        await asyncio.sleep(30)
+        assert await second.legacy.end(decided, commit=True) == "COMMITTED"
+        assert world.participants.outcomes(decided) == {T1: True}
+        assert await second.legacy.end(left, commit=True) == "COMMITTED"
+        again = await begun(second, T1)
+        assert again.least > left.least
+        await second.stop()
+
+    run(main())
+
+
+def test_numbers_stay_above_the_low_watermark_when_a_leadership_comes_back() -> None:
+    async def main() -> None:
+        world = World()
+        first, second = await world.broker(), await world.broker()
+        early = await begun(first, T1)
+        await first.partitions._elections[0].close()
+        await asyncio.sleep(10)
+        other = await begun(second, T1)
+        await second.legacy.end(early, commit=False)
+        await second.legacy.end(other, commit=True)
+        told = world.participants.ends[-1].low_watermark
+        assert early.least <= told < other.least
+        await second.stop()
+        # The first broker leads again, as a new candidate with the rest of a block in its hand.
+        first.partitions._elections[0]._closing = False
+        first.partitions.spawn(first.partitions._elections[0].run(), "again")
+        await asyncio.sleep(10)
+        again = await begun(first, T1)
+        assert again.least > other.least
+        await first.stop()
+
+    run(main())
+
+
+def test_a_log_that_failed_is_opened_again() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        (own,) = broker.legacy.here()
+        own.log._failure = DiskFailed("broken")
+        await refused(broker.legacy.end(txn, commit=True), TransactionCoordinatorNotFound)
+        await refused(broker.legacy.begin(0, MINUTE_MS), TransactionCoordinatorNotFound)
+        await asyncio.sleep(2)
+        assert await broker.legacy.end(txn, commit=True) == "COMMITTED"
+        assert world.participants.outcomes(txn) == {T1: True}
+
+    on_a_broker(scene)
+
+
+# --- what is remembered
+
+
+def test_finished_ones_are_kept_for_a_while_and_then_forgotten() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        open_one = await begun(broker, T1, timeout_ms=60 * MINUTE_MS)
+        txns = [await begun(broker, T1) for _ in range(20)]
+        for index, txn in enumerate(txns):
+            await broker.legacy.end(txn, commit=index % 2 == 0)
+        (own,) = broker.legacy.here()
+        await asyncio.sleep(800)
+        assert await broker.legacy.end(txns[0], commit=True) == "COMMITTED"
+        await asyncio.sleep(200)
+        for txn in txns:
+            await refused(broker.legacy.end(txn, commit=True), TransactionNotFound)
+        left = [each.entry async for each in own.log.replay()]
+        assert [(type(each), each.number) for each in left] == [(Began, 1), (PartitionsAdded, 1)]
+        assert await broker.legacy.end(open_one, commit=True) == "COMMITTED"
+
+    on_a_broker(scene)
+
+
+def test_only_so_many_are_remembered() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txns = [await begun(broker, T1) for _ in range(5)]
+        for txn in txns:
+            await broker.legacy.end(txn, commit=True)
+        for txn in txns[:2]:
+            await refused(broker.legacy.end(txn, commit=True), TransactionNotFound)
+        for txn in txns[2:]:
+            assert await broker.legacy.end(txn, commit=True) == "COMMITTED"
+
+    on_a_broker(scene, Limits(txn_finished_per_coordinator_max=3))
+
+
+def test_the_log_of_what_is_over_is_trimmed() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        for _ in range(40):
+            await broker.legacy.end(await begun(broker, T1), commit=True)
+        (own,) = broker.legacy.here()
+        assert len(own.log.ledger.ledger_spans) > 3
+        await asyncio.sleep(1000)
+        await broker.legacy.collect()
+        assert own.log.ledger.entries <= 10
+        # The number of the next one does not depend on what is left in the log.
+        assert (await begun(broker)).least == 41
+
+    on_a_broker(scene, Limits(close_seconds=5, managed_ledger_ledger_entries=10))
+
+
+def test_a_start_without_legacy_transactions_reads_one_record_per_coordinator() -> None:
+    async def main() -> None:
+        world = World()
+        reads: list[str] = []
+        connect = world.metadata.connect
+
+        def counted(*given: Any, **named: Any) -> Any:
+            store = connect(*given, **named)
+            get = store.get
+
+            async def noted(key: str) -> Any:
+                reads.append(key)
+                return await get(key)
+
+            store.get = noted  # type: ignore[method-assign]
+            return store
+
+        world.metadata.connect = counted  # type: ignore[method-assign]
+        broker = await world.broker()
+        await asyncio.sleep(5)
+        logs = [key for key in reads if "__transaction_log_" in key]
+        assert len(logs) == len(set(logs)) == PARTITIONS
+        await broker.stop()
+
+    run(main())
