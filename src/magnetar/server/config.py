@@ -29,6 +29,7 @@ CONFIG_VARIABLE: Final = "MAGNETAR_CONFIG"
 
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LOG_FORMATS: Final = ("text", "json")
+_TRANSACTION_KINDS: Final = ("auto", "metadata", "markers")
 _ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -81,6 +82,11 @@ class ServerConfig:
         "|".join(_ON_OFF),
         "whether segments are split and merged by load, where no policy says otherwise",
     )
+    transaction_kind: str = _setting(
+        "auto",
+        "|".join(_TRANSACTION_KINDS),
+        "how transactions that v4 clients begin are kept; auto: by markers",
+    )
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -92,6 +98,7 @@ class ServerConfig:
         _check_range("max_message_bytes", self.max_message_bytes, 1024, _MESSAGE_BYTES_MAX)
         _check_choice("log_level", self.log_level, _LOG_LEVELS)
         _check_choice("log_format", self.log_format, _LOG_FORMATS)
+        _check_choice("transaction_kind", self.transaction_kind, _TRANSACTION_KINDS)
 
 
 def all_settings() -> tuple[Setting, ...]:

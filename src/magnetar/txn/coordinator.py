@@ -110,6 +110,10 @@ class Coordinators(Service):
     # --- the two kinds
 
     @property
+    def has_legacy(self) -> bool:
+        return self._legacy is not None
+
+    @property
     def legacy(self) -> LegacyCoordinators:
         """The coordinators of the transactions that end by markers."""
         if self._legacy is None:

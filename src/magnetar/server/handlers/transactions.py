@@ -1,8 +1,11 @@
 """The commands of transactions: coordinators and where they are, begin, end, groups.
 
-Owns: 50, 52, 54, 56, 62 and 79 to 81, with and without `scalable`: the two kinds of clients find
-coordinators in different ways and then use the same records; 58 and 60, which no client may send;
-and Magnetar's own 1000, 1002 and 1004. Also the topic by which v4 clients find coordinators.
+Owns: 50, 52, 54, 56, 62 and 79 to 81, with and without `scalable`: the two generations of clients
+find coordinators in different ways; 58 and 60, which only superusers may send; and Magnetar's own
+1000, 1002 and 1004. Also the topic by which v4 clients find coordinators.
+
+A transaction that is begun with `scalable`, or in a group, is a metadata-driven one. For the others
+the setting `transaction_kind` says of which kind they are. From then on the id tells it.
 
 Invariants:
 1. Every answer, a refusal too, names the coordinator (the upper half of the id): clients find their
@@ -15,16 +18,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from magnetar.errors import NotAllowed, ServiceNotReady
-from magnetar.model.names import TopicName
+from magnetar.errors import NotAllowed, ServiceNotReady, TransactionNotFound
+from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.metrics import SCALABLE_UPDATES
 from magnetar.server.authority import Action
 from magnetar.server.context import BrokerUrls, Context, urls_of
 from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
-from magnetar.txn.ids import from_text
+from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.partitions import PARTITIONS, Assignment, partition_of
 from magnetar.txn.records import Header, Membership, State
+from magnetar.txn.transaction_coordinator import TransactionCoordinator
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -113,6 +118,15 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
     if body.HasField("group"):
         given = body.group
         member = Membership(given.application, given.epoch, given.sequence)
+    if body.scalable or member is not None or not _has_markers(session.context):
+        txn = await _begun(session, body, member)
+    else:
+        legacy = session.context.coordinators.legacy
+        txn = await legacy.begin(body.tc_id, body.txn_ttl_millis, _owner(session))
+    _answer(session, "NEW_TXN_RESPONSE", body.request_id, txn)
+
+
+async def _begun(session: Session, body: pb.CommandNewTxn, member: Membership | None) -> TxnId:
     coordinators = session.context.coordinators
 
     async def work() -> Header:
@@ -121,30 +135,48 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
     # Members of groups come from clients that repeat a send without giving the transaction up.
     is_held = session.context.has_scalable and member is None
     header = await (session.context.scalable.lulls.begin(session, work) if is_held else work())
-    _answer(session, "NEW_TXN_RESPONSE", body.request_id, header.id)
+    return header.id
+
+
+def _has_markers(context: Context) -> bool:
+    """Whether transactions of v4 clients end by markers."""
+    return context.config.transaction_kind != "metadata" and context.coordinators.has_legacy
+
+
+def _coordinator(session: Session, txn: TxnId, body: Any) -> TransactionCoordinator:
+    return session.context.coordinators.of(txn, scalable=body.scalable)
 
 
 async def add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) -> None:
-    for topic in body.partitions:
-        session.authorise(Action.PRODUCE, TopicName.parse(topic))
+    names = [TopicName.parse(topic) for topic in body.partitions]
+    for name in names:
+        session.authorise(Action.PRODUCE, name)
     txn = _txn(body)
-    await session.context.coordinators.check_open(txn, _owner(session))
+    _check_places(txn, names)
+    topics = map(str, names)
+    await _coordinator(session, txn, body).add_partitions(txn, topics, _owner(session))
     _answer(session, "ADD_PARTITION_TO_TXN_RESPONSE", body.request_id, txn)
 
 
 async def add_subscriptions(session: Session, body: pb.CommandAddSubscriptionToTxn) -> None:
-    for each in body.subscription:
-        session.authorise(Action.CONSUME, TopicName.parse(each.topic))
+    names = [TopicName.parse(each.topic) for each in body.subscription]
+    for name in names:
+        session.authorise(Action.CONSUME, name)
     txn = _txn(body)
-    await session.context.coordinators.check_open(txn, _owner(session))
+    _check_places(txn, names)
+    places = [
+        Acknowledging(str(name), each.subscription)
+        for name, each in zip(names, body.subscription, strict=True)
+    ]
+    await _coordinator(session, txn, body).add_subscriptions(txn, places, _owner(session))
     _answer(session, "ADD_SUBSCRIPTION_TO_TXN_RESPONSE", body.request_id, txn)
 
 
 def end(session: Session, body: pb.CommandEndTxn) -> None:
     if not body.HasField("txn_action"):
         raise NotAllowed("END_TXN must say whether to commit or to abort")
-    commit = body.txn_action == pb.COMMIT
-    work = session.context.coordinators.ending(_txn(body), commit=commit, owner=_owner(session))
+    txn, commit = _txn(body), body.txn_action == pb.COMMIT
+    work = _coordinator(session, txn, body).ending(txn, commit=commit, owner=_owner(session))
     session.answer_at_end(work, pb.BaseCommand.END_TXN, body, _ended)
 
 
@@ -152,8 +184,56 @@ def _ended(body: pb.CommandEndTxn, _: State) -> bytes:
     return _answered("END_TXN_RESPONSE", body.request_id, _txn(body))
 
 
-async def between_brokers(session: Session, body: Any) -> None:
-    raise NotAllowed("only brokers end transactions of topics and subscriptions; use END_TXN")
+def _check_places(txn: TxnId, names: list[TopicName]) -> None:
+    """Raise unless a transaction may take part there, as far as names tell."""
+    for name in names:
+        if not is_metadata(txn) and name.domain is not Domain.PERSISTENT:
+            raise NotAllowed(
+                f"{name} cannot take part in transaction {to_text(txn)}, which ends by markers",
+                hint="set transaction_kind to metadata, or use a client of version 5",
+            )
+
+
+# --- what brokers and their operators do
+
+
+async def end_on_partition(session: Session, body: pb.CommandEndTxnOnPartition) -> None:
+    txn = _check_end_of_part(session, body)
+    session.authorise(Action.PRODUCE, name := TopicName.parse(body.topic))
+    await session.context.coordinators.legacy.participants.end_on_topic(
+        str(name),
+        txn,
+        commit=body.txn_action == pb.COMMIT,
+        low_watermark=body.txnid_least_bits_of_low_watermark,
+    )
+    _answer(session, "END_TXN_ON_PARTITION_RESPONSE", body.request_id, txn)
+
+
+async def end_on_subscription(session: Session, body: pb.CommandEndTxnOnSubscription) -> None:
+    txn = _check_end_of_part(session, body)
+    session.authorise(Action.CONSUME, name := TopicName.parse(body.subscription.topic))
+    await session.context.coordinators.legacy.participants.end_on_subscription(
+        str(name),
+        body.subscription.subscription,
+        txn,
+        commit=body.txn_action == pb.COMMIT,
+        low_watermark=body.txnid_least_bits_of_low_watermark,
+    )
+    _answer(session, "END_TXN_ON_SUBSCRIPTION_RESPONSE", body.request_id, txn)
+
+
+def _check_end_of_part(session: Session, body: Any) -> TxnId:
+    """Raise unless one topic or subscription may be told the end of a transaction."""
+    if not session.context.authority.is_superuser(session.principal):
+        raise NotAllowed("only brokers end transactions of topics and subscriptions; use END_TXN")
+    if not body.HasField("txn_action"):
+        raise NotAllowed("it must be said whether to commit or to abort")
+    txn = _txn(body)
+    if is_metadata(txn):
+        raise TransactionNotFound(
+            f"transaction {to_text(txn)} is decided by its header alone", hint="use END_TXN"
+        )
+    return txn
 
 
 def _txn(body: Any) -> TxnId:

@@ -94,6 +94,7 @@ class LegacyCoordinators(Service):
         super().__init__("legacy coordinators", stop_seconds=limits.close_seconds)
         self._partitions = partitions
         self._book = book
+        self.participants = participants
         self._ends = Ends(participants, clock)
         self._metadata = metadata
         self._ledgers = ledgers
