@@ -105,7 +105,9 @@ class Writer:
 
     async def begin(self, number: int) -> dict[str, Any]:
         coordinator = number % COORDINATORS
-        answer = await self._driver.request("NEW_TXN", tc_id=coordinator, txn_ttl_millis=OPEN_MS)
+        answer = await self._driver.request(
+            "NEW_TXN", tc_id=coordinator, txn_ttl_millis=OPEN_MS, scalable=True
+        )
         return txn_fields(txn_of(answer))
 
     async def committed(self) -> None:

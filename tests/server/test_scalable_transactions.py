@@ -143,9 +143,10 @@ def test_plain_producers_and_other_clients_wait_for_no_transaction() -> None:
             await send(producer, 100)
             assert max(stall.seconds for stall in producer.stalls) < 0.1
         stranger = await stage.driver()
-        await stranger.request("NEW_TXN", tc_id=0, txn_ttl_millis=1000, timeout_s=0.1)
+        new = {"tc_id": 0, "txn_ttl_millis": 1000, "scalable": True}
+        await stranger.request("NEW_TXN", timeout_s=0.1, **new)
         with pytest.raises(DeadlineExceeded):
-            await sender.line.request("NEW_TXN", tc_id=0, txn_ttl_millis=1000, timeout_s=0.1)
+            await sender.line.request("NEW_TXN", timeout_s=0.1, **new)
         assert not splitting.done()
         await sender.end(txn, commit=False)
         await splitting

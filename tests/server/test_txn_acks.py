@@ -26,7 +26,7 @@ COMMIT, ABORT = 0, 1
 
 
 async def begun(driver: Driver) -> TxnId:
-    answer = await driver.request("NEW_TXN", txn_ttl_millis=60_000, tc_id=0)
+    answer = await driver.request("NEW_TXN", txn_ttl_millis=60_000, tc_id=0, scalable=True)
     return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
 
@@ -91,7 +91,7 @@ def test_conflicts_and_ended_transactions_are_refused(tmp_path: Path) -> None:
                 code = await refused(ack(driver, second, body, cumulative=cumulative))
                 assert code == WireCode.TRANSACTION_CONFLICT
             await ended(driver, first, COMMIT)
-            for txn in (first, TxnId(0, 77), TxnId(3, 1 << 62)):
+            for txn in (first, TxnId(0, 1 << 62 | 77), TxnId(3, 1 << 62)):
                 assert await refused(ack(driver, txn, ids[2])) == WireCode.TRANSACTION_CONFLICT
             await ack(driver, second, ids[2], cumulative=True)
             two = await refused(ack(driver, second, ids[1], ids[2], cumulative=True))

@@ -120,6 +120,10 @@ class LegacyAcks:
 
     # --- commands
 
+    def knows(self, txn: TxnId) -> bool:
+        """Whether it has acknowledged something here that its end will settle."""
+        return txn in self._stored or txn in self._in_flight or txn in self._ending
+
     def begin(self, txn: TxnId) -> None:
         """A command of a transaction holds messages: `store` follows."""
         self._in_flight[txn] = self._in_flight.get(txn, 0) + 1

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ from magnetar.errors import NotAllowed
 from magnetar.managed_ledger.ledger_list import Retention
 
 UNLIMITED: Final = -1
+
+TransactionKind: TypeAlias = Literal["auto", "metadata", "markers"]
 
 _MIB: Final = 1024 * 1024
 _SECONDS_PER_MINUTE: Final = 60
@@ -122,6 +124,8 @@ class Policies(msgspec.Struct, frozen=True):
         default=None, name="scalableTopicAutoScalePolicy"
     )
     """What it overrides of the broker's auto-scale policy, as `scalable` reads it."""
+    transaction_kind: TransactionKind | None = msgspec.field(default=None, name="transactionKind")
+    """How topics of a namespace keep legacy transactions."""
 
 
 class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +146,8 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
     max_unacked_per_consumer: int | None = None
     """None: the broker's own limit."""
     max_unacked_per_subscription: int | None = None
+    legacy_in_records: bool = False
+    """Whether legacy transactions are kept as metadata-driven ones are, and not by markers."""
 
 
 def effective(
@@ -160,6 +166,7 @@ def effective(
     retention = own.retention_policies or namespace.retention_policies
     given["retention"] = None if retention is None else retention.as_retention()
     created = own.auto_subscription_creation or namespace.auto_subscription_creation
+    given["legacy_in_records"] = namespace.transaction_kind == "metadata"
     given["auto_subscription_creation"] = (
         None if created is None else created.allow_auto_subscription_creation
     )

@@ -306,6 +306,11 @@ class Subscription:
             raise NotAllowed(f"consumers of subscription {self.name} share its messages")
         return self._txn_acks.ack(txn, acks, cumulative=cumulative)
 
+    @property
+    def pending_txns(self) -> Collection[TxnId]:
+        """Undecided transactions of either kind that have acknowledged something here."""
+        return self._held.pending.txns
+
     async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
         """What the coordinator of a legacy transaction decided; durable when this returns."""
         if self._txn_acks is not None:

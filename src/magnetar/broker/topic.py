@@ -120,7 +120,7 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
-        self._transactions = TopicTransactions(name, ledger, parts)
+        self._transactions = TopicTransactions(name, ledger, parts, self)
         self.readable_end: Callable[[], Position] = self._transactions.readable_end
         """The last position that consumers may see."""
         self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible

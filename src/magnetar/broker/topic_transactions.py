@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 from magnetar.broker.dedup import Dedup
 from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import Span, dedup_name
+from magnetar.broker.policies import TopicPolicies
 from magnetar.broker.txn_acks import AckParts
 from magnetar.broker.txn_writes import TransactionWrites
 from magnetar.errors import MagnetarError
@@ -61,6 +62,13 @@ class Waiting(Protocol):
         ...
 
 
+class Governed(Protocol):
+    """What has policies, which may change."""
+
+    @property
+    def policies(self) -> TopicPolicies: ...
+
+
 class TransactionParts(Protocol):
     """What the topics of one broker share, as far as transactions need it."""
 
@@ -84,6 +92,7 @@ class TopicTransactions:
         name: TopicName,
         ledger: ManagedLedger,
         parts: TransactionParts,
+        topic: Governed,
     ) -> None:
         self._name = name
         self._ledger = ledger
@@ -97,6 +106,10 @@ class TopicTransactions:
         self.writes: TransactionWrites | None = None
         """What producers ask; None: they take no transactional messages."""
         transactions, clock = parts.transactions, parts.clock
+
+        def in_records() -> bool:
+            return topic.policies.legacy_in_records
+
         if transactions is not None:
             self.buffer = MetadataTransactionBuffer(
                 str(name),
@@ -128,8 +141,8 @@ class TopicTransactions:
                     clock=clock,
                     limits=parts.limits,
                 )
-            self.acks = AckParts(transactions, self._ack_logs)
-            self.writes = TransactionWrites(self.buffer, self.legacy)
+            self.acks = AckParts(transactions, self._ack_logs, in_records)
+            self.writes = TransactionWrites(self.buffer, self.legacy, in_records)
 
     async def recover(self) -> None:
         """Nothing may be read before."""
@@ -286,7 +299,10 @@ class TopicTransactions:
                     dedup.began_in_txn(name, stored)
 
     def _of(self, txn: TxnId) -> MetadataTransactionBuffer | LegacyTransactionBuffer | None:
-        return self.buffer if self.legacy is None or is_metadata(txn) else self.legacy
+        if self.legacy is None or is_metadata(txn):
+            return self.buffer
+        has_records = self.buffer is not None and self.buffer.tracks(txn)
+        return self.buffer if has_records else self.legacy
 
     def began(self, name: str, stored: TxnRuns) -> None:
         if self._dedup is not None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from magnetar.broker.acks import Ack
@@ -74,7 +74,9 @@ class AckParts(NamedTuple):
 
     transactions: Transactions
     logs: PendingAckLogs | None
-    """None: this topic has no legacy transactions."""
+    """None: this topic has no markers, and so no logs."""
+    in_records: Callable[[], bool]
+    """Whether legacy transactions that are new here are kept in records."""
 
 
 class _Command(NamedTuple):
@@ -121,6 +123,7 @@ class TransactionalAcks:
             epoch=topic.ledger.epoch,
             clock=clock,
         )
+        self._in_records = parts.in_records
         self._legacy: LegacyAcks | None = None
         if parts.logs is not None:
             self._legacy = LegacyAcks(cursor, held, parts.logs, tasks=tasks, clock=clock)
@@ -249,10 +252,10 @@ class TransactionalAcks:
         nothing has to be read first the messages are held when this returns: commands that come
         later find them so.
         """
-        if self._legacy is None and not is_metadata(txn):
+        if self._legacy is None and not is_metadata(txn) and not self._in_records():
             raise TransactionConflict(
                 f"{to_text(txn)} is a legacy transaction: segments of scalable topics take none",
-                hint="begin it as a metadata transaction (transaction_kind)",
+                hint="set the transactionKind of the namespace to metadata, or use a v5 client",
             )
         command = None
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
@@ -283,9 +286,16 @@ class TransactionalAcks:
         else:
             await self._ack_held(command)
 
+    def _log_of(self, txn: TxnId) -> LegacyAcks | None:
+        """Where its intents are, if not in records. One that has begun in one way goes on so."""
+        legacy = self._legacy
+        if legacy is None or is_metadata(txn) or txn in self._stored or txn in self._in_flight:
+            return None
+        return legacy if legacy.knows(txn) or not self._in_records() else None
+
     async def _ack_held(self, command: _Command) -> None:
-        if self._legacy is not None and not is_metadata(command.txn):
-            await self._legacy.store(*command)
+        if (log := self._log_of(command.txn)) is not None:
+            await log.store(*command)
             return
         try:
             ops = await self._written(command)
@@ -329,8 +339,8 @@ class TransactionalAcks:
             if self._topic.ledger.next_valid(ack.position) != ack.position:
                 raise TransactionConflict(f"there is no message at {ack.position}")
         self._held.hold(txn, wanted, cumulative)
-        if self._legacy is not None and not is_metadata(txn):
-            self._legacy.begin(txn)
+        if (log := self._log_of(txn)) is not None:
+            log.begin(txn)
         else:
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
             self._decisions.join(txn, self, self._gone)
@@ -360,8 +370,8 @@ class TransactionalAcks:
 
     async def _ask_again(self, holders: Sequence[TxnId]) -> None:
         """Who stands in the way may be decided, and the news of it still on its way."""
-        for holder in filter(is_metadata, holders):
-            if await self._decisions.read(holder) is None:
+        for holder in holders:
+            if self._log_of(holder) is None and await self._decisions.read(holder) is None:
                 self._gone(holder)
 
     async def _written(self, command: _Command) -> list[StoredOp]:
@@ -379,8 +389,8 @@ class TransactionalAcks:
         return ops
 
     async def _check_undecided(self, txn: TxnId) -> None:
-        if self._legacy is not None and not is_metadata(txn):
-            self._legacy.check_open(txn)
+        if (log := self._log_of(txn)) is not None:
+            log.check_open(txn)
             return
         state = await self._decisions.state(txn)
         if state != "OPEN" or txn in self._decided:

@@ -2,11 +2,14 @@
 
 Owns: `TransactionWrites`: which of a topic's buffers an id belongs to.
 
-A topic serves both kinds at once: the id tells. Segments of scalable topics have no markers, and
-with that no legacy transactions.
+A topic serves both kinds at once: the id tells. Segments of scalable topics have no markers. Where
+the policy of the namespace says so, legacy transactions are kept in records, as the others are;
+one that has begun to write in one way goes on so.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from magnetar.errors import NotAllowed
 from magnetar.txn.buffer import MetadataTransactionBuffer
@@ -22,24 +25,32 @@ class TransactionWrites:
     """Both buffers of one topic as one. Each method is that of the id's buffer."""
 
     def __init__(
-        self, metadata: MetadataTransactionBuffer, legacy: LegacyTransactionBuffer | None
+        self,
+        metadata: MetadataTransactionBuffer,
+        legacy: LegacyTransactionBuffer | None,
+        in_records: Callable[[], bool],
     ) -> None:
         self._metadata = metadata
         self._legacy = legacy
+        self._in_records = in_records
+        """Whether legacy transactions that are new here are kept in records."""
 
     def _of(self, txn: TxnId) -> MetadataTransactionBuffer | LegacyTransactionBuffer:
-        if self._legacy is None or is_metadata(txn):
+        legacy = self._legacy
+        if legacy is None or is_metadata(txn) or self._metadata.tracks(txn):
             return self._metadata
-        return self._legacy
+        if self._in_records() and not legacy.tracks(txn):
+            return self._metadata
+        return legacy
 
     def is_admitted(self, txn: TxnId) -> bool:
         return self._of(txn).is_admitted(txn)
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
-        if self._legacy is None and not is_metadata(txn):
+        if self._legacy is None and not is_metadata(txn) and not self._in_records():
             return NotAllowed(
                 f"{to_text(txn)} is a legacy transaction: segments of scalable topics take none",
-                hint="begin it as a metadata transaction (transaction_kind)",
+                hint="set the transactionKind of the namespace to metadata, or use a v5 client",
             )
         return self._of(txn).refusal(txn)
 

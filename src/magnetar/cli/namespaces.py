@@ -166,6 +166,19 @@ def auto_subscriptions(
     _policy(namespace, "autoSubscriptionCreation", value, clear, admin_url, as_json)
 
 
+@namespaces.command("transaction-kind")
+@click.argument("namespace")
+@click.argument("kind", type=click.Choice(("auto", "metadata", "markers")), required=False)
+@click.option("--clear", is_flag=True, help="Back to the default.")
+@admin_options
+@json_option
+def transaction_kind(
+    namespace: str, kind: str | None, clear: bool, admin_url: str | None, as_json: bool
+) -> None:
+    """Show, or set, how topics of NAMESPACE keep legacy transactions: in records or by markers."""
+    _policy(namespace, "transactionKind", kind, clear, admin_url, as_json)
+
+
 def _policy(
     namespace: str, policy: str, value: object, clear: bool, admin_url: str | None, as_json: bool
 ) -> None:
@@ -190,4 +203,5 @@ def _policy(
     elif isinstance(found, dict):
         print_table(("setting", "value"), list(found.items()), none="")
     else:
-        click.echo(f"{policy} of {namespace}: {'on' if found else 'off'}")
+        shown = found if isinstance(found, str) else "on" if found else "off"
+        click.echo(f"{policy} of {namespace}: {shown}")

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from magnetar.broker.legacy_ends import LegacyEnds
 from magnetar.broker.namespaces import Cluster, Namespaces
 from magnetar.broker.ownership import SoleOwner
 from magnetar.broker.schemas import Schemas
@@ -45,6 +46,7 @@ from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
 from magnetar.txn.coordinator import Coordinators
 from magnetar.txn.decided import Decisions
+from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.txn.open_book import OpenBook
 from magnetar.txn.partitions import Partitions
 from magnetar.txn.parts import Transactions
@@ -139,15 +141,7 @@ class Server(Service):
         shares_journal = self.storage.shares_journal
         parts = self._topic_parts(Transactions(store, self.decisions, shares_journal, limits))
         self.topics = Topics(parts, self.namespaces)
-        per_owner_max = self.config.limits.txn_open_per_owner_max
-        self.coordinators = Coordinators(
-            store,
-            partitions,
-            OpenBook(self.decisions, per_owner_max=per_owner_max),
-            clock=self.clock,
-            limits=limits,
-            repair=Repairs(self.topics),
-        )
+        self.coordinators = self._coordinators(store, partitions)
         is_scalable = self.config.scalable_topics_enabled
         self._scalable = self._scalable_topics() if is_scalable else None
         self._services = [self.decisions, self.topics, self.coordinators, self._scalable]
@@ -180,6 +174,28 @@ class Server(Service):
     def _partitions(self) -> Partitions:
         return Partitions(
             self.metadata, broker=self._process(), url=self.service_url, limits=self.config.limits
+        )
+
+    def _coordinators(self, store: TxnStore, partitions: Partitions) -> Coordinators:
+        limits = self.config.limits
+        book = OpenBook(self.decisions, per_owner_max=limits.txn_open_per_owner_max)
+        legacy = LegacyCoordinators(
+            partitions,
+            book,
+            LegacyEnds(self.topics),
+            store,
+            self.storage.ledgers,
+            clock=self.clock,
+            limits=limits,
+        )
+        return Coordinators(
+            store,
+            partitions,
+            book,
+            legacy,
+            clock=self.clock,
+            limits=limits,
+            repair=Repairs(self.topics),
         )
 
     def _process(self) -> str:

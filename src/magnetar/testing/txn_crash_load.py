@@ -360,6 +360,7 @@ class _Worker:
             timeout_s=REPLY_SECONDS,
             tc_id=self._chance.randrange(PARTITIONS),
             txn_ttl_millis=timeout_ms,
+            scalable=True,
         )
         txn = TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
         attempt = Attempt(txn, [int(each.payload) for each in messages], deadline)

@@ -49,7 +49,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.decided import Decisions
-from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.pins import adopt_pin, check_epoch, place_pin, submit_pin
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
@@ -220,6 +220,10 @@ class MetadataTransactionBuffer:
 
     # --- writing
 
+    def tracks(self, txn: TxnId) -> bool:
+        """Whether it writes, or has written, here, and its end is not applied yet."""
+        return txn in self._works
+
     def is_admitted(self, txn: TxnId) -> bool:
         """Whether its next message may be appended at once."""
         work = self._works.get(txn)
@@ -227,8 +231,6 @@ class MetadataTransactionBuffer:
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without asking anybody; None: `admit` tells."""
-        if not is_metadata(txn):
-            return NotAllowed(f"transaction {to_text(txn)} is not one that this topic can take")
         known = self._decisions.known(txn)
         if known in ("COMMITTED", "ABORTED"):
             return NotAllowed(f"transaction {to_text(txn)} is {known}")

@@ -53,27 +53,28 @@ _LOG: Final = logger(__name__)
 
 
 class Coordinators(Service):
-    """The coordinators of one broker; `partitions` is started and stopped with them."""
+    """The coordinators of one broker; `partitions` and `legacy` start and stop with them."""
 
     def __init__(
         self,
         store: TxnStore,
         partitions: Partitions,
         book: OpenBook,
+        legacy: LegacyCoordinators,
         *,
         clock: Clock,
         limits: Limits,
         repair: Repair,
-        legacy: LegacyCoordinators | None = None,
     ) -> None:
         super().__init__("coordinators", stop_seconds=limits.close_seconds)
         self.partitions = partitions
+        self.legacy = legacy
+        """Those of the transactions that end by markers."""
         self._store = store
         self._clock = clock
         self._limits = limits
         self._errands = Errands()
         self._book = book
-        self._legacy = legacy
         self._groups = Groups(
             store, partitions, self._book, clock, limits, self._errands.in_background
         )
@@ -84,8 +85,7 @@ class Coordinators(Service):
 
     async def _start(self) -> None:
         await self.partitions.start()
-        if self._legacy is not None:
-            await self._legacy.start()
+        await self.legacy.start()
         self.spawn(self._deadlines.run(), "deadlines")
         self.spawn(self._collector.run(), "collection")
 
@@ -94,8 +94,7 @@ class Coordinators(Service):
         async with AsyncExitStack() as stops:  # of all, though one fails; the last one first
             stops.push_async_callback(self.partitions.stop)
             stops.push_async_callback(self._errands.over)
-            if self._legacy is not None:
-                stops.push_async_callback(self._legacy.stop)
+            stops.push_async_callback(self.legacy.stop)
 
     @property
     def open_count(self) -> int:
@@ -109,28 +108,17 @@ class Coordinators(Service):
 
     # --- the two kinds
 
-    @property
-    def has_legacy(self) -> bool:
-        return self._legacy is not None
-
-    @property
-    def legacy(self) -> LegacyCoordinators:
-        """The coordinators of the transactions that end by markers."""
-        if self._legacy is None:
-            raise NotAllowed("this broker has no legacy transactions")
-        return self._legacy
-
     def of(self, txn: TxnId, *, scalable: bool = False) -> TransactionCoordinator:
         """Who decides on a transaction, by the kind that its id tells; `scalable`: as v5 clients
         ask, who never have one of the legacy kind."""
         if is_metadata(txn):
             return self
-        if self._legacy is None or scalable:
+        if scalable:
             raise TransactionNotFound(
                 f"there is no transaction {to_text(txn)}",
                 hint="this is the id of a legacy transaction; ask without `scalable`",
             )
-        return self._legacy
+        return self.legacy
 
     # --- what clients ask
 
@@ -164,13 +152,18 @@ class Coordinators(Service):
         return self._errands.in_task(self._end(txn, state, owner, "asked"))
 
     async def add_partitions(
-        self, txn: TxnId, topics: Iterable[str], owner: str | None = ""
+        self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
     ) -> None:
         """Nothing is noted: topics write pins of their own."""
         await self.check_open(txn, owner)
 
     async def add_subscriptions(
-        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None = ""
+        self,
+        txn: TxnId,
+        subscriptions: Iterable[Acknowledging],
+        owner: str | None = "",
+        *,
+        in_records: bool = False,
     ) -> None:
         """The same for what it acknowledges."""
         await self.check_open(txn, owner)

@@ -19,13 +19,21 @@ class TransactionCoordinator(Protocol):
     """Whoever decides on transactions of one kind."""
 
     async def add_partitions(
-        self, txn: TxnId, topics: Iterable[str], owner: str | None = ""
+        self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
     ) -> None:
-        """A transaction is about to publish to these topics; raises unless it is open."""
+        """A transaction is about to publish to these topics; raises unless it is open.
+
+        `in_records`: some of them keep every transaction in records, whatever its kind.
+        """
         ...
 
     async def add_subscriptions(
-        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None = ""
+        self,
+        txn: TxnId,
+        subscriptions: Iterable[Acknowledging],
+        owner: str | None = "",
+        *,
+        in_records: bool = False,
     ) -> None:
         """A transaction is about to acknowledge there; raises unless it is open."""
         ...

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from magnetar.broker.acks import Ack
+from magnetar.broker.legacy_ends import LegacyEnds
 from magnetar.broker.topic import Topic
 from magnetar.broker.topics import CARE_SECONDS, Topics
 from magnetar.model.names import TopicName
@@ -20,6 +21,8 @@ from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.collector import Collector
 from magnetar.txn.coordinator import Coordinators
 from magnetar.txn.decided import Decisions
+from magnetar.txn.legacy.coordinators import LegacyCoordinators
+from magnetar.txn.open_book import OpenBook
 from magnetar.txn.partitions import PARTITIONS, Partitions
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import GROUPS
@@ -54,10 +57,21 @@ class Process:
 
     async def start(self) -> None:
         self.topics = await self.world.topics(self._parts)
+        book = OpenBook(self.decisions, per_owner_max=self.world.limits.txn_open_per_owner_max)
+        legacy = LegacyCoordinators(
+            self._partitions,
+            book,
+            LegacyEnds(self.topics),
+            self._store,
+            self._parts.ledgers,
+            clock=self.world.clock,
+            limits=self.world.limits,
+        )
         self.coordinators = Coordinators(
             self._store,
             self._partitions,
-            self.decisions,
+            book,
+            legacy,
             clock=self.world.clock,
             limits=self.world.limits,
             repair=Repairs(self.topics),

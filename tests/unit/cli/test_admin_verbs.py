@@ -103,6 +103,8 @@ def test_namespaces(running: Running) -> None:
     running.done("namespaces", "deduplication", name, "on")
     running.done("namespaces", "auto-topics", name, "on", "--partitions", "2")
     assert "no" in running.done("namespaces", "auto-subscriptions", name, "off")
+    assert "metadata" in running.done("namespaces", "transaction-kind", name, "metadata")
+    assert "the default" in running.done("namespaces", "transaction-kind", name, "--clear")
     policies = json.loads(running.done("namespaces", "show", name, "--json"))
     assert policies["retention_policies"]["retentionTimeInMinutes"] == 5
     assert policies["deduplicationEnabled"] is True

@@ -107,7 +107,7 @@ class Broker:
             partitions,
             book,
             world.participants,
-            self.metadata,
+            self.store,
             self.ledgers,
             clock=world.clock,
             limits=world.limits,
@@ -116,10 +116,10 @@ class Broker:
             self.store,
             partitions,
             book,
+            self.legacy,
             clock=world.clock,
             limits=world.limits,
             repair=self._repair,
-            legacy=self.legacy,
         )
 
     async def _repair(self, left: Leftover) -> bool:

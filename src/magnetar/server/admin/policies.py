@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 from aiohttp import web
@@ -22,6 +22,7 @@ from magnetar.broker.policies import (
     InactiveTopicPolicies,
     Policies,
     RetentionPolicies,
+    TransactionKind,
 )
 from magnetar.errors import InvalidArgument, NotAllowed
 from magnetar.model.names import Domain, TopicName
@@ -31,6 +32,7 @@ from magnetar.server.admin.exchange import (
     flag_of,
     namespace_of,
     needed_body_of,
+    server_of,
     shown_or_nothing,
     topic_of,
     topics_of,
@@ -52,6 +54,8 @@ class Policy(NamedTuple):
     """What `applied` gives where nothing is set."""
     check: Callable[[Any], Any] | None = None
     """What more is checked of a value, and what is stored."""
+    allowed: Callable[[web.Request, Any], None] | None = None
+    """Raises if this server cannot have it."""
 
 
 def _checked_override(given: dict[str, object]) -> dict[str, object]:
@@ -59,6 +63,21 @@ def _checked_override(given: dict[str, object]) -> dict[str, object]:
     check_override(override)
     stored: dict[str, object] = msgspec.to_builtins(override)
     return stored
+
+
+def _checked_kind(given: str) -> str:
+    if given not in get_args(TransactionKind):
+        kinds = ", ".join(get_args(TransactionKind))
+        raise InvalidArgument(f"transactionKind must be one of {kinds}, not {given!r}")
+    return given
+
+
+def _check_kind(request: web.Request, kind: str) -> None:
+    if kind == "markers" and server_of(request).config.transaction_kind == "metadata":
+        raise NotAllowed(
+            "no transaction of this broker ends by markers: its transaction_kind is metadata",
+            hint="change that setting, or leave the namespace to it",
+        )
 
 
 POLICIES: Final = (
@@ -95,6 +114,9 @@ POLICIES: Final = (
         dict,
         check=_checked_override,
     ),
+    Policy(
+        "transactionKind", None, "transaction_kind", str, check=_checked_kind, allowed=_check_kind
+    ),
 )
 
 
@@ -112,6 +134,8 @@ def _show_for_namespace(policy: Policy) -> Handler:
 def _set_for_namespace(policy: Policy) -> Handler:
     async def change(request: web.Request) -> web.Response:
         value = _checked(policy, await needed_body_of(request, policy.kind))
+        if policy.allowed is not None:
+            policy.allowed(request, value)
         name = namespace_of(request)
         await topics_of(request).change_namespace(name, lambda found: _with(found, policy, value))
         return done()

@@ -37,6 +37,10 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 ASSIGN_TOPIC: Final = TopicName.parse("persistent://pulsar/system/transaction_coordinator_assign")
 """Clients ask how many partitions it has, and which broker has each; nothing is published to it."""
 
+_BY_MARKERS: Final = (Domain.PERSISTENT,)
+_IN_RECORDS: Final = (Domain.PERSISTENT, Domain.SEGMENT)
+"""Where legacy transactions can be kept in either way."""
+
 
 def _owner(session: Session) -> str:
     return session.principal.role or ""
@@ -140,7 +144,7 @@ async def _begun(session: Session, body: pb.CommandNewTxn, member: Membership | 
 
 def _has_markers(context: Context) -> bool:
     """Whether transactions of v4 clients end by markers."""
-    return context.config.transaction_kind != "metadata" and context.coordinators.has_legacy
+    return context.config.transaction_kind != "metadata"
 
 
 def _coordinator(session: Session, txn: TxnId, body: Any) -> TransactionCoordinator:
@@ -152,9 +156,10 @@ async def add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) ->
     for name in names:
         session.authorise(Action.PRODUCE, name)
     txn = _txn(body)
-    _check_places(txn, names)
-    topics = map(str, names)
-    await _coordinator(session, txn, body).add_partitions(txn, topics, _owner(session))
+    in_records = await _in_records(session.context, txn, names)
+    await _coordinator(session, txn, body).add_partitions(
+        txn, map(str, names), _owner(session), in_records=in_records
+    )
     _answer(session, "ADD_PARTITION_TO_TXN_RESPONSE", body.request_id, txn)
 
 
@@ -163,12 +168,14 @@ async def add_subscriptions(session: Session, body: pb.CommandAddSubscriptionToT
     for name in names:
         session.authorise(Action.CONSUME, name)
     txn = _txn(body)
-    _check_places(txn, names)
+    in_records = await _in_records(session.context, txn, names)
     places = [
         Acknowledging(str(name), each.subscription)
         for name, each in zip(names, body.subscription, strict=True)
     ]
-    await _coordinator(session, txn, body).add_subscriptions(txn, places, _owner(session))
+    await _coordinator(session, txn, body).add_subscriptions(
+        txn, places, _owner(session), in_records=in_records
+    )
     _answer(session, "ADD_SUBSCRIPTION_TO_TXN_RESPONSE", body.request_id, txn)
 
 
@@ -184,14 +191,22 @@ def _ended(body: pb.CommandEndTxn, _: State) -> bytes:
     return _answered("END_TXN_RESPONSE", body.request_id, _txn(body))
 
 
-def _check_places(txn: TxnId, names: list[TopicName]) -> None:
-    """Raise unless a transaction may take part there, as far as names tell."""
+async def _in_records(context: Context, txn: TxnId, names: list[TopicName]) -> bool:
+    """Whether one of these topics keeps a legacy transaction in records; raises unless each may
+    take part."""
+    if is_metadata(txn):
+        return False
+    found = False
     for name in names:
-        if not is_metadata(txn) and name.domain is not Domain.PERSISTENT:
+        policies = await context.topics.namespaces.policies(name.namespace)
+        has_records = policies.transaction_kind == "metadata"
+        if name.domain not in (_IN_RECORDS if has_records else _BY_MARKERS):
             raise NotAllowed(
-                f"{name} cannot take part in transaction {to_text(txn)}, which ends by markers",
-                hint="set transaction_kind to metadata, or use a client of version 5",
+                f"{name} cannot take part in the legacy transaction {to_text(txn)}",
+                hint="set the transactionKind of its namespace to metadata, or use a v5 client",
             )
+        found = found or has_records
+    return found
 
 
 # --- what brokers and their operators do

@@ -50,8 +50,16 @@ from magnetar.txn.legacy.coordinator_entries import (
     SubscriptionsAdded,
 )
 from magnetar.txn.legacy.coordinator_log import CoordinatorLog
-from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, after, decision, ending
+from magnetar.txn.legacy.coordinator_state import (
+    OUTCOMES,
+    Transaction,
+    after,
+    decision,
+    ending,
+    header_of,
+)
 from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends
+from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.open_book import Cause, OpenBook
 from magnetar.txn.records import Header
 from magnetar.wire.messages import TxnId
@@ -65,12 +73,14 @@ _LOG: Final = logger(__name__)
 class _Held:
     """A transaction that is open or ending."""
 
-    __slots__ = ("known", "positions", "progress", "turn")
+    __slots__ = ("is_copied", "known", "positions", "progress", "turn")
 
     def __init__(self, known: Transaction) -> None:
         self.known = known
         self.positions: list[Position] = []
         """Of its entries in the log."""
+        self.is_copied = False
+        """Whether its header is known to be there, if it has one."""
         self.turn = asyncio.Lock()
         self.progress = Signal()
         """Advances when it is finished."""
@@ -92,6 +102,7 @@ class LegacyCoordinator:
         numbers: Counter,
         book: OpenBook,
         ends: Ends,
+        copies: HeaderCopies,
         *,
         clock: Clock,
         limits: Limits,
@@ -101,6 +112,7 @@ class LegacyCoordinator:
         self._numbers = numbers
         self._book = book
         self._ends = ends
+        self._copies = copies
         self._clock = clock
         self._limits = limits
         self._live: dict[int, _Held] = {}
@@ -198,28 +210,38 @@ class LegacyCoordinator:
         finally:
             self._book.release(owner)
 
-    async def add_partitions(self, txn: TxnId, topics: Iterable[str], owner: str | None) -> None:
-        """These topics take part; returns once that is durable."""
+    async def add_partitions(
+        self, txn: TxnId, topics: Iterable[str], owner: str | None, *, copied: bool
+    ) -> None:
+        """These topics take part; returns once that is durable. `copied`: they need a header."""
         held = self._owned_open(txn, owner)
         wanted = tuple(topics)
 
         def entry(known: Transaction) -> Entry | None:
             new = tuple(each for each in dict.fromkeys(wanted) if each not in known.topics)
-            return PartitionsAdded(known.number, new) if new else None
+            is_new = new or (copied and not known.has_copy)
+            return PartitionsAdded(known.number, new, copied) if is_new else None
 
-        await self._errands.apart(self._add(held, len(wanted), entry))
+        await self._errands.apart(self._add(held, len(wanted), entry, copied=copied))
 
     async def add_subscriptions(
-        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None
+        self,
+        txn: TxnId,
+        subscriptions: Iterable[Acknowledging],
+        owner: str | None,
+        *,
+        copied: bool,
     ) -> None:
+        """The same for subscriptions."""
         held = self._owned_open(txn, owner)
         wanted = tuple(subscriptions)
 
         def entry(known: Transaction) -> Entry | None:
             new = tuple(each for each in dict.fromkeys(wanted) if each not in known.subscriptions)
-            return SubscriptionsAdded(known.number, new) if new else None
+            is_new = new or (copied and not known.has_copy)
+            return SubscriptionsAdded(known.number, new, copied) if is_new else None
 
-        await self._errands.apart(self._add(held, len(wanted), entry))
+        await self._errands.apart(self._add(held, len(wanted), entry, copied=copied))
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None) -> None:
         """Decide, and return once everyone has carried it out."""
@@ -279,7 +301,7 @@ class LegacyCoordinator:
         TXN_BEGUN.labels(str(self.partition)).inc()
         return self._id(known)
 
-    async def _add(self, held: _Held, count: int, entry: _Addition) -> None:
+    async def _add(self, held: _Held, count: int, entry: _Addition, *, copied: bool) -> None:
         async with held.turn:
             known = held.known
             if not known.is_open:
@@ -294,12 +316,17 @@ class LegacyCoordinator:
             new = entry(known)
             if new is not None:
                 await self._write(held, new)
+            if copied and not held.is_copied:
+                # The log first: what it does not know of would never be ended.
+                await self._copies.open(self._header(held.known))
+                held.is_copied = True
 
     async def _decide(self, held: _Held, *, commit: bool, cause: Cause) -> None:
         async with held.turn:
             entry = decision(held.known, commit=commit, now_ms=self._clock.now_ms())
             if entry is None:
                 _check_same(self._id(held.known), held.known, commit=commit)
+                self._ends.hurry(self._id(held.known))
                 return
             await self._write(held, entry)
             self._decided(held, cause)
@@ -394,11 +421,6 @@ class LegacyCoordinator:
 
     def _header(self, known: Transaction) -> Header:
         return header_of(self._id(known), known)
-
-
-def header_of(txn: TxnId, known: Transaction) -> Header:
-    """As the book of open transactions and the admin interface know both kinds."""
-    return Header(to_text(txn), known.start_ms, known.deadline_ms, owner=known.owner)
 
 
 def _check_same(txn: TxnId, known: Transaction, *, commit: bool) -> None:

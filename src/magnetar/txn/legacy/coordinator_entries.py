@@ -45,6 +45,8 @@ class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     number: int
     topics: tuple[str, ...]
+    copied: bool = False
+    """Whether some of them keep it in records: it has a copy of a header then."""
 
 
 class SubscriptionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -52,6 +54,7 @@ class SubscriptionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     number: int
     subscriptions: tuple[Acknowledging, ...]
+    copied: bool = False
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator_entries import (
     Acknowledging,
     Began,
@@ -33,6 +34,8 @@ from magnetar.txn.legacy.coordinator_entries import (
     PartitionsAdded,
     SubscriptionsAdded,
 )
+from magnetar.txn.records import Header
+from magnetar.wire.messages import TxnId
 
 Name = TypeVar("Name", bound=str | Acknowledging)
 
@@ -58,6 +61,8 @@ class Transaction(msgspec.Struct, frozen=True):
     state: LegacyState = "OPEN"
     topics: tuple[str, ...] = ()
     subscriptions: tuple[Acknowledging, ...] = ()
+    has_copy: bool = False
+    """Whether topics find its state in a header, which is a copy of what the log says."""
     decided_ms: int = NEVER
     ended_ms: int = NEVER
 
@@ -89,10 +94,12 @@ def after(known: Transaction | None, entry: Entry) -> Transaction | None:
         return _first(entry)
     match entry:
         case PartitionsAdded() if known.is_open:
-            return replace(known, topics=_merged(known.topics, entry.topics))
+            topics = _merged(known.topics, entry.topics)
+            return replace(known, topics=topics, has_copy=known.has_copy or entry.copied)
         case SubscriptionsAdded() if known.is_open:
             merged = _merged(known.subscriptions, entry.subscriptions)
-            return replace(known, subscriptions=merged)
+            has_copy = known.has_copy or entry.copied
+            return replace(known, subscriptions=merged, has_copy=has_copy)
         case Decided() if known.is_open:
             return replace(known, state=entry.state, decided_ms=entry.at_ms)
         case Ended() if known.is_ending and OUTCOMES[known.state] == entry.state:
@@ -118,6 +125,17 @@ def ending(known: Transaction, now_ms: int) -> Ended:
         known.owner,
         known.decided_ms,
         now_ms,
+    )
+
+
+def header_of(txn: TxnId, known: Transaction) -> Header:
+    """As the book of open transactions and the admin interface know both kinds."""
+    return Header(
+        to_text(txn),
+        known.start_ms,
+        known.deadline_ms,
+        finalized_ms=known.decided_ms,
+        owner=known.owner,
     )
 
 

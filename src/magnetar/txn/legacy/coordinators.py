@@ -24,7 +24,6 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.ledger.api import LedgerStore
-from magnetar.metadata.api import MetadataStore
 from magnetar.metadata.recipes import Counter
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
@@ -38,10 +37,12 @@ from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinator_log import CoordinatorLog, log_exists
 from magnetar.txn.legacy.coordinator_state import Transaction
 from magnetar.txn.legacy.ends import Ends
+from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.legacy.participants import Participants
 from magnetar.txn.open_book import OpenBook
 from magnetar.txn.partitions import Partitions
 from magnetar.txn.records import Header, State
+from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
 NUMBERS: Final = "/txn/legacy-ids"
@@ -85,7 +86,7 @@ class LegacyCoordinators(Service):
         partitions: Partitions,
         book: OpenBook,
         participants: Participants,
-        metadata: MetadataStore,
+        store: TxnStore,
         ledgers: LedgerStore,
         *,
         clock: Clock,
@@ -95,8 +96,9 @@ class LegacyCoordinators(Service):
         self._partitions = partitions
         self._book = book
         self.participants = participants
-        self._ends = Ends(participants, clock)
-        self._metadata = metadata
+        self._copies = HeaderCopies(store)
+        self._ends = Ends(participants, self._copies)
+        self._metadata = store.metadata
         self._ledgers = ledgers
         self._clock = clock
         self._limits = limits
@@ -125,14 +127,21 @@ class LegacyCoordinators(Service):
         return await own.begin(timeout_ms, owner)
 
     async def add_partitions(
-        self, txn: TxnId, topics: Iterable[str], owner: str | None = ""
+        self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
     ) -> None:
-        await (await self._of(txn)).add_partitions(txn, topics, owner)
+        own = await self._of(txn)
+        await own.add_partitions(txn, topics, owner, copied=in_records)
 
     async def add_subscriptions(
-        self, txn: TxnId, subscriptions: Iterable[Acknowledging], owner: str | None = ""
+        self,
+        txn: TxnId,
+        subscriptions: Iterable[Acknowledging],
+        owner: str | None = "",
+        *,
+        in_records: bool = False,
     ) -> None:
-        await (await self._of(txn)).add_subscriptions(txn, subscriptions, owner)
+        own = await self._of(txn)
+        await own.add_subscriptions(txn, subscriptions, owner, copied=in_records)
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
         """Decide a transaction; what was decided, once everyone has carried it out."""
@@ -268,6 +277,7 @@ class LegacyCoordinators(Service):
             numbers,
             self._book,
             self._ends,
+            self._copies,
             clock=self._clock,
             limits=self._limits,
         )

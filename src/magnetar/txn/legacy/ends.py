@@ -5,7 +5,8 @@ Owns: `Ends`: asking participants, all at once, and asking again those that coul
 Invariants:
 1. `carry_out` returns once every participant has returned: nothing is given up, whatever the error.
    What may pass by itself is tried again every second; else the pauses grow.
-2. A participant that waits for its next attempt takes no room from others.
+2. A participant that waits for its next attempt takes no room from others. Who asks for the same
+   end again has it tried at once (`hurry`).
 3. Cancelling it is safe at any time: participants are idempotent, and whoever leads next begins
    again from the log.
 """
@@ -13,16 +14,17 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
 
 from magnetar.errors import MagnetarError
-from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_END_RETRIES
+from magnetar.runtime.signal import Signal
 from magnetar.txn.ids import to_text
-from magnetar.txn.legacy.coordinator_state import Transaction
+from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, header_of
+from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.legacy.participants import Participants
 from magnetar.wire.messages import TxnId
 
@@ -31,45 +33,68 @@ _PAUSE_MAX_SECONDS: Final = 60.0
 _AT_ONCE: Final = 1000
 """Participants asked at a time by one broker."""
 
+End = Callable[[], Awaitable[None]]
+
 _LOG: Final = logger(__name__)
 
 
 class Ends:
     """Of all coordinators of one broker."""
 
-    def __init__(self, participants: Participants, clock: Clock) -> None:
+    def __init__(self, participants: Participants, copies: HeaderCopies) -> None:
         self._participants = participants
-        self._clock = clock
+        self._copies = copies
         self._room = asyncio.Semaphore(_AT_ONCE)
+        self._hurries: dict[TxnId, Signal] = {}
 
     async def carry_out(
         self, txn: TxnId, known: Transaction, low_watermark: Callable[[], int]
     ) -> None:
         """Return once all its topics and subscriptions have ended a decided transaction."""
-        async with asyncio.TaskGroup() as group:
-            for topic in known.topics:
-                end = partial(self._participants.end_on_topic, topic, txn, commit=known.commits)
-                group.create_task(self._insist(txn, topic, end, low_watermark))
-            for each in known.subscriptions:
-                topic, name = each.topic, each.subscription
-                end = partial(
-                    self._participants.end_on_subscription, topic, name, txn, commit=known.commits
-                )
-                group.create_task(self._insist(txn, f"{topic} {name}", end, low_watermark))
+        hurry = self._hurries[txn] = Signal()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for where, end in self._all(txn, known, low_watermark):
+                    group.create_task(self._insist(txn, where, end, hurry))
+        finally:
+            del self._hurries[txn]
 
-    async def _insist(
-        self,
-        txn: TxnId,
-        where: str,
-        end: Callable[..., Awaitable[None]],
-        low_watermark: Callable[[], int],
-    ) -> None:
+    def hurry(self, txn: TxnId) -> None:
+        """Somebody waits: those that could not end it are asked again now."""
+        if (waiting := self._hurries.get(txn)) is not None:
+            waiting.advance()
+
+    def _all(
+        self, txn: TxnId, known: Transaction, low_watermark: Callable[[], int]
+    ) -> Iterator[tuple[str, End]]:
+        """Whom to ask, and how."""
+        commit, ask = known.commits, self._participants
+
+        async def on_topic(topic: str) -> None:
+            await ask.end_on_topic(topic, txn, commit=commit, low_watermark=low_watermark())
+
+        async def on_subscription(topic: str, name: str) -> None:
+            await ask.end_on_subscription(
+                topic, name, txn, commit=commit, low_watermark=low_watermark()
+            )
+
+        for topic in known.topics:
+            yield topic, partial(on_topic, topic)
+        for each in known.subscriptions:
+            where = f"{each.topic} {each.subscription}"
+            yield where, partial(on_subscription, each.topic, each.subscription)
+        if known.has_copy:
+            header, state = header_of(txn, known), OUTCOMES[known.state]
+            yield "its header", partial(self._copies.end, header, state, known.decided_ms)
+
+    async def _insist(self, txn: TxnId, where: str, end: End, hurry: Signal) -> None:
         pause = RETRY_SECONDS
         told = ""
         while True:
+            seen = hurry.version
             try:
                 async with self._room:
-                    await end(low_watermark=low_watermark())
+                    await end()
                 return
             except MagnetarError as error:
                 longer = min(pause * 2, _PAUSE_MAX_SECONDS)
@@ -78,4 +103,8 @@ class Ends:
                     told = str(error)
                     _LOG.warning("txn-end-late", txn=to_text(txn), where=where, error=told)
             TXN_END_RETRIES.inc()
-            await self._clock.sleep(pause)
+            try:
+                async with asyncio.timeout(pause):
+                    await hurry.past(seen)
+            except TimeoutError:
+                continue

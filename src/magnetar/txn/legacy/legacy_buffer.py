@@ -161,6 +161,15 @@ class LegacyTransactionBuffer:
         """How many transactions hold or may hold the ceiling."""
         return len(self._works)
 
+    def first_of(self, txn: TxnId) -> Position | None:
+        """None of its messages stands before this; None: it is not undecided here."""
+        work = self._works.get(txn)
+        return None if work is None else work.bound
+
+    def tracks(self, txn: TxnId) -> bool:
+        """Whether it writes, or has written, here, and its end is not applied yet."""
+        return txn in self._works
+
     def take_passed(self) -> list[Position]:
         """Markers, which are for nobody. Each is told once."""
         passed, self._passed = self._passed, []

@@ -151,6 +151,7 @@ VALUES: dict[str, tuple[str | None, object, object]] = {
         {"enabled": True, "maxSegments": 8, "splitMsgRateInThreshold": 500.0},
         {"minSegments": 9, "maxSegments": 8},
     ),
+    "transactionKind": (None, "metadata", "both"),
 }
 
 

@@ -22,9 +22,13 @@ class TxnClient:
         self._producers: dict[str, int] = {}
         self._sequence = 0
 
-    async def begin(self, coordinator: int = 0, **fields: Any) -> TxnId:
+    async def begin(self, coordinator: int = 0, *, scalable: bool = True, **fields: Any) -> TxnId:
         answer = await self._driver.request(
-            "NEW_TXN", txn_ttl_millis=TIMEOUT_MS, tc_id=coordinator, **fields
+            "NEW_TXN",
+            txn_ttl_millis=TIMEOUT_MS,
+            tc_id=coordinator,
+            scalable=scalable,
+            **fields,
         )
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
@@ -36,6 +40,12 @@ class TxnClient:
 
     async def end(self, txn: TxnId, action: int) -> None:
         await self._driver.request("END_TXN", txn_action=action, **_ids(txn))
+
+    async def add(self, txn: TxnId, topic: str, subscription: str) -> None:
+        """Say where it will publish and acknowledge, as v4 clients do."""
+        await self._driver.request("ADD_PARTITION_TO_TXN", partitions=[topic], **_ids(txn))
+        place = {"topic": topic, "subscription": subscription}
+        await self._driver.request("ADD_SUBSCRIPTION_TO_TXN", subscription=[place], **_ids(txn))
 
     async def publish(self, topic: str, txn: TxnId | None = None) -> str:
         """Send a message; its position."""

@@ -36,8 +36,8 @@ PAIRS = st.lists(st.builds(Acknowledging, NAMES, NAMES), max_size=3).map(tuple)
 
 ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     st.builds(Began, NUMBERS, MS, MS, st.text(max_size=5)),
-    st.builds(PartitionsAdded, NUMBERS, TOPICS),
-    st.builds(SubscriptionsAdded, NUMBERS, PAIRS),
+    st.builds(PartitionsAdded, NUMBERS, TOPICS, st.booleans()),
+    st.builds(SubscriptionsAdded, NUMBERS, PAIRS, st.booleans()),
     st.builds(Decided, NUMBERS, st.sampled_from(["COMMITTING", "ABORTING"]), MS),
     st.builds(
         Ended,

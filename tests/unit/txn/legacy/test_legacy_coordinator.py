@@ -17,19 +17,23 @@ from magnetar.errors import (
     TooManyRequests,
     TransactionCoordinatorNotFound,
     TransactionNotFound,
+    Unavailable,
 )
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual_time import run
-from magnetar.txn.ids import METADATA_BIT, is_metadata
+from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging, Began, PartitionsAdded
 from magnetar.txn.legacy.coordinator_log import log_exists
+from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.partitions import PARTITIONS
+from magnetar.txn.records import Header, header_key
 from magnetar.wire.messages import TxnId
 from tests.unit.txn.coordinator_world import (
     MINUTE_MS,
     Broker,
     World,
+    keys,
     on_a_broker,
 )
 
@@ -184,6 +188,7 @@ def test_a_participant_is_asked_until_it_has_ended_it() -> None:
         again = asyncio.create_task(broker.legacy.end(txn, commit=True))
         await asyncio.sleep(0.1)
         assert not again.done()
+        assert (stage.attempts[T1], stage.attempts[T2]) == (11, 4)  # at once, for who asks again
         stage.failing = {}
         assert await asked == await again == "COMMITTED"
         assert stage.outcomes(txn) == {T1: True, T2: True}
@@ -491,3 +496,74 @@ def test_a_start_without_legacy_transactions_reads_one_record_per_coordinator() 
         await broker.stop()
 
     run(main())
+
+
+# --- copies for topics that keep them in records
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_copy_of_the_header_follows_the_log(commit: bool) -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        assert await broker.store.header(txn) is None
+        await broker.legacy.add_partitions(txn, [T1], in_records=True)
+        await broker.legacy.add_subscriptions(txn, [SUB], in_records=True)
+        copy = await broker.store.header(txn)
+        assert copy is not None
+        assert (copy.state, copy.deadline_ms - copy.created_ms) == ("OPEN", MINUTE_MS)
+        assert [each async for each in broker.store.due(10**15)] == []  # the book has its deadline
+        seen = broker.follow(txn)
+        outcome = await broker.legacy.end(txn, commit=commit)
+        assert await broker.store.state(txn) == outcome
+        assert seen.told == [(to_text(txn), outcome)]
+        await asyncio.sleep(2000)
+        assert await keys(broker.store) == []
+
+    on_a_broker(scene)
+
+
+def test_a_copy_is_made_final_after_a_crash_whether_or_not_it_was_there() -> None:
+    async def main() -> None:
+        world = World()
+        first = await world.broker()
+        txn = await begun(first)
+        put = first.metadata.put
+
+        def lost(key: str, *given: Any, **named: Any) -> Any:
+            if key == header_key(txn):
+                raise Unavailable("not now")
+            return put(key, *given, **named)
+
+        first.metadata.put = lost  # type: ignore[method-assign]
+        await refused(first.legacy.add_partitions(txn, [T1], in_records=True), Unavailable)
+        await world.kill(first)
+        second = await world.broker()
+        await asyncio.sleep(30)
+        await second.legacy.end(txn, commit=True)
+        assert await second.store.state(txn) == "COMMITTED"
+        # What the first one put comes late, and opens nothing.
+        await HeaderCopies(second.store).open(Header(to_text(txn), 0, 1))
+        assert await second.store.state(txn) == "COMMITTED"
+        await second.stop()
+
+    run(main())
+
+
+def test_a_copy_that_could_not_be_made_is_made_when_asked_again() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker)
+        put = broker.metadata.put
+        failing = True
+
+        def sometimes(key: str, *given: Any, **named: Any) -> Any:
+            if failing and key == header_key(txn):
+                raise Unavailable("not now")
+            return put(key, *given, **named)
+
+        broker.metadata.put = sometimes  # type: ignore[method-assign]
+        await refused(broker.legacy.add_partitions(txn, [T1], in_records=True), Unavailable)
+        failing = False
+        await broker.legacy.add_partitions(txn, [T1], in_records=True)
+        assert await broker.store.state(txn) == "OPEN"
+
+    on_a_broker(scene)
