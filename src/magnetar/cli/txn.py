@@ -57,6 +57,7 @@ def list_open(
     rows = [
         (
             each["id"],
+            each["status"],
             _duration(each["ageMs"]),
             _remaining(each),
             each["owner"],
@@ -66,7 +67,8 @@ def list_open(
         )
         for each in found["transactions"]
     ]
-    headings = ("transaction", "age", "time left", "owner", "group", "writes to", "acknowledges on")
+    where = ("writes to", "acknowledges on")
+    headings = ("transaction", "state", "age", "time left", "owner", "group", *where)
     print_table(headings, rows, none="no open transactions")
     if found["truncated"]:
         click.echo(f"these are the {len(rows)} oldest of {found['total']} or more; see --limit")
@@ -152,6 +154,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = [
         ("transaction", found["id"]),
         ("state", found["status"]),
+        ("kept by", "records" if found["kind"] == "metadata" else "a log and markers"),
         ("owner", found["owner"]),
         ("coordinator", f"{found['coordinator']} at {found['coordinatorUrl'] or 'no broker now'}"),
         ("begun", f"{_moment(found['openTimestamp'])} ({_duration(found['ageMs'])} ago)"),
@@ -169,7 +172,15 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _print_participants(found: dict[str, Any]) -> None:
+    rows: list[tuple[str, str, str | None]]
     rows = [(each["segment"], "writes", f"from {each['from']} on") for each in found["pins"]]
+    if found["kind"] != "metadata":
+        rows += [(topic, "writes", None) for topic in found["producedPartitions"]]
+        rows += [
+            (f"{topic} {name}", "acknowledges", None)
+            for topic, names in found["ackedPartitions"].items()
+            for name in names
+        ]
     rows += [
         (f"{each['segment']} {each['subscription']}", "acknowledges", _acked_text(each))
         for each in found["acks"]

@@ -26,14 +26,15 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield server
 
 
-def opened(running: Running, topic: str = T) -> str:
+def opened(running: Running, topic: str = T, *, scalable: bool = True) -> str:
     """A transaction that has written one message and acknowledged one, with one behind it."""
 
     async def scene() -> str:
         async with txn_client(running.url) as client:
             await client.publish(topic)
-            txn = await client.begin()
+            txn = await client.begin(scalable=scalable)
             await client.subscribe(topic, "sub")
+            await client.add(txn, topic, "sub")
             await client.ack_next(txn)
             await client.publish(topic, txn)
             await client.publish(topic)
@@ -55,6 +56,23 @@ def test_list(running: Running) -> None:
     assert json.loads(running.done("txn", "list", "--json", "--group", "app"))["total"] == 0
     opened(running, "persistent://public/default/u")
     assert "the 1 oldest of 2" in running.done("txn", "list", "--limit", "1")
+
+
+def test_legacy_ones(running: Running) -> None:
+    txn = opened(running, scalable=False)
+    assert txn == "0_1"
+    for part in (txn, "OPEN", T, f"{T} sub"):
+        assert part in running.done("txn", "list")
+    text = running.done("txn", "show", txn)
+    for part in ("a log and markers", "begun by", f"{T} sub", "acknowledges", "writes"):
+        assert part in text
+    assert txn in running.done("txn", "why-blocked", T)
+    for _ in range(2):
+        assert running.done("txn", "abort", txn) == f"aborted {txn}\n"
+    text = running.done("txn", "show", txn)
+    for part in ("ABORTED", "aborted everywhere", "is hidden"):
+        assert part in text
+    assert running.done("txn", "list") == "no open transactions\n"
 
 
 def test_show_and_abort(running: Running) -> None:

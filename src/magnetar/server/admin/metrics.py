@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Final
@@ -30,8 +31,7 @@ from magnetar.scalable.records import LayoutRecord, ScalableRecord, segment_topi
 from magnetar.server.admin.brokers import check_ready
 from magnetar.server.admin.exchange import AdminServer, server_of
 from magnetar.server.admin.transaction_places import lag_of
-from magnetar.txn.buffer import MetadataTransactionBuffer
-from magnetar.txn.records import OPS
+from magnetar.txn.records import OPS, State
 
 _TOPICS_PER_TURN: Final = 50
 _SHARED_BY_BUCKETS: Final = TYPE_NAMES[SubscriptionType.KEY_SHARED]
@@ -46,6 +46,7 @@ _COUNTERS: Final = frozenset(
         "pulsar_txn_committed_total",
         "pulsar_txn_aborted_total",
         "pulsar_txn_timeout_total",
+        "pulsar_txn_append_log_total",
         "pulsar_txn_tb_committed_total",
         "pulsar_txn_tb_aborted_total",
         "pulsar_txn_tp_committed_count",
@@ -84,7 +85,7 @@ async def scrape(request: web.Request) -> web.Response:
     for number, topic in enumerate(list(server.topics.loaded.values()), start=1):
         _add_topic(series, topic.name, topic.stats())
         if isinstance(topic, Topic) and topic.transactions is not None:
-            _add_buffer(series, topic, topic.transactions)
+            _add_buffers(series, topic)
             for subscription in topic.subscriptions.values():
                 _add_acks(series, topic, subscription)
         namespace = str(topic.name.namespace)
@@ -147,18 +148,22 @@ def _add_acks(series: Series, topic: Topic, subscription: Subscription) -> None:
     series.add("pulsar_txn_tp_pending_acks", acks.held, **labels)
 
 
-def _add_buffer(series: Series, topic: Topic, buffer: MetadataTransactionBuffer) -> None:
-    """Of a topic that had a transaction since it was loaded."""
-    if not buffer.undecided and not buffer.ends:
+def _add_buffers(series: Series, topic: Topic) -> None:
+    """Of a topic that had a transaction of either kind since it was loaded."""
+    ends: collections.Counter[State] = collections.Counter()
+    for buffer in (topic.transactions, topic.legacy_transactions):
+        if buffer is not None:
+            ends += buffer.ends
+    if not topic.undecided and not ends:
         return
     labels = {"namespace": str(topic.name.namespace), "topic": str(topic.name)}
-    series.add("pulsar_txn_tb_active_total", buffer.undecided, **labels)
-    series.add("pulsar_txn_tb_committed_total", buffer.ends["COMMITTED"], **labels)
-    series.add("pulsar_txn_tb_aborted_total", buffer.ends["ABORTED"], **labels)
+    series.add("pulsar_txn_tb_active_total", topic.undecided, **labels)
+    series.add("pulsar_txn_tb_committed_total", ends["COMMITTED"], **labels)
+    series.add("pulsar_txn_tb_aborted_total", ends["ABORTED"], **labels)
     held = sum(each.held for each in topic.producers.connected.values())
     series.add("pulsar_txn_tb_held_sends", held, **labels)
-    if buffer.undecided:
-        lag = lag_of(topic, buffer)
+    if topic.undecided:
+        lag = lag_of(topic)
         series.add("pulsar_txn_tb_ceiling_lag_entries", lag.entries, **labels)
         series.add("pulsar_txn_tb_ceiling_lag_bytes", lag.size_bytes, **labels)
 
@@ -167,6 +172,7 @@ async def _add_transactions(series: Series, server: AdminServer) -> None:
     if not server.context.has_transactions:
         return
     begun = _by_coordinator(metrics.TXN_BEGUN)
+    logged = _by_coordinator(metrics.TXN_LOG_APPENDS)
     ended = {
         outcome: _by_coordinator(metrics.TXN_ENDED, outcome=outcome)
         for outcome in ("committed", "aborted", "timeout")
@@ -180,6 +186,7 @@ async def _add_transactions(series: Series, server: AdminServer) -> None:
             # One that timed out was aborted, too.
             "pulsar_txn_aborted_total": ended["aborted"].get(own, 0) + ended["timeout"].get(own, 0),
             "pulsar_txn_timeout_total": ended["timeout"].get(own, 0),
+            "pulsar_txn_append_log_total": logged.get(own, 0),
         }
         for metric, value in values.items():
             series.add(metric, value, coordinator_id=own)

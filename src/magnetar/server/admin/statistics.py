@@ -8,10 +8,11 @@ import msgspec
 from aiohttp import web
 
 from magnetar.broker.stats import TopicStats, summed
-from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
 from magnetar.errors import NotAllowed, TopicNotFound
+from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.ledger_list import LedgerSpan
+from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.server.admin.exchange import flag_of, shown, topic_of, topics_of
 from magnetar.server.admin.topics import TOPIC, existing, whole_topic
 
@@ -59,11 +60,21 @@ def as_json(found: TopicStats) -> dict[str, Any]:
 
 
 def _internal(topic: Topic) -> dict[str, Any]:
-    ledger = topic.ledger
+    subscriptions = topic.subscriptions.items()
+    return ledger_json(topic.ledger) | {
+        "entriesAddedCounter": topic.messages_in,
+        "cursors": {
+            name: _cursor(each.cursor, active=bool(each.consumers)) for name, each in subscriptions
+        },
+    }
+
+
+def ledger_json(ledger: ManagedLedger) -> dict[str, Any]:
+    """A managed ledger, as Java's tools read it."""
     spans = ledger.ledger_spans
     last = spans[-1] if spans else None
     return {
-        "entriesAddedCounter": topic.messages_in,
+        "entriesAddedCounter": ledger.entries,
         "numberOfEntries": ledger.entries,
         "totalSize": ledger.size_bytes,
         "currentLedgerEntries": 0 if last is None else last.entries,
@@ -74,7 +85,9 @@ def _internal(topic: Topic) -> dict[str, Any]:
         "lastConfirmedEntry": str(ledger.last_position()),
         "state": "Terminated" if ledger.sealed else "LedgerOpened",
         "ledgers": [_span(span) for span in spans],
-        "cursors": {name: _cursor(each) for name, each in topic.subscriptions.items()},
+        "cursors": {
+            name: _cursor(ledger.cursor(name), active=False) for name in ledger.cursor_names()
+        },
         "schemaLedgers": [],
         "compactedLedger": _NO_LEDGER,
     }
@@ -89,8 +102,7 @@ def _span(span: LedgerSpan) -> dict[str, Any]:
     }
 
 
-def _cursor(subscription: Subscription) -> dict[str, Any]:
-    cursor = subscription.cursor
+def _cursor(cursor: Cursor, *, active: bool) -> dict[str, Any]:
     return {
         "markDeletePosition": str(cursor.mark_delete),
         "readPosition": str(cursor.read_position),
@@ -99,7 +111,7 @@ def _cursor(subscription: Subscription) -> dict[str, Any]:
         "messagesConsumedCounter": 0,
         "numberOfEntriesSinceFirstNotAckedMessage": cursor.backlog(),
         "state": "Open" if cursor.failure is None else "Closed",
-        "active": bool(subscription.consumers),
+        "active": active,
         "properties": {},
         "cursorProperties": cursor.properties,
     }

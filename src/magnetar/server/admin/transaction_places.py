@@ -6,8 +6,8 @@ that keeps its messages in a log.
 Invariants:
 1. The ceiling, its holder and the end of a segment are read in one turn of the loop: they belong
    together.
-2. No topic is loaded to look at it. Of one that is not loaded here the pins are told, not what is
-   behind them.
+2. No topic is loaded to look at it. Of one that is not loaded here the pins are told, and what the
+   record of its legacy transactions says, not what is behind them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from magnetar.server.admin.transaction_records import (
     header_json,
     java_id,
 )
-from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.legacy.stream_state import StreamRecord, stream_key
 from magnetar.txn.records import WRITES_BY_SEGMENT, Pin, decode
 from magnetar.wire.messages import TxnId
 
@@ -50,8 +50,8 @@ class Lag(NamedTuple):
     """About: entries of one ledger count as equally large."""
 
 
-def lag_of(topic: Topic, buffer: MetadataTransactionBuffer) -> Lag:
-    ceiling, end = buffer.ceiling(), topic.ledger.last_position()
+def lag_of(topic: Topic) -> Lag:
+    ceiling, end = topic.readable_end(), topic.ledger.last_position()
     entries = topic.ledger.count_between(ceiling, end)
     size = bytes_between(topic.ledger.ledger_spans, ceiling, end) if entries else 0
     return Lag(ceiling, end, entries, size)
@@ -93,26 +93,40 @@ class Hold(NamedTuple):
     bound: Position
 
 
+def hold_of(topic: Topic) -> Hold | None:
+    """Which transaction of either kind holds the ceiling of a topic, and from where on."""
+    held = []
+    for buffer in (topic.transactions, topic.legacy_transactions):
+        if buffer is not None:
+            txn, bound = buffer.blocker(), buffer.lowest_bound()
+            if txn is not None and bound is not None:
+                held.append(Hold(txn, bound))
+    return _lowest(held)
+
+
+def _lowest(held: Iterable[Hold]) -> Hold | None:
+    return min(held, key=lambda each: each.bound, default=None)
+
+
 async def blocked_json(request: web.Request, segment: TopicName) -> Json:
     """Whether a transaction holds the ceiling of a segment, which, and what is behind it."""
     server = server_of(request)
     found: Json = {"segment": str(segment), "loaded": False, "open": None}
     found |= {"ceiling": None, "end": None, "entriesBehind": None, "bytesBehind": None}
     topic = server.topics.loaded.get(segment)
-    buffer = topic.transactions if isinstance(topic, Topic) else None
-    if isinstance(topic, Topic) and buffer is not None:
-        lag, holder, bound = lag_of(topic, buffer), buffer.blocker(), buffer.lowest_bound()
+    if isinstance(topic, Topic) and topic.transactions is not None:
+        lag, hold = lag_of(topic), hold_of(topic)
         found |= {
             "loaded": True,
-            "open": buffer.undecided,
+            "open": topic.undecided,
             "ceiling": str(lag.ceiling),
             "end": str(lag.end),
             "entriesBehind": lag.entries,
             "bytesBehind": lag.size_bytes,
         }
-        hold = None if holder is None or bound is None else Hold(holder, bound)
     else:
-        hold = await _lowest_pin(server, segment)
+        stored = (await _lowest_pin(server, segment), await _lowest_legacy(server, segment))
+        hold = _lowest(each for each in stored if each is not None)
     found["blocker"] = None if hold is None else await _holder_json(server, hold)
     return found
 
@@ -132,6 +146,15 @@ async def _lowest_pin(server: AdminServer, segment: TopicName) -> Hold | None:
             if pin.segment == name and (lowest is None or pin.bound < lowest.bound):
                 lowest = Hold(from_text(pin.txn), pin.bound)
     return lowest
+
+
+async def _lowest_legacy(server: AdminServer, segment: TopicName) -> Hold | None:
+    """The same of a legacy transaction, as of the last record."""
+    record = await server.metadata.get(stream_key(str(segment)))
+    if record is None:
+        return None
+    stream = decode(record, StreamRecord)
+    return _lowest(Hold(from_text(each.txn), each.first) for each in stream.open)
 
 
 async def _holder_json(server: AdminServer, hold: Hold) -> Json:

@@ -1,10 +1,11 @@
-"""Transactions as their records tell of them, for the admin interface.
+"""Transactions as their records, or their coordinators, tell of them, for the admin interface.
 
 Owns: what requests about them ask for; the readings (open transactions, the op records of one, its
 aborted records) and their JSON.
 
 Invariants:
-1. A look changes nothing and waits for nothing but the metadata store.
+1. A look changes nothing and waits for nothing but the metadata store, or for a log that is just
+   being opened. Of legacy transactions a broker knows those that it coordinates.
 2. Whatever is read is bounded; an answer that is not complete says so (`truncated`).
 3. A topic is named only to who may list it.
 4. Members that Java's tools know have their meaning there; what we add stands beside them. Their
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -24,12 +25,16 @@ from aiohttp import web
 
 from magnetar.errors import InvalidArgument, RequestError, ServiceNotReady, TransactionNotFound
 from magnetar.metadata.api import Record
+from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.server.admin.exchange import AdminServer, part_of, server_of, whole_number
 from magnetar.server.authority import ANYBODY, Action
 from magnetar.txn import decisions
 from magnetar.txn.coordinator import Coordinators
-from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.legacy.coordinator_entries import LegacyState
+from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, header_of
+from magnetar.txn.partitions import PARTITIONS
 from magnetar.txn.records import (
     ABORTED_RECORDS,
     BY_DEADLINE,
@@ -42,7 +47,6 @@ from magnetar.txn.records import (
     Group,
     Header,
     Pin,
-    State,
     decode,
 )
 from magnetar.txn.store import TxnStore
@@ -106,20 +110,31 @@ class Ops:
     pins: list[tuple[Dated, Pin]] = field(default_factory=list)
     acks: list[tuple[Dated, AckOp]] = field(default_factory=list)
     truncated: bool = False
+    added_topics: list[str] = field(default_factory=list)
+    """Of a legacy transaction, which has no op records: what its coordinator knows."""
+    added_subscriptions: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def segments(self) -> list[str]:
-        return sorted({pin.segment for _, pin in self.pins})
+        return sorted({pin.segment for _, pin in self.pins} | set(self.added_topics))
 
     @property
     def subscriptions(self) -> list[tuple[str, str]]:
-        return sorted({(ack.segment, ack.subscription) for _, ack in self.acks})
+        acked = {(ack.segment, ack.subscription) for _, ack in self.acks}
+        return sorted(acked | set(self.added_subscriptions))
+
+
+class Found(NamedTuple):
+    """A transaction and its state, which for a member of a group its group knows."""
+
+    header: Header
+    state: LegacyState
 
 
 class OpenOnes(NamedTuple):
-    """Open transactions, oldest first."""
+    """Open transactions, and legacy ones that are ending, oldest first."""
 
-    headers: list[Header]
+    found: list[Found]
     total: int
     """Of those that were asked for, as far as was looked."""
     truncated: bool
@@ -132,6 +147,7 @@ class TransactionRecords:
         self._metadata = server.metadata
         self._store = TxnStore(server.metadata)
         self._authority = server.context.authority
+        self._context = server.context
 
     def may_list(self, topic: str) -> bool:
         try:
@@ -142,31 +158,47 @@ class TransactionRecords:
 
     # --- headers
 
-    async def header(self, txn: TxnId) -> tuple[Header, State]:
-        """A transaction and its state, which for a member of a group its group knows."""
+    async def header(self, txn: TxnId) -> Found:
+        if not is_metadata(txn):
+            known = await self.legacy(txn)
+            return Found(header_of(txn, known), known.state)
         state = await self._store.state(txn)
         header = await self._store.header(txn)
         if header is None or state is None:
-            raise TransactionNotFound(
-                f"there is no transaction {to_text(txn)}",
-                hint="it never was, or ended more than txn_retention_seconds ago",
-            )
-        return header, state
+            raise _unknown(txn)
+        return Found(header, state)
 
-    async def find(self, txn: TxnId) -> tuple[Header, State] | None:
+    async def find(self, txn: TxnId) -> Found | None:
+        """None: there is none, or another broker coordinates it."""
         try:
             return await self.header(txn)
-        except TransactionNotFound:
+        except (TransactionNotFound, ServiceNotReady):
             return None
+
+    async def legacy(self, txn: TxnId) -> Transaction:
+        """A legacy transaction, which its coordinator alone knows."""
+        check_here(self._context.coordinators, txn)
+        known = await self._context.coordinators.legacy.find(txn)
+        if known is None:
+            raise _unknown(txn)
+        return known
 
     async def group(self, application: str) -> Group | None:
         return await self._store.group(application)
 
     async def open_ones(self, limit: int, wanted: Callable[[Header], bool]) -> OpenOnes:
         """The oldest of those that are wanted."""
-        found, complete = await self._scan_open(wanted)
-        found.sort(key=lambda each: (each.created_ms, each.txn))
+        headers, complete = await self._scan_open(wanted)
+        found = [Found(header, "OPEN") for header in headers]
+        found += [each for each in self._legacy_live() if wanted(each.header)]
+        found.sort(key=lambda each: (each.header.created_ms, each.header.txn))
         return OpenOnes(found[:limit], len(found), not complete or len(found) > limit)
+
+    def _legacy_live(self) -> Iterator[Found]:
+        """Of the coordinators that are led here."""
+        for own in self._context.coordinators.legacy.here():
+            for known in own.live():
+                yield Found(header_of(TxnId(own.partition, known.number), known), known.state)
 
     async def open_counts(self) -> Counter[int]:
         """How many are open by coordinator, wherever those are led."""
@@ -202,6 +234,9 @@ class TransactionRecords:
         """Its op records on topics that may be listed."""
         await asyncio.sleep(0)  # many of these may need no waiting at all: others come between
         found = Ops()
+        if not is_metadata(txn):
+            await self._add_legacy(found, txn, limit)
+            return found
         name = to_text(txn)
         seen = 0
         async with aclosing(self._metadata.scan_index(OPS_BY_TXN, name, name)) as records:
@@ -223,8 +258,18 @@ class TransactionRecords:
             if self.may_list(ack.segment):
                 found.acks.append((dated(record), ack))
 
+    async def _add_legacy(self, found: Ops, txn: TxnId, limit: int) -> None:
+        known = await self.legacy(txn)
+        places = [(each.topic, each.subscription) for each in known.subscriptions]
+        found.added_topics = [each for each in known.topics if self.may_list(each)][:limit]
+        found.added_subscriptions = [each for each in places if self.may_list(each[0])][:limit]
+        found.truncated = max(len(known.topics), len(places)) > limit
+
     async def touched(self, txn: TxnId) -> set[str]:
-        """All topics that its op records name, whoever may list them."""
+        """All topics where it takes part, whoever may list them."""
+        if not is_metadata(txn):
+            known = await self.legacy(txn)
+            return {*known.topics, *(each.topic for each in known.subscriptions)}
         found: set[str] = set()
         name = to_text(txn)
         async with aclosing(self._metadata.scan_index(OPS_BY_TXN, name, name)) as records:
@@ -249,6 +294,23 @@ class TransactionRecords:
         return found, scanned > SCANNED_MAX
 
 
+def check_here(own: Coordinators, txn: TxnId) -> None:
+    """Raise unless this broker coordinates a transaction."""
+    if not own.partitions.leads(txn.most):
+        url = own.partitions.assignments()[txn.most % PARTITIONS].url
+        raise ServiceNotReady(
+            f"coordinator {txn.most} is {f'at {url}' if url else 'nowhere now'}",
+            hint="ask the admin interface of that broker" if url else "",
+        )
+
+
+def _unknown(txn: TxnId) -> TransactionNotFound:
+    return TransactionNotFound(
+        f"there is no transaction {to_text(txn)}",
+        hint="it never was, or ended more than txn_retention_seconds ago",
+    )
+
+
 def is_pin(record: Record) -> bool:
     """Whether an op record is a pin; else it is an acknowledgement."""
     return record.key[len(OPS) + 1 :].split("-", 2)[1] == "w"
@@ -262,13 +324,14 @@ def java_id(txn: TxnId) -> str:
     return f"({txn.most},{txn.least})"
 
 
-def header_json(header: Header, state: State, now_ms: int) -> Json:
+def header_json(header: Header, state: LegacyState, now_ms: int) -> Json:
     """What the header of a transaction says."""
     member = header.group
     return {
         "txnId": java_id(header.id),
         "id": header.txn,
         "status": state,
+        "kind": "metadata" if is_metadata(header.id) else "markers",
         "openTimestamp": header.created_ms,
         "timeoutAt": header.deadline_ms - header.created_ms,
         "owner": header.owner or None,
@@ -286,9 +349,9 @@ def header_json(header: Header, state: State, now_ms: int) -> Json:
     }
 
 
-def summary_json(header: Header, ops: Ops, now_ms: int) -> Json:
+def summary_json(found: Found, ops: Ops, now_ms: int) -> Json:
     """An open transaction in a list."""
-    return header_json(header, "OPEN", now_ms) | {
+    return header_json(*found, now_ms) | {
         "segments": ops.segments,
         "subscriptions": [f"{segment} {name}" for segment, name in ops.subscriptions],
         "truncated": ops.truncated,
@@ -299,8 +362,10 @@ def participants_json(ops: Ops, aborted: Iterable[Aborted] = ()) -> Json:
     """Where a transaction writes and acknowledges, as Java's tools read it."""
     hidden = {each.segment for each in aborted}
     produced: Json = {segment: in_buffer_json(None, aborted=True) for segment in sorted(hidden)}
+    for topic in ops.added_topics:
+        produced[topic] = in_buffer_json(None, aborted=topic in hidden)
     for _, pin in ops.pins:
-        produced[pin.segment] = in_buffer_json(pin, aborted=pin.segment in hidden)
+        produced[pin.segment] = in_buffer_json(pin.bound, aborted=pin.segment in hidden)
     acked: Json = {}
     for segment, subscription in ops.subscriptions:
         mine = [
@@ -310,8 +375,8 @@ def participants_json(ops: Ops, aborted: Iterable[Aborted] = ()) -> Json:
     return {"producedPartitions": produced, "ackedPartitions": acked}
 
 
-def in_buffer_json(pin: Pin | None, *, aborted: bool) -> Json:
-    return {"startPosition": None if pin is None else str(pin.bound), "aborted": aborted}
+def in_buffer_json(first: Position | None, *, aborted: bool) -> Json:
+    return {"startPosition": None if first is None else str(first), "aborted": aborted}
 
 
 def in_pending_acks_json(acks: Iterable[AckOp]) -> Json:
@@ -375,7 +440,7 @@ def group_json(group: Group) -> Json:
 
 
 def timeline(
-    header: Header, state: State, ops: Ops, aborted: Iterable[tuple[Dated, Aborted]]
+    header: Header, state: LegacyState, ops: Ops, aborted: Iterable[tuple[Dated, Aborted]]
 ) -> list[Json]:
     """What happened when, as far as records of it are left."""
     events = [(header.created_ms, f"begun by {header.owner or 'nobody that was identified'}")]
@@ -395,6 +460,18 @@ def timeline(
     for dates, each in aborted:
         events.append((dates.created_ms, f"hidden in {each.segment} up to {each.last}"))
     events.sort(key=lambda event: event[0])
+    return [{"ms": ms, "event": event} for ms, event in events]
+
+
+def legacy_timeline(known: Transaction) -> list[Json]:
+    """The same of a legacy transaction; its log does not say when participants were added."""
+    events = [(known.start_ms, f"begun by {known.owner or 'nobody that was identified'}")]
+    if known.is_open:
+        events.append((known.deadline_ms, "is aborted unless it is ended before"))
+    else:
+        events.append((known.decided_ms, f"to be {OUTCOMES[known.state].lower()}: decided"))
+    if known.is_finished:
+        events.append((known.ended_ms, f"{known.state.lower()} everywhere"))
     return [{"ms": ms, "event": event} for ms, event in events]
 
 

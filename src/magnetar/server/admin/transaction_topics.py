@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import web
 
+from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
 from magnetar.errors import NotAllowed, ServiceNotReady, SubscriptionNotFound
 from magnetar.managed_ledger.names import encode_name
@@ -39,6 +40,7 @@ from magnetar.server.admin.transaction_records import (
     txn_of,
 )
 from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.ids import to_text
 from magnetar.txn.records import (
     ABORTED_BY_POSITION,
     ACKS_BY_SUBSCRIPTION,
@@ -73,13 +75,13 @@ async def _topic(request: web.Request) -> tuple[Topic, MetadataTransactionBuffer
 
 async def buffer_stats(request: web.Request) -> web.Response:
     topic, buffer = await _topic(request)
-    lag = lag_of(topic, buffer)
+    lag = lag_of(topic)
     return shown(
         {
             "state": "Ready",
             "maxReadPosition": str(lag.ceiling),
             "lastSnapshotTimestamps": 0,
-            "ongoingTxnSize": buffer.undecided,
+            "ongoingTxnSize": topic.undecided,
             "totalAbortedTransactions": buffer.hidden,
             "lowWaterMarks": None,
             "recoverStartTime": 0,
@@ -95,9 +97,11 @@ async def in_buffer(request: web.Request) -> web.Response:
     topic, _ = await _topic(request)
     txn, segment = txn_of(request), str(topic.name)
     store = TxnStore(server_of(request).metadata)
-    found = await store.pin(txn, segment)
+    pin = await store.pin(txn, segment)
+    legacy = topic.legacy_transactions
+    first = pin.pin.bound if pin is not None else legacy.first_of(txn) if legacy else None
     aborted = await store.aborted_record(txn, segment) is not None
-    return shown(in_buffer_json(None if found is None else found.pin, aborted=aborted))
+    return shown(in_buffer_json(first, aborted=aborted))
 
 
 async def buffer_internal_stats(request: web.Request) -> web.Response:
@@ -123,18 +127,19 @@ async def buffer_internal_stats(request: web.Request) -> web.Response:
 # --- what they acknowledge
 
 
-async def _subscription(request: web.Request) -> tuple[str, str]:
+async def _subscription(request: web.Request) -> tuple[str, Subscription]:
     """The topic and the subscription that are named; the latter must exist."""
     topic, _ = await _topic(request)
-    subscription = part_of(request, "subscription")
-    if subscription not in topic.subscriptions:
-        raise SubscriptionNotFound(f"{topic.name} has no subscription {subscription!r}")
-    return str(topic.name), subscription
+    name = part_of(request, "subscription")
+    if name not in topic.subscriptions:
+        raise SubscriptionNotFound(f"{topic.name} has no subscription {name!r}")
+    return str(topic.name), topic.subscriptions[name]
 
 
 async def _acks(request: web.Request, limit: int) -> tuple[list[tuple[Dated, AckOp]], bool]:
     """The ack ops of the subscription that is named."""
-    place = await _subscription(request)
+    segment, subscription = await _subscription(request)
+    place = (segment, subscription.name)
     pair = subscription_index(*place)
     records = server_of(request).metadata.scan_index(ACKS_BY_SUBSCRIPTION, pair, pair)
     return await _read(records, AckOp, limit, lambda ack: (ack.segment, ack.subscription) == place)
@@ -142,11 +147,14 @@ async def _acks(request: web.Request, limit: int) -> tuple[list[tuple[Dated, Ack
 
 async def pending_ack_stats(request: web.Request) -> web.Response:
     acks, cut = await _acks(request, _SUMMED_MAX)
+    _, subscription = await _subscription(request)
+    # Those of the legacy kind have no ops.
+    names = {to_text(txn) for txn in subscription.pending_txns} | {ack.txn for _, ack in acks}
     return shown(
         {
             "state": "Ready",
             "lowWaterMarks": None,
-            "ongoingTxnSize": len({ack.txn for _, ack in acks}),
+            "ongoingTxnSize": len(names),
             "recoverStartTime": 0,
             "recoverEndTime": 0,
             "acknowledgements": len(acks),
@@ -156,7 +164,8 @@ async def pending_ack_stats(request: web.Request) -> web.Response:
 
 
 async def in_pending_acks(request: web.Request) -> web.Response:
-    place = await _subscription(request)
+    segment, subscription = await _subscription(request)
+    place = (segment, subscription.name)
     ops = await TransactionRecords(server_of(request)).ops(txn_of(request))
     mine = [ack for _, ack in ops.acks if (ack.segment, ack.subscription) == place]
     return shown(in_pending_acks_json(mine))

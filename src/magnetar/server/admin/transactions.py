@@ -14,7 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-from magnetar.errors import ServiceNotReady, TransactionCoordinatorNotFound
+from magnetar.errors import TransactionCoordinatorNotFound
 from magnetar.model.names import TopicName
 from magnetar.server.admin import transaction_topics
 from magnetar.server.admin.errors import NOT_BUILT
@@ -26,6 +26,7 @@ from magnetar.server.admin.exchange import (
     shown,
     whole_number,
 )
+from magnetar.server.admin.statistics import ledger_json
 from magnetar.server.admin.transaction_records import (
     OPS_IN_LIST_MAX,
     Dated,
@@ -33,9 +34,11 @@ from magnetar.server.admin.transaction_records import (
     TransactionRecords,
     aborted_json,
     ack_json,
+    check_here,
     coordinators_of,
     group_json,
     header_json,
+    legacy_timeline,
     limit_of,
     participants_json,
     pin_json,
@@ -44,6 +47,8 @@ from magnetar.server.admin.transaction_records import (
     txn_of,
 )
 from magnetar.server.authority import ANYBODY, Action
+from magnetar.txn.ids import is_metadata
+from magnetar.txn.legacy.coordinator_log import log_name
 from magnetar.txn.partitions import PARTITIONS
 from magnetar.txn.records import Aborted, Header
 from magnetar.wire.messages import TxnId
@@ -93,13 +98,25 @@ async def coordinator_stats(request: web.Request) -> web.Response:
             "recoverStartTime": 0,
             "recoverEndTime": 0,
         }
+        legacy = own.legacy.at(number)
+        if legacy is not None:
+            marks = {"leastSigBits": legacy.last_number, "lowWaterMark": legacy.low_watermark}
+            found[str(number)] |= marks
     return shown(found if wanted is None else found[str(wanted)])
 
 
 async def coordinator_internal_stats(request: web.Request) -> web.Response:
-    coordinators_of(request)
+    """The log of its legacy transactions."""
+    own = coordinators_of(request)
     number = _known_coordinator(part_of(request, "coordinator"))
-    return refused(_NO_LOG, f"coordinator {number} has no log: its records are metadata")
+    legacy = own.legacy.at(number)
+    if legacy is None:
+        return refused(_NO_LOG, f"coordinator {number} has no log at this broker")
+    log = {
+        "managedLedgerName": log_name(number),
+        "managedLedgerInternalStats": ledger_json(legacy.log.ledger),
+    }
+    return shown({"transactionLogStats": log})
 
 
 # --- transactions
@@ -130,8 +147,8 @@ async def open_transactions(request: web.Request) -> web.Response:
     records = _records(request)
     found = await records.open_ones(limit, wanted)
     transactions = [
-        summary_json(header, await records.ops(header.id, OPS_IN_LIST_MAX), now)
-        for header in found.headers
+        summary_json(each, await records.ops(each.header.id, OPS_IN_LIST_MAX), now)
+        for each in found.found
     ]
     return shown({"transactions": transactions, "total": found.total, "truncated": found.truncated})
 
@@ -150,9 +167,9 @@ async def slow_transactions(request: web.Request) -> web.Response:
         ),
     )
     slow = {}
-    for header in found.headers:
-        told = header_json(header, "OPEN", now)
-        ops = await records.ops(header.id, OPS_IN_LIST_MAX)
+    for each in found.found:
+        told = header_json(*each, now)
+        ops = await records.ops(each.header.id, OPS_IN_LIST_MAX)
         slow[told["txnId"]] = told | participants_json(ops)
     return shown(slow)
 
@@ -169,7 +186,7 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
     ops = await records.ops(txn)
     aborted: list[tuple[Dated, Aborted]] = []
     cut = False
-    if state == "ABORTED":
+    if state in ("ABORTING", "ABORTED"):
         aborted, cut = await records.aborted(txn)
     assignment = coordinators_of(request).partitions.assignments()[txn.most % PARTITIONS]
     story = header_json(header, state, server.clock.now_ms())
@@ -182,6 +199,8 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
         "timeline": timeline(header, state, ops, aborted),
         "truncated": ops.truncated or cut,
     }
+    if not is_metadata(txn):
+        story["timeline"] = legacy_timeline(await records.legacy(txn))
     if header.group is not None:
         group = await records.group(header.group.application)
         story["groupRecord"] = None if group is None else group_json(group)
@@ -191,15 +210,10 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
 async def abort_transaction(request: web.Request) -> web.Response:
     """As its owner would; the same again is the same answer."""
     own, records, txn = coordinators_of(request), _records(request), txn_of(request)
-    header, _ = await records.header(txn)
+    await records.header(txn)  # there is one
     await _check_rights(request, txn)
-    if not own.partitions.coordinates(txn):
-        url = own.partitions.assignments()[txn.most % PARTITIONS].url
-        raise ServiceNotReady(
-            f"coordinator {txn.most} is {f'at {url}' if url else 'nowhere now'}",
-            hint="ask the admin interface of that broker" if url else "",
-        )
-    await own.end(txn, commit=False, owner=header.owner)
+    check_here(own, txn)
+    await own.of(txn).end(txn, commit=False, owner=None)
     return done()
 
 

@@ -259,7 +259,7 @@ def test_the_coordinator_of_another_broker(tmp_path: Path, monkeypatch: pytest.M
         async with txn_client(world.server.service_url) as client:
             txn = await client.begin()
         partitions = world.server.coordinators.partitions
-        monkeypatch.setattr(partitions, "coordinates", lambda _: False)
+        monkeypatch.setattr(partitions, "leads", lambda _: False)
         reason = await world.refuse(503, "POST", f"{BASE}/abortTransaction/{path(txn)}")
         assert world.server.service_url in reason
 
