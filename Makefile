@@ -71,6 +71,7 @@ crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_E
 	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
 	$(BIN)/python -m magnetar.testing.server_crash --kills $(CRASH_KILLS)
 	$(BIN)/python -m magnetar.testing.txn_crash --kills $(CRASH_KILLS)
+	$(BIN)/python -m magnetar.testing.txn_crash --kills $(CRASH_KILLS) --legacy 0.7
 	$(BIN)/python -m magnetar.testing.scalable_crash --every $(CRASH_EVERY)
 
 .PHONY: interop-java

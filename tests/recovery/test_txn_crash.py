@@ -17,6 +17,7 @@ from magnetar.testing import txn_crash, txn_crash_check
 from magnetar.testing.txn_crash import TxnKills, TxnOutcome
 from magnetar.testing.txn_crash_check import Reading, compare_outputs
 from magnetar.testing.txn_crash_history import OUTPUTS, Attempt, Output, TxnFault, TxnHistory
+from magnetar.txn.ids import is_metadata
 from magnetar.wire.messages import TxnId
 
 SEED = 21
@@ -34,6 +35,17 @@ def test_txn_crash_sample(tmp_path: Path) -> None:
     assert outcome.kills == 3
     assert history.inputs >= 600
     assert min(history.events[each] for each in ("committed", "aborted", "left alone")) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_txn_crash_sample_of_both_kinds(tmp_path: Path) -> None:
+    outcome = asyncio.run(TxnKills(tmp_path, 3, SEED, legacy_share=0.7).run())
+    history = outcome.history
+    assert history.texts == []
+    assert outcome.kills == 3
+    kinds = [is_metadata(each.txn) for each in history.attempts.values()]
+    assert min(kinds.count(True), kinds.count(False)) > 50
 
 
 @pytest.mark.slow

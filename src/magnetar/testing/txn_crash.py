@@ -90,6 +90,7 @@ class TxnKills:
         *,
         serve: Sequence[str] = SERVE,
         workers: int = WORKERS,
+        legacy_share: float = 0.0,
     ) -> None:
         self.outcome = TxnOutcome()
         self._history = self.outcome.history
@@ -98,7 +99,9 @@ class TxnKills:
         self._chance = Random(f"transaction kills {seed}")
         self._command = serve
         self._ports = [_free_port(self._chance) for _ in range(2)]
-        self._load = TxnLoad(self._history, self._ports[0], seed, workers=workers)
+        self._load = TxnLoad(
+            self._history, self._ports[0], seed, workers=workers, legacy_share=legacy_share
+        )
 
     async def run(self, progress: Callable[[], None] = lambda: None) -> TxnOutcome:
         started = time.monotonic()
@@ -279,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
     ) as progress:
         task = progress.add_task("transaction kills", total=options.kills)
-        kills = TxnKills(folder, options.kills, seed)
+        kills = TxnKills(folder, options.kills, seed, legacy_share=options.legacy)
         outcome = asyncio.run(kills.run(lambda: progress.advance(task)))
     _print_table(console, outcome)
     texts = outcome.history.texts
@@ -288,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         console.print(f"seed {seed} failed; its data folder is in {folder}")
         again = f"python -m magnetar.testing.txn_crash --kills {options.kills} --seed {seed}"
+        again += f" --legacy {options.legacy}"
         console.print(f"again: {again}", soft_wrap=True)
         return 1
     shutil.rmtree(folder)
@@ -320,6 +324,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m magnetar.testing.txn_crash")
     parser.add_argument("--kills", type=int, default=40, help="servers to kill")
     parser.add_argument("--seed", type=int, help="of the load and of all choices; else random")
+    parser.add_argument(
+        "--legacy", type=float, default=0.0, help="share of transactions that end by markers"
+    )
     return parser.parse_args(arguments)
 
 

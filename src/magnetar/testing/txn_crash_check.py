@@ -11,6 +11,7 @@ Invariants:
    ceiling of every topic is its end. A message outside of transactions is seen at once.
 3. Every transaction answers END_TXN by its outcome, and the opposite with InvalidTxnStatus.
 4. Of the records under `/txn/op` none is left; headers are final; what is hidden was aborted.
+   Legacy transactions have no headers: of these the log answers.
 5. After the retention no header is left, and what is hidden stays hidden.
 """
 
@@ -46,6 +47,7 @@ from magnetar.testing.txn_crash_load import (
     publish_all,
     subscribe,
 )
+from magnetar.txn.ids import is_metadata
 from magnetar.txn.records import ABORTED_RECORDS, HEADERS, OPS, Aborted, Header, decode
 
 QUIET_SECONDS: Final = 20.0
@@ -259,6 +261,9 @@ async def check_records(history: TxnHistory, folder: Path, *, forgotten: bool = 
 
 def _compare_records(history: TxnHistory, headers: list[Header], hidden: list[Aborted]) -> None:
     states = {header.txn: header.state for header in headers}
+    for name, each in history.attempts.items():
+        if not is_metadata(each.txn):
+            states[name] = "COMMITTED" if each.known == "COMMITTED" else "ABORTED"
     for header in headers:
         attempt = history.attempts.get(header.txn)
         expected = attempt.known if attempt and attempt.known != "OPEN" else "ABORTED"
@@ -266,7 +271,7 @@ def _compare_records(history: TxnHistory, headers: list[Header], hidden: list[Ab
             history.fault(TxnFault.REVERSED, f"{attempt or header.txn} is stored as {header.state}")
     for name in history.attempts.keys() - states.keys():
         history.fault(TxnFault.LOST, f"the header of {history.attempts[name]} is gone")
-    for each in hidden:
-        if states.get(each.txn) != "ABORTED":
-            text = f"{each.txn} is hidden in {each.segment} and is {states.get(each.txn)}"
+    for record in hidden:
+        if states.get(record.txn) != "ABORTED":
+            text = f"{record.txn} is hidden in {record.segment} and is {states.get(record.txn)}"
             history.fault(TxnFault.LEFT_BEHIND, text)

@@ -11,6 +11,7 @@ again with the same sequence ids, as it may be stored already, and committed.
 
 Invariants:
 1. COMMIT is asked for only after every receipt and every answer to an acknowledgement has come.
+   A legacy transaction sends and acknowledges only where it was added before.
 2. A worker that holds inputs that no transaction will give back drops its connection.
 3. Whatever breaks while the server is up, and every answer that no rule explains, is a violation.
 """
@@ -44,6 +45,7 @@ from magnetar.testing.txn_crash_history import (
     TxnFault,
     TxnHistory,
 )
+from magnetar.txn.ids import is_metadata
 from magnetar.txn.partitions import PARTITIONS
 from magnetar.wire.commands import NAMES, TYPES
 from magnetar.wire.messages import Delivered, Received, TxnId, payload_offset
@@ -70,6 +72,9 @@ _COMMIT_SHARE: Final = 0.8
 _ABORT_SHARE: Final = 0.1
 """The rest is left alone."""
 
+
+_NOT_READY: Final = (WireCode.SERVICE_NOT_READY, WireCode.TRANSACTION_COORDINATOR_NOT_FOUND)
+"""A topic is being loaded, or a coordinator reads its log: clients try again."""
 
 _Step = Callable[[], Awaitable[bool]]
 """A command of a transaction; False: it was refused, and may have been."""
@@ -180,7 +185,13 @@ class TxnLoad:
     """All clients. They run until `ending` is set and nothing is owed to them."""
 
     def __init__(
-        self, history: TxnHistory, port: int, seed: int, *, workers: int = WORKERS
+        self,
+        history: TxnHistory,
+        port: int,
+        seed: int,
+        *,
+        workers: int = WORKERS,
+        legacy_share: float = 0.0,
     ) -> None:
         self.up = asyncio.Event()
         self.life = 0
@@ -189,6 +200,8 @@ class TxnLoad:
         self.commit_answered = asyncio.Event()
         self.history = history
         self.port = port
+        self.legacy_share = legacy_share
+        """Of transactions that are begun as v4 clients do."""
         self._workers = [
             _Worker(self, number, Random(f"{seed} worker {number}")) for number in range(workers)
         ]
@@ -224,7 +237,7 @@ class TxnLoad:
 
     def _refused(self, error: RequestError) -> None:
         self.history.events["refused"] += 1
-        if error.wire_code != WireCode.SERVICE_NOT_READY:
+        if error.wire_code not in _NOT_READY:
             self.history.fault(TxnFault.FAILED, f"refused: {error!r}")
 
     async def _see(self, topic: str, driver: Driver) -> bool:
@@ -303,6 +316,8 @@ class _Worker:
         leave = draw >= _COMMIT_SHARE + _ABORT_SHARE
         timeout_ms = _LEFT_ALONE_MS if leave else self._chance.choice(_TIMEOUTS_MS)
         attempt = await self._begin(driver, messages, timeout_ms)
+        if not is_metadata(attempt.txn) and not await self._add(driver, attempt):
+            return False
         acks: list[_Step] = [partial(self._ack, driver, attempt, each) for each in messages]
         sequences = {number: self._next_sequence() for number in attempt.numbers}
         sends = self._sends(driver, attempt, sequences)
@@ -360,13 +375,31 @@ class _Worker:
             timeout_s=REPLY_SECONDS,
             tc_id=self._chance.randrange(PARTITIONS),
             txn_ttl_millis=timeout_ms,
-            scalable=True,
+            scalable=self._chance.random() >= self._load.legacy_share,
         )
         txn = TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
         attempt = Attempt(txn, [int(each.payload) for each in messages], deadline)
         self._history.began(attempt)
         self._history.events["begun"] += 1
         return attempt
+
+    async def _add(self, driver: Driver, attempt: Attempt) -> bool:
+        """Say where a legacy transaction takes part, as its clients do before they do anything."""
+        fields: dict[str, Any] = dict(txn_fields(attempt.txn))
+        place = {"topic": INPUT, "subscription": SUBSCRIPTION}
+        try:
+            await driver.request(
+                "ADD_PARTITION_TO_TXN", timeout_s=REPLY_SECONDS, partitions=OUTPUTS, **fields
+            )
+            await driver.request(
+                "ADD_SUBSCRIPTION_TO_TXN", timeout_s=REPLY_SECONDS, subscription=[place], **fields
+            )
+        except RequestError as error:
+            if error.wire_code != WireCode.INVALID_TXN_STATUS or not attempt.may_be_over:
+                raise
+            self._history.events["late ADD refused"] += 1
+            return False
+        return True
 
     async def _all_accepted(self, steps: Iterable[_Step]) -> bool:
         """All at once, or one after the other."""
@@ -418,7 +451,7 @@ class _Worker:
         if commit:
             self._load.commit_sent.set()
         refusal = await ending
-        if refusal == WireCode.SERVICE_NOT_READY:
+        if refusal in _NOT_READY:
             raise RemoteProtocolError("END_TXN must be repeated: the coordinator is not ready")
         self._owed = None
         if commit and refusal is None:
