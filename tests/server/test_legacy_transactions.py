@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from magnetar.errors import ServiceNotReady, WireCode
+from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.authority import Authority, Principal
+from magnetar.testing.scalable_clients import QueueConsumer
+from magnetar.testing.scalable_links import Links
 from magnetar.txn.ids import METADATA_BIT, is_metadata
 from magnetar.txn.legacy import coordinators
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.legacy_stage import V4, A, B, Decided, ids, play
+from tests.server.scalable_stage import nothing_comes, read
 from tests.unit.server.serving import refused
 
 SEGMENT = "segment://public/default/x/0000-ffff-0"
@@ -399,3 +403,34 @@ def test_the_setting_switched_back_and_forth(tmp_path: Path) -> None:
         after,
         kinds=("markers", "metadata", "auto", "metadata"),
     )
+
+
+def test_ends_after_the_topic_became_scalable(tmp_path: Path) -> None:
+    """The coordinator goes on with the names that it has, also after a restart."""
+    made: list[TxnId] = []
+
+    async def scene(server: Server, client: V4) -> None:
+        for number, ttl in enumerate((60_000, 60_000, 300)):
+            made.append(await client.begin(ttl=ttl))
+            await client.publish(A, b"#%d" % number, made[-1])
+        await client.publish(A, b"#plain")
+        await server.context.scalable.migrate(TopicName.parse(A), force=True)
+
+    async def again(server: Server, client: V4) -> None:
+        committed, aborted, late = made
+        decided = Decided(server, late)
+        await client.end(committed)
+        await client.end(aborted, commit=False)
+        assert await decided.wait() == "ABORTED"
+        await client.end(late, commit=False)
+
+    async def read_again(server: Server, client: V4) -> None:
+        for name in ("first", "second"):
+            async with (
+                Links(server.service_url) as links,
+                QueueConsumer(links, A.replace("persistent", "topic"), name, "c") as consumer,
+            ):
+                assert {each.sequence for each in await read(consumer, 2)} == {1, 4}
+                await nothing_comes(consumer, 0.1)
+
+    play(tmp_path, scene, again, read_again)
