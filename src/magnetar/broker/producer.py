@@ -29,6 +29,7 @@ from typing import Final, TypeAlias
 from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
 from magnetar.broker.dedup import Dedup, Lane, Verdict
 from magnetar.broker.entries import EntryView
+from magnetar.broker.held_sends import HeldSends
 from magnetar.broker.lineage import NO_SEQUENCE
 from magnetar.broker.stats import PublisherStats, Rate, time_text
 from magnetar.broker.txn_writes import TransactionWrites
@@ -150,13 +151,9 @@ class Producer:
         self._transactions = transactions
         self._direct = False
         """It may send, and nothing is held."""
-        self._held: deque[Send] = deque()
-        self._releasing = False
-        """A held send goes on just now."""
-        self._released = Signal()
-        """Advances when nothing is held any more."""
-        self._refusal_of: tuple[TxnId, NotAllowed] | None = None
-        """Why the transaction of the last held send was not admitted."""
+        self._held: HeldSends | None = None
+        if transactions is not None:
+            self._held = HeldSends(transactions, self.send, self._nothing_held)
         self._txn_lane: TxnLane | None = None
         """Of the transaction of the last send that was plain in one."""
         self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
@@ -203,11 +200,12 @@ class Producer:
     @property
     def pending(self) -> int:
         """Sends that are accepted and not settled: what back-pressure counts."""
-        return len(self._pending) + len(self._held)
+        return len(self._pending) + self.held
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        """Sends that wait for their transaction, or behind one that does."""
+        return 0 if self._held is None else len(self._held)
 
     def is_successor_of(self, other: Producer) -> bool:
         """The same producer of the same connection, come again."""
@@ -252,15 +250,17 @@ class Producer:
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        if self._stopped and not self._releasing:
+        held = self._held
+        is_released = held is not None and held.is_releasing
+        if self._stopped and not is_released:
             return
         sent: _Noted = None
         sequence_id, lane = send.sequence_id, self._lane
         if type(send) is not Send or not self._direct or (lane is None and self._dedup is not None):
-            if type(send) is TxnSend and (self._direct or self._releasing):
+            if type(send) is TxnSend and (self._direct or is_released):
                 sent = self._lane_in(send)
             if sent is None:
-                if self._is_held(send):
+                if not is_released and self._is_held(send):
                     return
                 sent = self._judged(send)
         elif lane is not None:
@@ -322,9 +322,9 @@ class Producer:
         if transactions is None:
             return NotAllowed("this topic takes no transactional messages")
         if not transactions.is_admitted(txn):
-            known, before = transactions.refusal(txn), self._refusal_of
-            if known is None and before is not None and before[0] == txn:
-                known = before[1]
+            known = transactions.refusal(txn)
+            if known is None and self._held is not None:
+                known = self._held.refusal_of(txn)
             return known or NotAllowed(f"transaction {to_text(txn)} is not admitted")
         return None
 
@@ -361,68 +361,17 @@ class Producer:
 
     def _is_held(self, send: Send) -> bool:
         """Whether a send waits: for its transaction, or behind one that does."""
-        if self._releasing:
+        held = self._held
+        if held is None or (not held and (not self._ready or not send.checksum_ok)):
             return False
-        txn, transactions, held = send.txn_id, self._transactions, self._held
-        if held:
-            if txn is not None and txn != held[-1].txn_id and transactions is not None:
-                self._ask_ahead(transactions, txn)
-        else:
-            if txn is None or transactions is None or not self._ready or not send.checksum_ok:
-                return False
-            if transactions.is_admitted(txn) or transactions.refusal(txn) is not None:
-                return False
-            self._direct = False
-        held.append(send)
-        if len(held) == 1:
-            self._go_on()
+        if not held.takes(send):
+            return False
+        self._direct = self._direct and not held
         return True
 
-    @staticmethod
-    def _ask_ahead(transactions: TransactionWrites, txn: TxnId) -> None:
-        """Have a transaction admitted while those before it are."""
-        try:
-            transactions.ask(txn)
-        except NotAllowed:
-            return  # when its turn comes it is refused
-
-    def _answered(self, txn: TxnId, refusal: NotAllowed | None) -> None:
-        """The first held send need not wait any more."""
-        self._refusal_of = None if refusal is None else (txn, refusal)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Let held sends go on, up to the first whose transaction is neither admitted nor refused.
-
-        All of them at once: after the last one nothing is held.
-        """
-        held = self._held
-        answered: TxnId | None = None
-        self._releasing = True
-        while held:
-            txn = held[0].txn_id
-            # Nothing can change between the sends of one transaction: nobody else runs.
-            if txn is not None and txn != answered and not self._is_answered(txn):
-                break
-            answered = txn
-            self.send(held.popleft())
-        self._releasing = False
-        if not held:
-            self._direct = self._ready
-            self._refusal_of = None
-            self._released.advance()
-            self._wake()
-
-    def _is_answered(self, txn: TxnId) -> bool:
-        """Whether a held send may go on; if not, its transaction is asked about."""
-        refused, transactions = self._refusal_of, self._transactions
-        if transactions is None or (refused is not None and refused[0] == txn):
-            return True
-        try:
-            return transactions.ask(txn, self._answered)
-        except NotAllowed as error:
-            self._refusal_of = (txn, error)
-            return True
+    def _nothing_held(self) -> None:
+        self._direct = self._ready
+        self._wake()
 
     def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:
         """Queue the failure: what is in flight of this producer is settled before it."""
@@ -530,7 +479,7 @@ class Producer:
 
     def stop(self, error: MagnetarError | None = None) -> None:
         """Take no more sends; receipts of what is in flight still come. The first reason stays."""
-        if error is not None:
+        if error is not None and self._held is not None:
             self._held.clear()
         if not self._stopped:
             self._stopped = True
@@ -547,19 +496,12 @@ class Producer:
             left = max(deadline - loop.time(), 0)
             if self._pending:
                 await asyncio.wait({self._pending[0][0]}, timeout=left)
-            else:
-                await self._until_released(left)
+            elif self._held is not None:
+                await self._held.until_empty(left)
             self.settle()
             if self.pending and loop.time() >= deadline:
                 raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
         self._wake()
-
-    async def _until_released(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._released.past(self._released.version)
-        except TimeoutError:
-            return
 
 
 def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = None) -> _Sent:
