@@ -79,10 +79,6 @@ class FileLedger:
             entries.append(_new(Entry, (position, payload)))
         return entries
 
-    def drop_after_durable(self) -> None:
-        del self.tail[self.last_durable + 1 - self.moved :]
-        self.next_entry = self.last_durable + 1
-
 
 def loaded_ledger(ledger_id: int, loaded: Loaded) -> FileLedger:
     return FileLedger(

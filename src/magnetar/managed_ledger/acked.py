@@ -77,11 +77,6 @@ class AckedSet:
         """Entries acknowledged as a whole."""
         return self._count
 
-    @property
-    def partial_count(self) -> int:
-        """Entries with a batch-index set."""
-        return sum(len(chunk.batches) for chunk in self._chunks.values())
-
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
@@ -213,9 +208,6 @@ class AckedSet:
     def chunk_keys(self) -> tuple[ChunkKey, ...]:
         """The chunks that exist, ascending."""
         return tuple(self._order)
-
-    def has_chunk(self, key: ChunkKey) -> bool:
-        return key in self._chunks
 
     def take_changed(self) -> set[ChunkKey]:
         """The existing chunks that changed since the last call."""

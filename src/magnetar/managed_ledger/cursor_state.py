@@ -112,9 +112,6 @@ class CursorState:
         """Which messages of a partly acknowledged batch are still to be delivered."""
         return self.acked.unacked_indexes(position)
 
-    def first_unacked(self, ledgers: LedgerList) -> Position | None:
-        return ledgers.after(self.mark_delete)
-
     def next_to_read(self, start: Position, ledgers: LedgerList) -> Position | None:
         """The first existing position from `start` on that is not acknowledged."""
         position = ledgers.at_or_after(max(start, self.mark_delete))

@@ -214,13 +214,6 @@ class TopicName:
         """One for all partitions, all segments, and the regular topic of the same name."""
         return f"{self.namespace}/{encoded(self.without_partition().local_name)}"
 
-    @property
-    def metadata_path(self) -> str:
-        """Where the record of this scalable topic (of this segment's topic) is stored."""
-        if not self.domain.is_scalable:
-            raise NotAllowed(f"{self} is not a scalable topic")
-        return f"/topics/{self.namespace}/{encoded(self.local_name)}"
-
 
 def encoded(local_name: str) -> str:
     """A local name as one part of a path, in the form encoding that Java brokers use."""

@@ -108,10 +108,6 @@ class KeySharedPolicy:
             buckets = (HashRange(0, buckets[0].end), *buckets[1:])
         return cls(KeySharedMode.STICKY, buckets, entry_buckets=True)
 
-    def conflicts_with(self, other: KeySharedPolicy) -> bool:
-        """Could the same key go to both of two sticky consumers?"""
-        return any(mine.overlaps(theirs) for mine in self.ranges for theirs in other.ranges)
-
 
 @dataclass(frozen=True, slots=True)
 class Subscription:

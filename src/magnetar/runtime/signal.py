@@ -49,13 +49,6 @@ class Signal:
             self._wake()
         return self._version
 
-    def advance_to(self, version: int) -> None:
-        """Move on to `version`; a lower one changes nothing."""
-        if version > self._version:
-            self._version = version
-            if self._waiters:
-                self._wake()
-
     async def past(self, version: int) -> int:
         """Wait until the signal is past `version`; the version it is at then.
 

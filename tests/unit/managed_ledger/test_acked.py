@@ -174,7 +174,7 @@ def test_batch_sets_merge_by_and_and_an_empty_one_is_a_whole_ack() -> None:
     assert not acked.merge_batch(position, 0b1111)
     assert acked.merge_batch(position, 0b0111)
     assert acked.unacked_indexes(position) == 0b0110
-    assert acked.partial_count == 1
+    assert dict(acked.partial()) == {position: 0b0110}
     assert position not in acked
     assert acked.merge_batch(position, 0b1001)
     assert position in acked

@@ -118,7 +118,6 @@ def test_a_scalable_topic_and_its_segments() -> None:
 def test_derived_names() -> None:
     segment = TopicName.parse("segment://t/n/a b/0000-7fff-3")
     assert segment.managed_ledger_name == "t/n/segment/a+b/0000-7fff-3"
-    assert segment.metadata_path == "/topics/t/n/a+b"
     assert segment.schema_id == "t/n/a+b"
     regular = TopicName.parse("persistent://t/n/a b-partition-1")
     assert regular.managed_ledger_name == "t/n/persistent/a+b-partition-1"
@@ -129,8 +128,6 @@ def test_what_holds_no_messages_has_no_managed_ledger() -> None:
     for text in ("topic://t/n/x", "non-persistent://t/n/x"):
         with pytest.raises(NotAllowed):
             _ = TopicName.parse(text).managed_ledger_name
-    with pytest.raises(NotAllowed):
-        _ = TopicName.parse("x").metadata_path
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,6 @@ def test_only_key_shared_has_a_policy() -> None:
 def test_sticky_ranges_are_kept_in_ring_order() -> None:
     policy = KeySharedPolicy.sticky([(200, 300), (0, 100)])
     assert policy.ranges == (HashRange(0, 100), HashRange(200, 300))
-    assert policy.conflicts_with(KeySharedPolicy.sticky([(300, 300)]))
-    assert not policy.conflicts_with(KeySharedPolicy.sticky([(101, 199)]))
 
 
 @pytest.mark.parametrize(
