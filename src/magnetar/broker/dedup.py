@@ -24,7 +24,8 @@ Invariants (`check_invariants`):
    comes again (and with it, in order, whatever it still wants to send). So "at or below persisted"
    keeps its meaning (2) for the next generation.
 7. What a transaction stored does not count before its commit: below `persisted` it is UNKNOWN until
-   then. An abort leaves holes.
+   then. An abort leaves holes, which nobody need fill: a producer that comes back goes on behind
+   them, or its next messages would be taken for those that are stored behind the holes.
 8. A name has at most `HOLES_MAX` holes. At or below the last one that was given up (`unproven`)
    nothing is STORE or DUPLICATE; a segment's children take it for stored.
 
@@ -56,7 +57,6 @@ _WITH_LINEAGE: Final = 2
 _HEADER: Final = struct.Struct(">BqqI")
 _NAME_SIZE: Final = struct.Struct(">I")
 _PRODUCER: Final = struct.Struct(">qI")
-_HOLE: Final = struct.Struct(">qq")
 
 
 class Verdict(Enum):
@@ -123,7 +123,7 @@ class Lane:
     @property
     def doubtful(self) -> list[Span]:
         """Sequences of which nobody knows yet whether they will be stored."""
-        in_txns = [Span(*run) for runs in self.in_txns for run in runs]
+        in_txns = [Span(*run, needed=False) for runs in self.in_txns for run in runs]
         return [*self.filling, *self.undecided, *in_txns]
 
     def plain_persisted(self, sequence_id: int) -> None:
@@ -146,15 +146,16 @@ class Lane:
             sent = tuple(sorted([*_without(holes, sent), *sent]))
             holes = self.holes = []
         for each in sent:
-            if holes and holes[-1].last == each.first - 1:
-                holes[-1] = Span(holes[-1].first, each.last)
+            before = holes[-1] if holes else None
+            if before is not None and before[1:] == (each.first - 1, each.needed):
+                holes[-1] = before._replace(last=each.last)
             else:
                 holes.append(each)
         # Above everything pushed there is no hole: a resend is new by its number alone.
         while holes and holes[-1].last > pushed:
-            low = holes.pop().first
-            if low <= pushed:
-                holes.append(Span(low, pushed))
+            above = holes.pop()
+            if above.first <= pushed:
+                holes.append(above._replace(last=pushed))
         if len(holes) > HOLES_MAX:
             kept = HOLES_MAX // 2
             self.unproven = max(self.unproven, holes[-kept - 1].last)
@@ -246,13 +247,14 @@ class Dedup:
         """Up to where a producer need not send again; -1 if it never sent."""
         producer = self._producers.get(name)
         pushed = NO_SEQUENCE if producer is None else producer.pushed
-        holes = [] if producer is None else producer.holes[:1]
+        holes = [] if producer is None else producer.holes
         inherited = self._inherited.get(name)
         if inherited is not None:
             # What is below its own sequences, the producer has sent again or given up.
-            holes += [hole for piece in inherited.pieces for hole in _above(piece.holes, pushed)]
+            above = [hole for piece in inherited.pieces for hole in _above(piece.holes, pushed)]
+            holes = [*holes, *above]
             pushed = max(pushed, inherited.highest)
-        return min(holes).first - 1 if holes else pushed
+        return min((hole.first - 1 for hole in holes if hole.needed), default=pushed)
 
     @property
     def has_holes(self) -> bool:
@@ -268,7 +270,7 @@ class Dedup:
         """It is decided."""
         lane = self._lane_of(name)
         lane.in_txns = [each for each in lane.in_txns if each is not stored]
-        runs = [Span(*run) for run in stored]
+        runs = [Span(*run, needed=False) for run in stored]
         if runs and committed:
             self.txn_committed(name, *runs)
         elif runs:
@@ -276,10 +278,10 @@ class Dedup:
 
     def stored_in_txn(self, name: str, sent: Span) -> None:
         """The log has it, of a transaction that is not decided."""
-        lane = self._lane_of(name)
+        lane, sent = self._lane_of(name), sent._replace(needed=False)
         lane.holes = _without(lane.holes, [sent])
         if lane.undecided and lane.undecided[-1].last == sent.first - 1:
-            lane.undecided[-1] = Span(lane.undecided[-1].first, sent.last)
+            lane.undecided[-1] = lane.undecided[-1]._replace(last=sent.last)
         else:
             lane.undecided.append(sent)
 
@@ -291,7 +293,7 @@ class Dedup:
             if sent.last > producer.persisted:
                 if not producer.is_idle:
                     # Not past what is in flight: it stays unknown until the log is read again.
-                    producer.undecided.append(sent)
+                    producer.undecided.append(sent._replace(needed=False))
                     continue
                 producer.pushed = producer.persisted = sent.last
 
@@ -300,7 +302,7 @@ class Dedup:
         producer = self._lane_of(name)
         producer.drop(*stored)
         forgotten = []
-        for sent in stored:
+        for sent in (each._replace(needed=False) for each in stored):
             if sent.last > producer.pushed:
                 if not producer.is_idle:
                     producer.undecided.append(sent)
@@ -418,7 +420,7 @@ class Dedup:
                 holes.insert(0, Span(NO_SEQUENCE, producer.unproven))  # no hole begins there
             out += _PRODUCER.pack(producer.persisted, len(holes))
             for hole in holes:
-                out += _HOLE.pack(*hole)
+                out += hole.to_bytes()
         if self._inherited:
             inherited = {name: each.pieces for name, each in self._inherited.items()}
             out += Lineage(inherited).to_bytes()
@@ -454,8 +456,7 @@ class Dedup:
         offset += _PRODUCER.size
         producer = self._producers[name] = Lane(persisted)
         for _ in range(holes):
-            hole = Span(*_HOLE.unpack_from(data, offset))
-            offset += _HOLE.size
+            hole, offset = Span.read(data, offset)
             if hole.first == NO_SEQUENCE:
                 producer.unproven = hole.last
             else:
@@ -522,29 +523,33 @@ def _missing(producer: Lane) -> list[Span]:
     persisted = producer.persisted
     missing = sorted([*producer.holes, *producer.doubtful])
     found: list[Span] = []
-    for low, high in missing:
+    for low, high, needed in missing:
         first, last = max(low, found[-1].last + 1 if found else low), min(high, persisted)
         if first <= last:
-            found.append(Span(first, last))
+            found.append(Span(first, last, needed))
     return found
 
 
 def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:
-    return [Span(max(low, sequence_id + 1), high) for low, high in spans if high > sequence_id]
+    return [
+        each._replace(first=max(each.first, sequence_id + 1))
+        for each in spans
+        if each.last > sequence_id
+    ]
 
 
 def _without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
     """What is left of spans without these sequences, which are ascending."""
     rest: list[Span] = []
-    for low, high in spans:
+    for low, high, needed in spans:
         at = bisect_left(gone, low, key=_last)
         while at < len(gone) and gone[at].first <= high:
             if low < gone[at].first:
-                rest.append(Span(low, gone[at].first - 1))
+                rest.append(Span(low, gone[at].first - 1, needed))
             low = gone[at].last + 1
             at += 1
         if low <= high:
-            rest.append(Span(low, high))
+            rest.append(Span(low, high, needed))
     return rest
 
 

@@ -38,6 +38,20 @@ class Span(NamedTuple):
 
     first: int
     last: int
+    needed: bool = True
+    """Of what is not stored: whether its producer is told to send it again. Nobody need send again
+    what an aborted transaction had stored; whoever does is welcome."""
+
+    def to_bytes(self) -> bytes:
+        """A sequence has no sign: the last one's tells whether it is needed."""
+        return _SPAN.pack(self.first, self.last if self.needed else ~self.last)
+
+    @classmethod
+    def read(cls, data: bytes, offset: int) -> tuple[Span, int]:
+        """One in its stored form, and where it ends."""
+        first, last = _SPAN.unpack_from(data, offset)
+        span = cls(first, last) if last >= 0 else cls(first, ~last, needed=False)
+        return span, offset + _SPAN.size
 
 
 class Piece(NamedTuple):
@@ -118,7 +132,7 @@ class Lineage(Mapping[str, tuple[Piece, ...]]):
             for (start, end), persisted, holes in map(_parts, pieces):
                 out += _PIECE.pack(start, end, persisted, len(holes))
                 for hole in holes:
-                    out += _SPAN.pack(*hole)
+                    out += hole.to_bytes()
         return bytes(out)
 
     @classmethod
@@ -225,8 +239,8 @@ def _read_name(data: bytes, offset: int, found: dict[str, list[Piece]]) -> int:
         offset += _PIECE.size
         spans: list[Span] = []
         for _ in range(holes):
-            spans.append(Span(*_SPAN.unpack_from(data, offset)))
-            offset += _SPAN.size
+            span, offset = Span.read(data, offset)
+            spans.append(span)
         piece = Piece(HashRange(start, end), persisted, tuple(spans))
         piece.check_invariants()
         pieces.append(piece)

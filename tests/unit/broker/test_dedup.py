@@ -397,5 +397,7 @@ def test_neighbours_are_one_hole() -> None:
     dedup.persisted("p", 4 * HOLES_MAX)
     for number in range(2 * HOLES_MAX):
         dedup.txn_aborted("p", Span(number, number))
-    assert dedup.lane("p").holes == [Span(0, 2 * HOLES_MAX - 1)]  # type: ignore[union-attr]
+    lane = dedup.lane("p")
+    assert lane is not None
+    assert lane.holes == [Span(0, 2 * HOLES_MAX - 1, needed=False)]
     assert dedup.decide("p", 0) is Verdict.STORE

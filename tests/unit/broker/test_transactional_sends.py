@@ -9,6 +9,8 @@ from magnetar.broker.dedup import Dedup, Verdict
 from magnetar.broker.lineage import Span
 from magnetar.errors import ServiceNotReady
 from magnetar.model.hashing import FULL_RING
+from magnetar.model.ids import Position
+from magnetar.txn.txn_dedup import TxnRuns
 from tests.unit.broker.txn_world import (
     T1,
     T2,
@@ -230,7 +232,25 @@ def test_an_aborted_sequence_becomes_a_hole_even_if_nothing_has_passed_it() -> N
     assert dedup.decide("p", 4) is Verdict.STORE
     dedup.persisted("p", 4)
     assert dedup.decide("p", 4) is Verdict.DUPLICATE
-    assert dedup.last_sequence_id("p") == 4
+    assert dedup.last_sequence_id("p") == 6  # nobody need send the other one again
+
+
+def test_a_producer_that_comes_back_goes_on_behind_what_was_aborted() -> None:
+    """Told to go on before it, its next messages would be taken for those stored behind it."""
+    dedup = Dedup(10)
+    for first, committed in ((0, True), (3, False), (6, True)):
+        runs = TxnRuns()
+        dedup.began_in_txn("p", runs)
+        runs.add(first, first + 2)
+        assert dedup.last_sequence_id("p") == (-1 if first == 0 else first - 1)
+        dedup.ended_in_txn("p", runs, committed=committed)
+    again, _ = Dedup.restore(dedup.snapshot(Position(1, 9)), 10, now=0)
+    child = Dedup(10)
+    child.inherit(dedup.lineage(FULL_RING, FULL_RING), FULL_RING, 0)
+    for each in (dedup, again, child):
+        assert each.last_sequence_id("p") == 8
+        assert each.decide("p", 4, key_hash=0) is Verdict.STORE
+        assert each.decide("p", 7, key_hash=0) is Verdict.DUPLICATE
     dedup.check_invariants()
 
 
