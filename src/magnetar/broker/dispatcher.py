@@ -40,6 +40,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import DISPATCHED_ENTRIES, SUBSCRIPTION_FAILURES
 from magnetar.runtime.signal import Signal
+from magnetar.txn.legacy.markers import is_marker
 
 _LOG: Final = logger(__name__)
 
@@ -66,6 +67,30 @@ class ReadableTopic(Protocol):
     def is_visible(self, entry: Entry) -> bool:
         """Whether an entry up to `readable_end` is for consumers."""
         ...
+
+
+class Uncommitted:
+    """A topic as a subscription sees it that reads what is not committed: all durable messages.
+
+    A topic has no subscriptions before its transactions are recovered, so neither is there this.
+    """
+
+    def __init__(self, topic: ReadableTopic) -> None:
+        self._topic = topic
+
+    @property
+    def name(self) -> TopicName:
+        return self._topic.name
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        return self._topic.ledger
+
+    def readable_end(self) -> Position:
+        return self._topic.ledger.last_position()
+
+    def is_visible(self, entry: Entry) -> bool:
+        return not is_marker(entry.payload)
 
 
 class ReadingCursor(Protocol):

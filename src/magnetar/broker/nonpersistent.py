@@ -37,6 +37,7 @@ from magnetar.errors import (
     TopicTerminated,
 )
 from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
 from magnetar.runtime.signal import Signal
 
@@ -85,7 +86,7 @@ class NonPersistentTopic:
         producers = self.producers
         return bool(producers.connected or producers.waiting or self._consumers())
 
-    async def last_message(self) -> LastMessage:
+    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
         raise NotAllowed(f"{self.name} keeps no messages")
 
     # --- producers

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from magnetar.model.isolation import ReadIsolation
 from magnetar.runtime.clock import Clock
 
 WINDOW_S: Final = 60.0
@@ -102,6 +103,8 @@ class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
     is_durable: bool = True
     is_replicated: bool = False
     subscription_properties: dict[str, str] = {}
+    read_isolation: str = ReadIsolation.COMMITTED.value
+    """Ours: whether it gets messages of transactions that are undecided or aborted."""
 
 
 class TopicStats(msgspec.Struct, rename="camel", kw_only=True):

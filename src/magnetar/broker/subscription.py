@@ -14,7 +14,9 @@ Invariants:
    read before the seek cannot be acknowledged after it.
 5. The backlog is counted in entries: the broker does not open batches. What a transaction has
    acknowledged counts until it is committed, and is given to nobody until it is aborted.
-6. Without a first consumer there is no coroutine, once what transactions left is read: idle
+6. A subscription that reads what is not committed sees its topic through `Uncommitted`, in all that
+   it does; it changes nothing for any other.
+7. Without a first consumer there is no coroutine, once what transactions left is read: idle
    subscriptions cost memory alone.
 
 Relies on: the topic (`ReadableTopic`) to advance `wake`, and to drop a non-durable subscription
@@ -30,7 +32,7 @@ from typing import Final
 from magnetar.broker.acks import Ack, run_end
 from magnetar.broker.api import ConsumerOptions
 from magnetar.broker.consumer import Consumer
-from magnetar.broker.dispatcher import Dispatcher, ReadableTopic
+from magnetar.broker.dispatcher import Dispatcher, ReadableTopic, Uncommitted
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.held_messages import HeldMessages
 from magnetar.broker.membership import Membership
@@ -49,6 +51,7 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import Domain
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
@@ -97,9 +100,13 @@ class Subscription:
         limits: Limits,
         consistent_hashing: bool = True,
         transactions: AckParts | None = None,
+        isolation: ReadIsolation = ReadIsolation.COMMITTED,
     ) -> None:
         self.name = cursor.name
         self.cursor = cursor
+        self.isolation = isolation
+        if isolation is ReadIsolation.UNCOMMITTED:
+            topic = Uncommitted(topic)
         self.wake = Signal()
         """Advanced by the topic when there may be more to read, or when it was terminated."""
         self._topic = topic
@@ -184,8 +191,8 @@ class Subscription:
         """Entries that are not acknowledged as a whole."""
         return self.cursor.backlog()
 
-    def _visible_backlog(self) -> int:
-        """Without what stands behind an undecided transaction."""
+    def visible_backlog(self) -> int:
+        """Without what stands behind an undecided transaction, unless that is read too."""
         ledger = self._topic.ledger
         hidden = ledger.count_between(self._topic.readable_end(), ledger.last_position())
         return max(self.backlog() - hidden, 0)
@@ -195,7 +202,7 @@ class Subscription:
         totals = self._membership.totals()
         return SubscriptionStats(
             type=TYPE_NAMES[self.type],
-            msg_backlog=self._visible_backlog(),
+            msg_backlog=self.visible_backlog(),
             unacked_messages=0 if state is None else state.unacked,
             msg_rate_out=self._rate_out.of(totals.messages),
             msg_throughput_out=self._throughput_out.of(totals.bytes),
@@ -207,6 +214,7 @@ class Subscription:
             consumers=[each.stats() for each in self.consumers],
             is_durable=self.durable,
             subscription_properties=self.cursor.properties,
+            read_isolation=self.isolation.value,
         )
 
     # --- consumers

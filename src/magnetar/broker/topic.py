@@ -60,6 +60,7 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.hashing import FULL_RING, HashRange
 from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
@@ -130,6 +131,7 @@ class Topic:
         self._subscriptions = TopicSubscriptions(
             self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
         )
+        self.end_for = self._subscriptions.end_for
         self._dedup: DedupLog | None = None
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
@@ -212,9 +214,9 @@ class Topic:
         for subscription in list(self.subscriptions.values()):
             await subscription.rescan_transactions()
 
-    async def last_message(self) -> LastMessage:
+    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
         """The last message that a consumer could get."""
-        entry = await self._transactions.last_entry()
+        entry = await self._transactions.last_entry(isolation)
         if entry is None:
             return LastMessage(DROPPED, -1)
         view = EntryView.of(entry)
@@ -417,8 +419,8 @@ class Topic:
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
             before, end = end, self.readable_end()
-            if end != before:  # else an open transaction is before what was appended
-                self._subscriptions.wake()
+            # An open transaction may be before what was appended: most have nothing to read then.
+            (self._subscriptions.wake_uncommitted if end == before else self._subscriptions.wake)()
         self._subscriptions.wake()
         self._trouble.advance()
 

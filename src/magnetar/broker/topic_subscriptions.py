@@ -6,6 +6,8 @@ Invariants:
 1. Every durable cursor of the managed ledger has a subscription here once the topic is loaded.
 2. One name is one subscription, durable or not, for as long as it is here.
 3. A subscription is here from the moment at which its cursor exists until that is gone.
+4. The isolation of a subscription is that with which it was created; a consumer that asks for
+   another one is refused.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from magnetar.errors import (
 )
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation, asked_isolation, stored_isolation
 from magnetar.model.subscriptions import check_subscription_name
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
@@ -54,6 +57,7 @@ class TopicSubscriptions:
         self._clock = clock
         self._limits = limits
         self._by_name: dict[str, Subscription] = {}
+        self._uncommitted: set[Subscription] = set()
         self._turn = asyncio.Lock()
 
     @property
@@ -73,6 +77,17 @@ class TopicSubscriptions:
         for subscription in self._by_name.values():
             subscription.pass_over(positions)
 
+    def wake_uncommitted(self) -> None:
+        """More is durable, behind an undecided transaction."""
+        for subscription in self._uncommitted:
+            subscription.wake.advance()
+
+    def end_for(self, isolation: ReadIsolation | None) -> Position:
+        """The last position that such a subscription may see."""
+        if isolation is ReadIsolation.UNCOMMITTED:
+            return self._topic.ledger.last_position()
+        return self._topic.readable_end()
+
     def load(self) -> None:
         """Open a subscription for every durable cursor."""
         ledger = self._topic.ledger
@@ -90,6 +105,7 @@ class TopicSubscriptions:
                 if present.durable != options.durable:
                     kind = "durable" if present.durable else "not durable"
                     raise NotAllowed(f"subscription {options.subscription!r} is {kind}")
+                _check_isolation(options, present)
                 return present
             if options.durable and not policies.auto_subscription_creation:
                 raise _missing(options.subscription)
@@ -104,6 +120,7 @@ class TopicSubscriptions:
     ) -> bool:
         """A durable subscription without a consumer; False: it exists already."""
         check_subscription_name(name)
+        asked_isolation(properties or {})
         async with self._turn:
             if name in self._by_name:
                 return False
@@ -114,32 +131,37 @@ class TopicSubscriptions:
 
     async def _create(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
         ledger = self._topic.ledger
-        mark_delete = first_mark_delete(options, self._topic.readable_end())
+        isolation = asked_isolation(options.subscription_properties)
+        mark_delete = first_mark_delete(options, self.end_for(isolation))
         if options.rollback_seconds > 0:
-            mark_delete = await self._rolled_back(options.rollback_seconds)
+            mark_delete = await self._rolled_back(options.rollback_seconds, isolation)
         if not options.durable:
-            return self._open(ledger.open_reader(options.subscription, mark_delete))
+            return self._open(ledger.open_reader(options.subscription, mark_delete), isolation)
         self._check_room(policies)
         properties = dict(options.subscription_properties)
         cursor = await ledger.create_cursor(options.subscription, mark_delete, properties)
         return self._open(cursor)
 
-    async def _rolled_back(self, seconds: int) -> Position:
+    async def _rolled_back(self, seconds: int, isolation: ReadIsolation | None) -> Position:
         ms = self._clock.now_ms() - seconds * _MS_PER_SECOND
         found = await self._topic.ledger.find_by_time(ms, publish_time_of)
         if found is None:
-            return self._topic.readable_end()
+            return self.end_for(isolation)
         return Position(found.ledger_id, found.entry_id - 1)
 
-    def _open(self, cursor: Cursor) -> Subscription:
+    def _open(self, cursor: Cursor, asked: ReadIsolation | None = None) -> Subscription:
+        """Durable ones have what was asked for among their properties."""
         subscription = Subscription(
             self._topic,
             cursor,
             clock=self._clock,
             limits=self._limits,
             transactions=self._transactions,
+            isolation=asked or stored_isolation(cursor.properties),
         )
         self._by_name[cursor.name] = subscription
+        if subscription.isolation is ReadIsolation.UNCOMMITTED:
+            self._uncommitted.add(subscription)
         return subscription
 
     def _check_room(self, policies: TopicPolicies) -> None:
@@ -156,7 +178,7 @@ class TopicSubscriptions:
             if subscription is None:
                 raise _missing(name)
             await subscription.unsubscribe(by=by, force=force)
-            del self._by_name[name]
+            self._forget(subscription)
 
     async def release(self, subscription: Subscription) -> None:
         """A consumer left: drop what lives only as long as it has consumers."""
@@ -164,8 +186,12 @@ class TopicSubscriptions:
             present = self._by_name.get(subscription.name)
             if present is not subscription or subscription.durable or subscription.consumers:
                 return
-            del self._by_name[subscription.name]
+            self._forget(subscription)
             await subscription.close()
+
+    def _forget(self, subscription: Subscription) -> None:
+        del self._by_name[subscription.name]
+        self._uncommitted.discard(subscription)
 
     async def close(self, error: MagnetarError | None) -> None:
         """Close all; raises the first error once every one of them had its turn."""
@@ -173,9 +199,19 @@ class TopicSubscriptions:
             closing = [each.close(error) for each in self._by_name.values()]
             results = await asyncio.gather(*closing, return_exceptions=True)
             self._by_name.clear()
+            self._uncommitted.clear()
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+
+def _check_isolation(options: ConsumerOptions, present: Subscription) -> None:
+    asked = asked_isolation(options.subscription_properties)
+    if asked is not None and asked is not present.isolation:
+        raise NotAllowed(
+            f"subscription {present.name!r} is {present.isolation}, not {asked}",
+            hint="ask for what it is, or use another subscription",
+        )
 
 
 def check_consumer_options(options: ConsumerOptions) -> None:

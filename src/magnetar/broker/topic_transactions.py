@@ -32,6 +32,7 @@ from magnetar.ledger.api import Entry, LedgerStore
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
@@ -39,7 +40,7 @@ from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.markers import trace_of
+from magnetar.txn.legacy.markers import is_marker, trace_of
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
@@ -203,13 +204,17 @@ class TopicTransactions:
             return False
         return buffer.is_visible(trace.txn, position)
 
-    async def last_entry(self) -> Entry | None:
-        """The last entry that is for consumers."""
-        wanted = 1
-        last = self._at_or_before(self.readable_end())
+    async def last_entry(self, isolation: ReadIsolation | None = None) -> Entry | None:
+        """The last entry that is for consumers; those that read what is not committed get all."""
+        wanted, all_of_it = 1, isolation is ReadIsolation.UNCOMMITTED
+        last = self._at_or_before(
+            self._ledger.last_position() if all_of_it else self.readable_end()
+        )
         while last is not None:
             first = Position(last.ledger_id, max(last.entry_id - wanted + 1, 0))
-            visible = [each for each in await self._between(first, last) if self.is_visible(each)]
+            found = await self._between(first, last)
+            shows = _is_message if all_of_it else self.is_visible
+            visible = [each for each in found if shows(each)]
             if visible:
                 return visible[-1]
             wanted = READ_ENTRIES  # behind many of a large transaction that was aborted
@@ -332,6 +337,10 @@ class TopicTransactions:
         if buffer is not None and view.is_last_chunk:
             name = dedup_name(self._name, view.producer_name)
             buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
+
+
+def _is_message(entry: Entry) -> bool:
+    return not is_marker(entry.payload)
 
 
 def _after(position: Position) -> Position:

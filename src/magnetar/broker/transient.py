@@ -22,6 +22,7 @@ from magnetar.broker.stats import Rate, SubscriptionStats
 from magnetar.broker.subscription import TYPE_NAMES
 from magnetar.errors import ConsumerBusy, MagnetarError, ServiceNotReady
 from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import Clock
@@ -37,6 +38,9 @@ class TransientSubscription:
     """A named group of consumers of a non-persistent topic."""
 
     durable: Final = False
+
+    isolation: Final = ReadIsolation.COMMITTED
+    """There are no transactions here."""
 
     def __init__(
         self,
@@ -80,6 +84,9 @@ class TransientSubscription:
         return self._membership.active
 
     def backlog(self) -> int:
+        return 0
+
+    def visible_backlog(self) -> int:
         return 0
 
     def stats(self) -> SubscriptionStats:

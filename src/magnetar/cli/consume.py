@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from magnetar.cli.admin_client import default_service_url
+from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
 from magnetar.cli.link import Link
 from magnetar.cli.unpacked import Chunks, Message, unpacked
 from magnetar.errors import ServiceNotReady
@@ -52,6 +53,7 @@ _STARTS: Final = {
     show_default=True,
     help="How consumers of the subscription share its messages.",
 )
+@read_uncommitted_option
 @click.option("--wait", type=click.FloatRange(0.0), help="Stop once nothing came for so long (s).")
 @click.option("--url", metavar="URL", help="The server.  [default: by settings]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
@@ -61,12 +63,15 @@ def consume(
     count: int | None,
     start: str,
     kind: str,
+    read_uncommitted: bool,
     wait: float | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Print messages of TOPIC and acknowledge them, until --count, --wait or Ctrl-C."""
     consumption = _Consumption(count, wait, as_json)
+    if read_uncommitted:
+        click.echo("reading what is not committed too", err=True)
     try:
         asyncio.run(
             consumption.run(
@@ -76,6 +81,10 @@ def consume(
                     "subscription": subscription,
                     "subType": _TYPES[kind],
                     "initialPosition": _STARTS[start],
+                    "subscription_properties": [
+                        {"key": key, "value": value}
+                        for key, value in isolation_properties(read_uncommitted).items()
+                    ],
                 },
             )
         )

@@ -168,10 +168,16 @@ def print_statistics(found: dict[str, Any]) -> None:
     )
     print_table(headings, rows, none="no segments")
     subscriptions = [
-        (name, each.get("type"), each.get("msgBacklog"), each.get("consumerCount"))
+        (
+            name,
+            each.get("type"),
+            each.get("msgBacklog"),
+            each.get("consumerCount"),
+            each.get("readIsolation"),
+        )
         for name, each in sorted(found["subscriptions"].items())
     ]
-    columns = ("subscription", "type", "backlog", "consumers")
+    columns = ("subscription", "type", "backlog", "consumers", "isolation")
     print_table(columns, subscriptions, none="no subscriptions")
 
 

@@ -23,9 +23,11 @@ from magnetar.cli.admin_client import (
     part,
     topic_path,
 )
+from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
 from magnetar.cli.output import print_json, print_table
 from magnetar.cli.unpacked import split_batch
 from magnetar.model.ids import EARLIEST, LATEST
+from magnetar.model.isolation import ReadIsolation
 
 _ID: Final = re.compile(r"(\d+):(\d+)")
 _AGO: Final = re.compile(r"(\d+)([smhd])")
@@ -62,10 +64,11 @@ def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None
             each.get("msgBacklog", 0),
             len(each.get("consumers", ())),
             each.get("isDurable", True),
+            each.get("readIsolation", ReadIsolation.COMMITTED.value),
         )
         for name, each in sorted(found.items())
     ]
-    headings = ("subscription", "type", "backlog", "consumers", "durable")
+    headings = ("subscription", "type", "backlog", "consumers", "durable", "isolation")
     print_table(headings, rows, none=f"{topic} has no subscriptions")
 
 
@@ -73,21 +76,26 @@ def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None
 @click.argument("topic")
 @click.argument("subscription")
 @click.option("--from", "start", default="latest", show_default=True, help=f"{_PLACES}.")
+@read_uncommitted_option
 @admin_options
-def create(topic: str, subscription: str, start: str, admin_url: str | None) -> None:
+def create(
+    topic: str, subscription: str, start: str, read_uncommitted: bool, admin_url: str | None
+) -> None:
     """Create SUBSCRIPTION of TOPIC."""
     path = _path(topic, subscription)
     place = _place(start)
+    properties = {"properties": isolation_properties(read_uncommitted)}
 
     async def work(admin: AdminClient) -> None:
         if isinstance(place, int):
-            await admin.put(path, _id(*EARLIEST.position))
+            await admin.put(path, _id(*EARLIEST.position) | properties)
             await admin.post(f"{path}/resetcursor/{place}")
         else:
-            await admin.put(path, place)
+            await admin.put(path, place | properties)
 
     ask(admin_url, work)
-    click.echo(f"created {subscription}, which starts at {start}")
+    marked = ", reads what is not committed too" if read_uncommitted else ""
+    click.echo(f"created {subscription}, which starts at {start}{marked}")
 
 
 @subscriptions.command()
@@ -189,7 +197,7 @@ def _path(topic: str, subscription: str) -> str:
     return f"{topic_path(topic)}/subscription/{part(subscription)}"
 
 
-def _place(text: str) -> dict[str, int] | int:
+def _place(text: str) -> dict[str, Any] | int:
     """A place in a topic: a message id as the admin interface takes it, or a time in ms."""
     if text in ("earliest", "latest"):
         return _id(*(EARLIEST if text == "earliest" else LATEST).position)
@@ -206,7 +214,7 @@ def _place(text: str) -> dict[str, int] | int:
     return int(moment.timestamp() * 1000)
 
 
-def _id(ledger_id: int, entry_id: int) -> dict[str, int]:
+def _id(ledger_id: int, entry_id: int) -> dict[str, Any]:
     return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1}
 
 

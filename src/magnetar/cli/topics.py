@@ -172,10 +172,14 @@ def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
             each.get("unackedMessages", 0),
             len(each.get("consumers", ())),
             each.get("msgRateOut", 0.0),
+            each.get("readIsolation"),
         )
         for name, each in found["subscriptions"].items()
     ]
-    headings = ("subscription", "type", "backlog", "unacknowledged", "consumers", "messages/s out")
+    headings = (
+        *("subscription", "type", "backlog", "unacknowledged", "consumers", "messages/s out"),
+        "isolation",
+    )
     print_table(headings, rows, none="no subscriptions")
 
 

@@ -166,7 +166,7 @@ async def _has_all(topic: Topic, subscription: Subscription, reader: Consumer) -
     start = reader.options.start
     if start is None or subscription.backlog() > 1:
         return False
-    last = await topic.last_message()
+    last = await topic.last_message(subscription.isolation)
     begins_at_end = start.position == last.position
     return begins_at_end and (start.batch_index < 0 or start.batch_index >= last.batch_index)
 

@@ -27,6 +27,7 @@ from magnetar.broker.policies import effective
 from magnetar.broker.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.metadata.api import MetadataStore
+from magnetar.model.isolation import asked_isolation
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
@@ -399,11 +400,16 @@ class ScalableTopics(Service):
     # --- subscriptions
 
     async def create_subscription(
-        self, topic: TopicName, name: str, kind: SubscriptionKind
+        self,
+        topic: TopicName,
+        name: str,
+        kind: SubscriptionKind,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         """A subscription that begins at the earliest message; it may exist already."""
         await self.get(topic)
-        await self.subscriptions.ensure(topic, name, kind, "earliest")
+        asked_isolation(properties or {})
+        await self.subscriptions.ensure(topic, name, kind, "earliest", properties)
 
     async def delete_subscription(self, topic: TopicName, name: str) -> bool:
         """False: there was none."""

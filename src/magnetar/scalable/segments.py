@@ -21,6 +21,7 @@ from magnetar.broker.topic import Topic
 from magnetar.broker.topics import Topics
 from magnetar.errors import SubscriptionNotFound, TopicNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.scalable.autoscale import Sample
@@ -126,7 +127,8 @@ class LocalSegments:
     async def add_cursors(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
         topic = await self._topic(name)
         for wanted in cursors:
-            start = EARLIEST if wanted.position == "earliest" else topic.readable_end()
+            end = topic.end_for(stored_isolation(wanted.properties))
+            start = EARLIEST if wanted.position == "earliest" else end
             if wanted.name not in topic.subscriptions:
                 await topic.create_subscription(wanted.name, start, wanted.properties)
 

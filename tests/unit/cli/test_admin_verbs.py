@@ -92,6 +92,21 @@ def test_subscriptions(running: Running) -> None:
     assert running.admin("subscriptions", "reset", "a", "new", "--to", "soon").exit_code == 2
 
 
+def test_subscriptions_that_read_what_is_not_committed(running: Running) -> None:
+    running.done("topics", "create", "a")
+    said = running.done("subscriptions", "create", "a", "dirty", "--read-uncommitted")
+    assert "not committed" in said
+    running.done("subscriptions", "create", "a", "clean")
+    found = json.loads(running.done("subscriptions", "list", "a", "--json"))
+    isolations = {name: each["readIsolation"] for name, each in found.items()}
+    assert isolations == {"dirty": "read_uncommitted", "clean": "read_committed"}
+    for shown in (("subscriptions", "list", "a"), ("topics", "stats", "a")):
+        assert "read_uncommitted" in running.done(*shown)
+    consumed = running.client("consume", "a", "-s", "new", "--wait", "0", "--read-uncommitted")
+    assert "not committed" in consumed.stderr
+    assert running.client("consume", "a", "-s", "clean", "--read-uncommitted").exit_code == 1
+
+
 def test_namespaces(running: Running) -> None:
     running.done("namespaces", "create", "acme/orders")
     listed = json.loads(running.done("namespaces", "list", "--json"))

@@ -22,6 +22,7 @@ from aiohttp import web
 from magnetar.broker.stats import TopicStats
 from magnetar.broker.topic import Topic
 from magnetar.errors import ServiceNotReady, TopicNotFound
+from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.scalable.records import (
@@ -150,6 +151,7 @@ def statistics_json(request: web.Request, view: TopicView) -> Json:
                 "consumerCount": _consumer_count(view, each.name, stats),
                 "type": each.kind,
                 "msgBacklog": sum(_backlog(found, each.name) for found in stats.values()),
+                "readIsolation": stored_isolation(each.properties).value,
             }
             for each in view.subscriptions
         },
@@ -220,6 +222,7 @@ async def subscription_json(
         "deleting": subscription.deleting,
         "createdMs": subscription.created_ms,
         "properties": subscription.properties,
+        "readIsolation": stored_isolation(subscription.properties).value,
         **group_json(view.group(subscription.name)),
         "drained": sorted(view.drained_by(subscription.name)),
         "backlog": {str(number): backlog for number, backlog in backlogs.items()},

@@ -13,6 +13,7 @@ from aiohttp import web
 from magnetar.errors import InvalidArgument, SubscriptionNotFound
 from magnetar.scalable.records import SubscriptionKind
 from magnetar.server.admin.exchange import (
+    body_of,
     done,
     part_of,
     server_of,
@@ -56,7 +57,9 @@ async def create(request: web.Request) -> web.Response:
         raise InvalidArgument(f"type must be one of {', '.join(_KINDS)}, not {kind!r}")
     await read_record(request, topic)
     wanted = cast("SubscriptionKind", kind)
-    await server_of(request).context.scalable.create_subscription(topic, name, wanted)
+    properties = await body_of(request, dict[str, str]) or {}
+    scalable = server_of(request).context.scalable
+    await scalable.create_subscription(topic, name, wanted, properties)
     return done()
 
 

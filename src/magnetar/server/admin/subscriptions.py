@@ -19,6 +19,7 @@ from magnetar.broker.topic import Topic
 from magnetar.errors import NotAllowed, SubscriptionNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST as BEFORE_ALL
 from magnetar.model.ids import EARLIEST, LATEST, Position
+from magnetar.model.isolation import asked_isolation
 from magnetar.model.names import TopicName
 from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
 from magnetar.server.admin.exchange import (
@@ -193,7 +194,7 @@ def _mark_delete(topic: Topic, start: MessageIdBody) -> Position:
     if start.position == EARLIEST.position:
         return BEFORE_ALL
     if start.position == LATEST.position:
-        return topic.readable_end()
+        return topic.end_for(asked_isolation(start.properties))
     first = start.first()
     return Position(first.ledger_id, first.entry_id - 1)
 

@@ -22,6 +22,7 @@ from magnetar.errors import (
     NotAllowed,
     ServiceNotReady,
 )
+from magnetar.model.isolation import with_isolation
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import (
     InitialPosition,
@@ -144,6 +145,7 @@ def _options(session: Session, body: pb.CommandSubscribe) -> ConsumerOptions:
         raise MetadataError(f"more than {_METADATA_BYTES_MAX} bytes of consumer metadata")
     kind = SubscriptionType(body.subType)
     start = body.start_message_id if body.HasField("start_message_id") else None
+    metadata = properties_of(body.metadata)
     return ConsumerOptions(
         subscription=body.subscription,
         type=kind,
@@ -156,8 +158,10 @@ def _options(session: Session, body: pb.CommandSubscribe) -> ConsumerOptions:
         start=None if start is None else message_id_of(start),
         rollback_seconds=body.start_message_rollback_duration_sec,
         key_shared=_key_shared(body) if kind is SubscriptionType.KEY_SHARED else None,
-        metadata=properties_of(body.metadata),
-        subscription_properties=properties_of(body.subscription_properties),
+        metadata=metadata,
+        subscription_properties=with_isolation(
+            properties_of(body.subscription_properties), metadata
+        ),
         read_compacted=body.read_compacted,
         schema=schema_of(body.schema) if body.HasField("schema") else None,
         consumer_epoch=body.consumer_epoch if body.HasField("consumer_epoch") else None,
@@ -267,7 +271,7 @@ async def get_last_message_id(session: Session, body: pb.CommandGetLastMessageId
     if handle is None or handle.topic is None or handle.subscription is None:
         raise MetadataError(f"there is no consumer {body.consumer_id}")
     topic, subscription = handle.topic, handle.subscription
-    position, batch_index = await topic.last_message()
+    position, batch_index = await topic.last_message(subscription.isolation)
     partition = -1 if topic.name.partition is None else topic.name.partition
     marked = position
     if isinstance(subscription, Subscription):
@@ -301,6 +305,6 @@ async def consumer_stats(session: Session, body: pb.CommandConsumerStats) -> Non
             address=stats.address,
             connectedSince=stats.connected_since,
             type=TYPE_NAMES[handle.consumer.options.type],
-            msgBacklog=handle.subscription.backlog(),
+            msgBacklog=handle.subscription.visible_backlog(),
         )
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from magnetar.errors import RemoteProtocolError
+from magnetar.txn.ids import is_metadata
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId, encode_entry, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -45,6 +46,12 @@ def marker(txn: TxnId, state: State, now_ms: int) -> bytes:
         txnid_least_bits=txn.least,
     )
     return encode_entry(metadata, b"")
+
+
+def is_marker(payload: bytes) -> bool:
+    """Whether an entry is for nobody at all."""
+    trace = trace_of(payload)
+    return trace is not None and trace.end is not None and not is_metadata(trace.txn)
 
 
 def trace_of(payload: bytes) -> Trace | None:

@@ -28,6 +28,21 @@ async def active(world: World, path: str = X) -> dict[int, tuple[int, int]]:
 # --- topics
 
 
+def test_a_subscription_that_reads_what_is_not_committed(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        path, key = f"{X}/subscriptions", "magnetar.read.isolation"
+        await world.change("PUT", f"{path}/dirty", {key: "read_uncommitted"})
+        await world.change("PUT", f"{path}/clean")
+        await world.refuse(412, "PUT", f"{path}/other", {key: "dirty"})
+        for name, isolation in (("dirty", "read_uncommitted"), ("clean", "read_committed")):
+            assert (await world.get(f"{path}/{name}"))["readIsolation"] == isolation
+            stats = await world.get(f"{X}/stats")
+            assert stats["subscriptions"][name]["readIsolation"] == isolation
+
+    run(tmp_path, scenario)
+
+
 def test_topics(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         assert await world.get(BASE) == []
@@ -259,6 +274,7 @@ def test_statistics(tmp_path: Path) -> None:
             "consumerCount": 0,
             "type": "QUEUE",
             "msgBacklog": 2,
+            "readIsolation": "read_committed",
         }
         assert found["autoScalePolicy"]["enabled"] is True
         await world.refuse(404, "GET", f"{BASE}/none/stats")

@@ -1,0 +1,64 @@
+"""What a subscription may see of transactions: its read isolation (pure).
+
+Owns: the property with which a subscription asks for one, and what its values mean.
+
+Invariants:
+1. Without the property a subscription reads what is committed. Nothing but the very word
+   `read_uncommitted` lets it read more.
+2. A value that is not known is refused where it is asked for. Where it is stored already it means
+   `read_committed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from magnetar.errors import NotAllowed
+
+ISOLATION_PROPERTY: Final = "magnetar.read.isolation"
+"""In the properties of a subscription, or in the metadata of the consumer that creates it."""
+
+
+class ReadIsolation(StrEnum):
+    """Which messages of transactions a subscription gets."""
+
+    COMMITTED = "read_committed"
+    """Those of committed ones, and nothing that stands behind an undecided one."""
+    UNCOMMITTED = "read_uncommitted"
+    """All that is durable: of undecided and of aborted ones too."""
+
+
+def asked_isolation(properties: Mapping[str, str]) -> ReadIsolation | None:
+    """What somebody asks for; None: they do not say."""
+    value = properties.get(ISOLATION_PROPERTY)
+    if value is None:
+        return None
+    try:
+        return ReadIsolation(value)
+    except ValueError:
+        known = " or ".join(ReadIsolation)
+        raise NotAllowed(
+            f"{ISOLATION_PROPERTY} is {value!r}, which is no isolation", hint=f"use {known}"
+        ) from None
+
+
+def stored_isolation(properties: Mapping[str, str]) -> ReadIsolation:
+    """What a subscription that has these properties reads."""
+    if properties.get(ISOLATION_PROPERTY) == ReadIsolation.UNCOMMITTED:
+        return ReadIsolation.UNCOMMITTED
+    return ReadIsolation.COMMITTED
+
+
+def with_isolation(properties: Mapping[str, str], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The properties of a subscription, with what the metadata of its consumer asks for."""
+    given, besides = asked_isolation(properties), asked_isolation(metadata)
+    if besides is None:
+        return dict(properties)
+    if given is not None and given is not besides:
+        raise NotAllowed(
+            f"the subscription is asked to be {given}, its consumer {besides}",
+            hint=f"give {ISOLATION_PROPERTY} once",
+        )
+    return {**properties, ISOLATION_PROPERTY: besides.value}

@@ -1,0 +1,345 @@
+"""Transactional clients over the wire, and the stages on which tests of transactions run.
+
+Owns: `TxnClient` with its `Sender`s and `Reader`s, which say what official clients say and hide no
+failure; `TxnStage`, brokers on virtual time that can be killed, restarted and unloaded; `act`,
+which runs a story on one; `KINDS`, how transactions of v4 clients may be kept.
+
+Relies on: `Driver` for the protocol. Every reader has a connection of its own, so that what it is
+given is never mixed up with what others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from magnetar.errors import DeadlineExceeded, MagnetarError, WireCode
+from magnetar.model.hashing import key_hash
+from magnetar.model.names import TopicName
+from magnetar.server.app import Server
+from magnetar.testing.driver import TIMEOUT_S, Driver, build_message
+from magnetar.testing.scalable_links import route
+from magnetar.testing.scalable_world import Host
+from magnetar.txn.records import OPS, State
+from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import Delivered, TxnId, payload_offset
+from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.server.scalable_stage import TOPIC, Stage, play, until
+
+EXCLUSIVE, SHARED, FAILOVER = 0, 1, 2
+COMMIT, ABORT = pb.COMMIT, pb.ABORT
+T: Final = "persistent://public/default/t"
+U: Final = "persistent://public/default/u"
+LONG_MS: Final = 600_000
+
+KINDS: Final = ("metadata",)
+"""How transactions that v4 clients begin are kept on regular topics."""
+
+of_every_kind: Final = pytest.mark.parametrize("kind", KINDS)
+
+Connecting = Callable[[], Awaitable[Driver]]
+
+
+def txn_fields(txn: TxnId) -> dict[str, Any]:
+    return {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
+
+
+def txn_of(answer: Any) -> TxnId:
+    return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
+
+
+class Place(NamedTuple):
+    """Where an entry stands."""
+
+    ledger: int
+    entry: int
+
+    @classmethod
+    def of(cls, found: Any) -> Place:
+        return cls(found.ledgerId, found.entryId)
+
+    def fields(self, ack_set: int = 0) -> dict[str, Any]:
+        given: dict[str, Any] = {"ledgerId": self.ledger, "entryId": self.entry}
+        return given | {"ack_set": [ack_set]} if ack_set else given
+
+
+class Got(NamedTuple):
+    """A message, as a consumer is given it."""
+
+    text: str
+    place: Place
+    redeliveries: int
+    ack_set: tuple[int, ...]
+
+
+class Sender:
+    """A producer."""
+
+    def __init__(self, driver: Driver, number: int, name: str) -> None:
+        self.name = name
+        self._driver = driver
+        self._number = number
+        self.next_sequence = 0
+
+    async def send(
+        self, text: str, txn: TxnId | None = None, *, sequence: int | None = None, **metadata: Any
+    ) -> Place:
+        """Send a message and wait for its receipt."""
+        return await self.sending(text, txn, sequence=sequence, **metadata)
+
+    def sending(
+        self, text: str, txn: TxnId | None = None, *, sequence: int | None = None, **metadata: Any
+    ) -> Coroutine[Any, Any, Place]:
+        """As `send`; numbered at once, and sent when awaited."""
+        if sequence is None:
+            sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
+        fields = {} if txn is None else txn_fields(txn)
+        given = {"producer_name": self.name, "sequence_id": sequence, **fields, **metadata}
+        message = build_message(text.encode(), **given)
+        return self._receipted(sequence, message, fields)
+
+    async def _receipted(self, sequence: int, message: bytes, fields: dict[str, Any]) -> Place:
+        receipt = await self._driver.publish(self._number, sequence, message, **fields)
+        return Place.of(receipt.message_id)
+
+    def post(self, text: str, txn: TxnId | None, sequence: int) -> None:
+        """Send it and hear nothing of it."""
+        fields = {} if txn is None else txn_fields(txn)
+        message = build_message(
+            text.encode(), producer_name=self.name, sequence_id=sequence, **fields
+        )
+        self._driver.send("SEND", message, producer_id=self._number, sequence_id=sequence, **fields)
+
+
+class Reader:
+    """A consumer, on a connection of its own."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    async def get(self, seconds: float = TIMEOUT_S) -> Got:
+        while True:
+            push = await self.driver.pushes.get(seconds)
+            if isinstance(push, Delivered):
+                payload = push.headers_and_payload
+                text = payload[payload_offset(payload) :].decode()
+                place, body = Place.of(push.body.message_id), push.body
+                return Got(text, place, body.redelivery_count, tuple(body.ack_set))
+
+    async def take(self, count: int) -> list[Got]:
+        return [await self.get() for _ in range(count)]
+
+    async def texts(self, count: int) -> list[str]:
+        return [each.text for each in await self.take(count)]
+
+    async def nothing(self, seconds: float = 3.0) -> None:
+        """Nothing comes for a while (on virtual time)."""
+        try:
+            found = await self.get(seconds)
+        except DeadlineExceeded:
+            return
+        raise AssertionError(f"{found} came")
+
+    async def ack(
+        self, *got: Got, txn: TxnId | None = None, cumulative: bool = False, ack_set: int = 0
+    ) -> None:
+        """Acknowledge, and wait for the answer."""
+        await self.driver.request(
+            "ACK",
+            consumer_id=0,
+            ack_type=int(cumulative),
+            message_id=[each.place.fields(ack_set) for each in got],
+            **({} if txn is None else txn_fields(txn)),
+        )
+
+    async def last_id(self) -> Place:
+        answer = await self.driver.request("GET_LAST_MESSAGE_ID", consumer_id=0)
+        return Place.of(answer.last_message_id)
+
+    async def backlog(self) -> int:
+        answer = await self.driver.request("CONSUMER_STATS", consumer_id=0)
+        return int(answer.msgBacklog)
+
+    async def again(self) -> None:
+        """Ask for everything that is not acknowledged."""
+        self.driver.send("REDELIVER_UNACKNOWLEDGED_MESSAGES", consumer_id=0)
+
+    async def close(self) -> None:
+        await self.driver.request("CLOSE_CONSUMER", consumer_id=0)
+        await self.driver.close()
+
+
+class TxnClient:
+    """One client: `scalable` is what the commands of v5 ones carry, and those of v4 ones do not."""
+
+    def __init__(self, connect: Connecting, driver: Driver, *, scalable: bool) -> None:
+        self.driver = driver
+        self._connect = connect
+        self._flag = {"scalable": True} if scalable else {}
+        self._senders = 0
+
+    @classmethod
+    async def begun(cls, connect: Connecting, *, scalable: bool) -> TxnClient:
+        return cls(connect, await connect(), scalable=scalable)
+
+    async def begin(self, *, ttl: int = LONG_MS, coordinator: int = 0) -> TxnId:
+        answer = await self.driver.request(
+            "NEW_TXN", txn_ttl_millis=ttl, tc_id=coordinator, **self._flag
+        )
+        return txn_of(answer)
+
+    async def end(self, txn: TxnId, action: Any) -> None:
+        answer = await self.driver.request(
+            "END_TXN", txn_action=action, **txn_fields(txn), **self._flag
+        )
+        assert txn_of(answer) == txn
+
+    async def commit(self, txn: TxnId) -> None:
+        await self.end(txn, COMMIT)
+
+    async def abort(self, txn: TxnId) -> None:
+        await self.end(txn, ABORT)
+
+    async def ended(self, txn: TxnId, action: Any) -> int | None:
+        """The code with which an end is refused; None: it is not."""
+        return await refusal(self.end(txn, action))
+
+    async def writes_to(self, txn: TxnId, *topics: str) -> None:
+        """What official clients say before the first message to a topic."""
+        await self.driver.request(
+            "ADD_PARTITION_TO_TXN", partitions=topics, **txn_fields(txn), **self._flag
+        )
+
+    async def acknowledges_on(self, txn: TxnId, topic: str, subscription: str) -> None:
+        """What official clients say before the first acknowledgement on a subscription."""
+        where = {"topic": topic, "subscription": subscription}
+        await self.driver.request(
+            "ADD_SUBSCRIPTION_TO_TXN", subscription=[where], **txn_fields(txn), **self._flag
+        )
+
+    async def sender(self, topic: str = T, name: str = "") -> Sender:
+        self._senders += 1
+        number = self._senders
+        given: dict[str, Any] = {"producer_name": name} if name else {}
+        answer = await self.driver.request(
+            "PRODUCER", topic=topic, producer_id=number, txn_enabled=True, **given
+        )
+        return Sender(self.driver, number, answer.producer_name)
+
+    async def reader(
+        self,
+        topic: str = T,
+        subscription: str = "sub",
+        *,
+        kind: int = EXCLUSIVE,
+        permits: int = 1000,
+        **fields: Any,
+    ) -> Reader:
+        """A consumer of a subscription that begins, if it is new, at the earliest message."""
+        driver = await self._connect()
+        given: dict[str, Any] = {"subType": kind, "initialPosition": 1, "consumer_id": 0}
+        await driver.request(
+            "SUBSCRIBE", topic=topic, subscription=subscription, **(given | fields)
+        )
+        if permits:
+            driver.send("FLOW", consumer_id=0, messagePermits=permits)
+        return Reader(driver)
+
+
+async def refusal(work: Awaitable[object]) -> int | None:
+    """The code with which a request is refused; None: it is not."""
+    try:
+        await work
+    except MagnetarError as error:
+        return WireCode(error.wire_code)
+    return None
+
+
+# --- stages
+
+
+class TxnStage:
+    """Brokers on virtual time."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    @property
+    def host(self) -> Host:
+        return self.stage.host
+
+    @property
+    def server(self) -> Server:
+        return self.host.server
+
+    async def client(
+        self, *, v4: bool = False, host: str | None = None, **connect_fields: Any
+    ) -> TxnClient:
+        async def connect() -> Driver:
+            return await self.stage.driver(host, **connect_fields)
+
+        return await TxnClient.begun(connect, scalable=not v4)
+
+    # --- what happens to brokers
+
+    async def killed(self) -> None:
+        """The first broker is killed without a word, and started again."""
+        await self.host.kill()
+        assert await self.host.start()
+
+    async def restarted(self) -> None:
+        """The first broker is stopped in order, and started again."""
+        await self.host.stop()
+        assert await self.host.start()
+
+    async def unloaded(self, topic: str = T, host: Host | None = None) -> None:
+        name = TopicName.parse(topic)
+        await (host or self.host).ask(lambda server: server.topics.unload(name))
+
+    # --- what is behind the wire
+
+    async def state(self, txn: TxnId) -> State | None:
+        return await self.host.ask(lambda server: TxnStore(server.metadata).state(txn))
+
+    async def keys(self, *parents: str) -> list[str]:
+        """The records below these folders."""
+
+        async def scanned(server: Server) -> list[str]:
+            return [key for each in parents for key in await server.metadata.scan_keys(each)]
+
+        return await self.host.ask(scanned)
+
+    async def settled(self) -> None:
+        """Until no transaction has anything left to be done at topics and subscriptions."""
+
+        async def is_settled() -> bool:
+            return await self.keys(OPS) == []
+
+        await until(is_settled, 30, "no op is left")
+
+    # --- a scalable topic
+
+    async def segment(self, key: str) -> str:
+        """The active segment of a key."""
+        layout = await self.stage.layout()
+        return str(TOPIC.segment(route(layout, key_hash(key)).descriptor))
+
+    async def segments(self) -> list[str]:
+        """All segments, sealed ones too."""
+        layout = await self.stage.layout()
+        return [str(TOPIC.segment(each.descriptor)) for each in layout.segments.values()]
+
+
+Story = Callable[[TxnStage], Coroutine[Any, Any, None]]
+
+
+def act(story: Story, *, brokers: str = "a", disk: bool = True, **limits: float) -> None:
+    """Run a story: on one broker with a disk, or on several that share their storage."""
+
+    async def on_stage(stage: Stage) -> None:
+        await story(TxnStage(stage))
+
+    alone = brokers == "a" and disk
+    play(on_stage, brokers=brokers, disk=alone, checked=False, **limits)
