@@ -10,6 +10,7 @@ given is never mixed up with what others are.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
@@ -26,13 +27,15 @@ from magnetar.txn.records import OPS, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import Delivered, TxnId, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
-from tests.server.scalable_stage import TOPIC, Stage, play, until
+from tests.server.scalable_stage import TOPIC, Stage, play, told, until
 
 EXCLUSIVE, SHARED, FAILOVER = 0, 1, 2
 COMMIT, ABORT = pb.COMMIT, pb.ABORT
 T: Final = "persistent://public/default/t"
 U: Final = "persistent://public/default/u"
 LONG_MS: Final = 600_000
+
+_REDIRECTS_MAX: Final = 10
 
 KINDS: Final = ("metadata",)
 """How transactions that v4 clients begin are kept on regular topics."""
@@ -72,6 +75,12 @@ class Got(NamedTuple):
     place: Place
     redeliveries: int
     ack_set: tuple[int, ...]
+
+    @classmethod
+    def of(cls, push: Delivered) -> Got:
+        payload, body = push.headers_and_payload, push.body
+        text = payload[payload_offset(payload) :].decode()
+        return cls(text, Place.of(body.message_id), body.redelivery_count, tuple(body.ack_set))
 
 
 class Sender:
@@ -123,10 +132,7 @@ class Reader:
         while True:
             push = await self.driver.pushes.get(seconds)
             if isinstance(push, Delivered):
-                payload = push.headers_and_payload
-                text = payload[payload_offset(payload) :].decode()
-                place, body = Place.of(push.body.message_id), push.body
-                return Got(text, place, body.redelivery_count, tuple(body.ack_set))
+                return Got.of(push)
 
     async def take(self, count: int) -> list[Got]:
         return [await self.get() for _ in range(count)]
@@ -313,11 +319,15 @@ class TxnStage:
 
     async def settled(self) -> None:
         """Until no transaction has anything left to be done at topics and subscriptions."""
+        await self.until_ops(0)
 
-        async def is_settled() -> bool:
-            return await self.keys(OPS) == []
+    async def until_ops(self, count: int) -> None:
+        """Until so many records of work in transactions are left."""
 
-        await until(is_settled, 30, "no op is left")
+        async def are_left() -> bool:
+            return len(await self.keys(OPS)) == count
+
+        await until(are_left, 30, f"{count} ops are left")
 
     # --- a scalable topic
 
@@ -330,6 +340,97 @@ class TxnStage:
         """All segments, sealed ones too."""
         layout = await self.stage.layout()
         return [str(TOPIC.segment(each.descriptor)) for each in layout.segments.values()]
+
+    # --- where things are, among several brokers
+
+    async def owner(self, topic: str) -> str:
+        """The host of the broker that has a topic."""
+        name = self.stage.world.ready[0].name
+        for _ in range(_REDIRECTS_MAX):
+            driver = await self.stage.driver(name)
+            found = await driver.request("LOOKUP", topic=topic)
+            await driver.close()
+            name = self.stage.world.host_at(found.brokerServiceUrl).name
+            if found.response == pb.CommandLookupTopicResponse.Connect:
+                return name
+        raise AssertionError(f"nobody has {topic}")
+
+    async def leader(self, coordinator: int = 0) -> str:
+        """The host of the broker that leads a coordinator, as v5 clients find it."""
+        driver = await self.stage.driver(self.stage.world.ready[0].name)
+        driver.send("WATCH_TC_ASSIGNMENTS", watch_id=1)
+        while True:
+            update = await told(driver, "WATCH_TC_ASSIGNMENTS_UPDATE", 60.0)
+            for each in update.snapshot.assignments:
+                if each.tc_id == coordinator:
+                    await driver.close()
+                    return self.stage.world.host_at(each.broker_service_url).name
+
+
+class KeyedSender:
+    """A producer of a scalable topic: each message goes to the active segment of its key."""
+
+    def __init__(self, stage: TxnStage, client: TxnClient, name: str = "p") -> None:
+        self._stage = stage
+        self._client = client
+        self._name = name
+        self._senders: dict[str, Sender] = {}
+
+    async def send(self, key: str, text: str, txn: TxnId | None = None) -> None:
+        segment = await self._stage.segment(key)
+        if segment not in self._senders:
+            name = f"{self._name}-seg-{segment.rpartition('-')[2]}"
+            self._senders[segment] = await self._client.sender(segment, name)
+        await self._senders[segment].send(text, txn, key=key)
+
+
+class Queue:
+    """One subscription of all segments of a scalable topic, sealed ones too."""
+
+    def __init__(self, stage: TxnStage, client: TxnClient, subscription: str = "q") -> None:
+        self._stage = stage
+        self._client = client
+        self._subscription = subscription
+        self.readers: dict[str, Reader] = {}
+        self._given: dict[str, Reader] = {}
+
+    async def follow(self) -> Queue:
+        """Read from all segments that there are now."""
+        for segment in await self._stage.segments():
+            if segment not in self.readers:
+                reader = await self._client.reader(segment, self._subscription, kind=SHARED)
+                self.readers[segment] = reader
+        return self
+
+    async def take(self, count: int, seconds: float = TIMEOUT_S) -> list[Got]:
+        """So many messages, of any segment."""
+        found: list[Got] = []
+
+        def has_enough() -> bool:
+            for reader in self.readers.values():
+                while len(reader.driver.pushes) and len(found) < count:
+                    push = reader.driver.pushes.get_nowait()
+                    if isinstance(push, Delivered):
+                        got = Got.of(push)
+                        self._given[got.text] = reader
+                        found.append(got)
+            return len(found) == count
+
+        await until(has_enough, seconds, f"{count} messages come ({len(found)} have)")
+        return found
+
+    async def texts(self, count: int) -> list[str]:
+        """Sorted: segments have no order among them."""
+        return sorted(each.text for each in await self.take(count))
+
+    async def nothing(self, seconds: float = 3.0) -> None:
+        await asyncio.sleep(seconds)
+        for reader in self.readers.values():
+            await reader.nothing(0.01)
+
+    async def ack(self, *got: Got, txn: TxnId | None = None) -> None:
+        for each in got:
+            await self._given[each.text].ack(each, txn=txn)
 
 
 Story = Callable[[TxnStage], Coroutine[Any, Any, None]]
