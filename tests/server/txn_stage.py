@@ -23,7 +23,7 @@ from magnetar.server.app import Server
 from magnetar.testing.driver import TIMEOUT_S, Driver, build_message
 from magnetar.testing.scalable_links import route
 from magnetar.testing.scalable_world import Host
-from magnetar.txn.records import OPS, State
+from magnetar.txn.records import ABORTED_RECORDS, GROUPS, OPS, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import Delivered, TxnId, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -329,6 +329,18 @@ class TxnStage:
 
         await until(are_left, 30, f"{count} ops are left")
 
+    async def kept(self) -> list[str]:
+        """What is kept of transactions beside their headers."""
+        return await self.keys(OPS, ABORTED_RECORDS, GROUPS)
+
+    async def until_kept(self, expected: list[str]) -> None:
+        """Until just that is kept, and nothing more."""
+
+        async def are_kept() -> bool:
+            return await self.kept() == expected
+
+        await until(are_kept, 60, f"only {expected} are kept")
+
     # --- a scalable topic
 
     async def segment(self, key: str) -> str:
@@ -444,3 +456,9 @@ def act(story: Story, *, brokers: str = "a", disk: bool = True, **limits: float)
 
     alone = brokers == "a" and disk
     play(on_stage, brokers=brokers, disk=alone, checked=False, **limits)
+
+
+def act_v4(story: Story, kind: str) -> None:
+    """As `act`, on a broker that keeps the transactions of v4 clients in one of the `KINDS`."""
+    assert kind in KINDS
+    act(story)
