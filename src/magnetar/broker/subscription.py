@@ -71,6 +71,7 @@ TYPE_NAMES: Final = {
 """As statistics name them."""
 
 _MS_PER_SECOND: Final = 1000
+_PASSED_PER_READ: Final = 100
 _STEPS_PER_TURN: Final = 1000
 """Positions walked over before other coroutines get a turn."""
 
@@ -145,6 +146,8 @@ class Subscription:
                 topic, cursor, self._held, transactions, tasks=self._loops, clock=clock
             )
             self._txn_acks.begin()
+        self._kept_at: Position | None = None
+        """An entry that is for consumers: nothing is passed before it is acknowledged."""
         self._dispatching = False
         self._closing = False
         self._seeking = False
@@ -328,6 +331,32 @@ class Subscription:
         """Finish what decided transactions have left behind here."""
         if self._txn_acks is not None:
             await self._txn_acks.rescan()
+
+    async def pass_aborted(self, last: Position) -> None:
+        """Acknowledge what is next as long as it is of aborted transactions: nobody else will, if
+        nobody reads. Behind `last` there is none.
+        """
+        while self._first_unacked() <= last and not self._closing:
+            first = self._first_unacked()
+            if first == self._kept_at or first > self._topic.readable_end():
+                return
+            for entry in await self._topic.ledger.read(first, _PASSED_PER_READ):
+                if self.cursor.is_acked(entry.position):
+                    continue
+                if entry.position > self._topic.readable_end():
+                    return
+                if self._topic.is_visible(entry):
+                    self._kept_at = entry.position
+                    break
+                self.cursor.ack(entry.position)
+            if self._first_unacked() == first:
+                return
+            if self._topic.ledger.sealed:
+                self.wake.advance()  # the end may have been reached
+
+    def _first_unacked(self) -> Position:
+        ledger = self._topic.ledger
+        return ledger.next_valid(_after(self.cursor.mark_delete)) or ledger.next_append_floor()
 
     async def ack_durable(self) -> None:
         """Return once every acknowledgement before this call is durable."""

@@ -403,6 +403,7 @@ class Topic:
     async def trim(self) -> list[int]:
         """Drop the ledgers that retention lets go; their ids."""
         self._check_open()
+        await self._transactions.pass_aborted(self._subscriptions)
         pin = self._transactions.lowest_pin(None if self._dedup is None else self._dedup.pin)
         gone = await self.ledger.trim(self.policies.retention, pin)
         await self._transactions.trimmed()
@@ -419,8 +420,7 @@ class Topic:
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
             before, end = end, self.readable_end()
-            # An open transaction may be before what was appended: most have nothing to read then.
-            (self._subscriptions.wake_uncommitted if end == before else self._subscriptions.wake)()
+            self._subscriptions.appended(is_readable=end != before)
         self._subscriptions.wake()
         self._trouble.advance()
 

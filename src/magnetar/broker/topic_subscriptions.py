@@ -77,10 +77,21 @@ class TopicSubscriptions:
         for subscription in self._by_name.values():
             subscription.pass_over(positions)
 
+    def appended(self, *, is_readable: bool) -> None:
+        """More is durable; if it is not readable, behind an undecided transaction."""
+        if is_readable:
+            self.wake()
+        else:
+            self.wake_uncommitted()
+
     def wake_uncommitted(self) -> None:
-        """More is durable, behind an undecided transaction."""
         for subscription in self._uncommitted:
             subscription.wake.advance()
+
+    async def pass_aborted(self, last: Position) -> None:
+        """Entries of aborted transactions, up to `last`, count as acknowledged everywhere."""
+        for subscription in list(self._by_name.values()):
+            await subscription.pass_aborted(last)
 
     def end_for(self, isolation: ReadIsolation | None) -> Position:
         """The last position that such a subscription may see."""

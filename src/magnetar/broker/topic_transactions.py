@@ -8,9 +8,12 @@ Invariants:
    the last of them that name a transaction.
 2. The last message is the last one that a consumer could get: below the ceiling, not aborted, and
    no marker.
-3. What transactions store reaches the topic's dedup at their commit; until then it is unknown
+3. Entries of aborted transactions count as acknowledged for every subscription that does not read
+   them: dispatch passes them, and where nobody reads, the topic does, after each abort and before
+   each trim.
+4. What transactions store reaches the topic's dedup at their commit; until then it is unknown
    there, and after an abort it may be sent again.
-4. Transactions of both kinds write here: what the one holds, the other's consumers do not see.
+5. Transactions of both kinds write here: what the one holds, the other's consumers do not see.
    Markers, which only legacy ones have, are for nobody and count as acknowledged.
 
 Relies on: `txn.buffer` and `txn.legacy.legacy_buffer` for decisions and durability.
@@ -36,6 +39,7 @@ from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import is_metadata
@@ -50,6 +54,8 @@ from magnetar.wire.messages import TxnId
 READ_ENTRIES: Final = 500
 READ_BYTES: Final = 4 * 1024 * 1024
 
+_LOG: Final = logger(__name__)
+
 
 class Waiting(Protocol):
     """The subscriptions of the topic."""
@@ -60,6 +66,10 @@ class Waiting(Protocol):
 
     def pass_over(self, positions: Sequence[Position]) -> None:
         """Entries that are for nobody count as acknowledged."""
+        ...
+
+    async def pass_aborted(self, last: Position) -> None:
+        """As long as those of aborted transactions, up to `last`, come next, so do they."""
         ...
 
 
@@ -160,6 +170,7 @@ class TopicTransactions:
         """What its topic runs: it tells who waits for more; `lose` if it cannot go on."""
         if self.buffer is not None:
             yield self._follow_ceiling(self.buffer.moved, subscriptions)
+            yield self._follow_aborts(self.buffer, subscriptions)
             yield self._follow_failure(self.buffer.failed, lose)
 
     async def _follow_ceiling(self, moved: Signal, subscriptions: Waiting) -> None:
@@ -175,6 +186,26 @@ class TopicTransactions:
         for buffer in (self.buffer, self.legacy):
             if buffer is not None and buffer.failure is not None:
                 lose(buffer.failure)
+
+    async def _follow_aborts(
+        self, buffer: MetadataTransactionBuffer, subscriptions: Waiting
+    ) -> None:
+        seen, known = 0, None
+        while True:
+            seen = await buffer.moved.past(seen)
+            last = buffer.aborted_last
+            if last is not None and last != known:
+                try:
+                    await subscriptions.pass_aborted(last)
+                except MagnetarError as error:
+                    # Who reads finds out too, and tells; the next trim tries again.
+                    _LOG.warning("aborted-not-passed", topic=str(self._name), error=str(error))
+            known = last
+
+    async def pass_aborted(self, subscriptions: Waiting) -> None:
+        """What is aborted holds no subscription back, and so no data."""
+        if self.buffer is not None and self.buffer.aborted_last is not None:
+            await subscriptions.pass_aborted(self.buffer.aborted_last)
 
     # --- what consumers may see
 
