@@ -5,26 +5,255 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
 from magnetar.broker.topics import CARE_SECONDS
+from magnetar.errors import WireCode
+from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName
+from magnetar.server.authority import Authority, Principal
+from magnetar.txn.ids import METADATA_BIT
+from magnetar.txn.records import HEADERS
+from magnetar.wire.messages import TxnId
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import until
 from tests.server.txn_stage import (
+    ABORT,
+    COMMIT,
+    SHARED,
+    Place,
     T,
+    TxnClient,
     TxnStage,
     act,
+    refusal,
 )
 
 of_both_clients = pytest.mark.parametrize("v4", [True, False])
+NOT_FOUND, WRONG = WireCode.TRANSACTION_NOT_FOUND, WireCode.INVALID_TXN_STATUS
 
 
 def loaded(stage: TxnStage, topic: str = T) -> Topic:
     found = stage.server.topics.loaded[TopicName.parse(topic)]
     assert isinstance(found, Topic)
     return found
+
+
+# --- END_TXN: the documented code each time, and one outcome
+
+
+class Roles(Authority):
+    """A principal is who the client says that it is."""
+
+    def identify(self, connect: pb.CommandConnect) -> Principal:
+        return Principal(connect.auth_data.decode() or None)
+
+
+async def owned_by(stage: TxnStage, role: str, *, v4: bool) -> TxnClient:
+    stage.server.context.authority = Roles()
+    return await stage.client(v4=v4, auth_data=role.encode())
+
+
+@of_both_clients
+@pytest.mark.parametrize("end", ["commit", "abort", "timeout"])
+def test_an_outcome_never_changes_whoever_asks_for_an_end(v4: bool, end: str) -> None:
+    """50, 52 and 64: repeated, crossed, by others, after a kill; AuthenticatedTransaction..."""
+
+    async def asked_of_all(stage: TxnStage, txn: TxnId) -> None:
+        ended, crossed = (COMMIT, ABORT) if end == "commit" else (ABORT, COMMIT)
+        for role, codes in (("alice", (None, WRONG)), ("bob", (NOT_FOUND, NOT_FOUND))):
+            client = await owned_by(stage, role, v4=v4)
+            for _ in range(2):
+                asked = [await client.ended(txn, ended), await client.ended(txn, crossed)]
+                assert tuple(asked) == codes, role
+            writes, acks = client.writes_to(txn, T), client.acknowledges_on(txn, T, "s")
+            for work in (writes, acks):
+                assert await refusal(work) == (WRONG if role == "alice" else NOT_FOUND)
+
+    async def story(stage: TxnStage) -> None:
+        alice = await owned_by(stage, "alice", v4=v4)
+        bob = await owned_by(stage, "bob", v4=v4)
+        txn = await alice.begin(ttl=5_000 if end == "timeout" else 600_000)
+        await (await alice.sender()).send("x", txn)
+        for action in (COMMIT, ABORT):
+            assert await bob.ended(txn, action) == NOT_FOUND
+        assert await stage.state(txn) == "OPEN"
+        if end == "timeout":
+            await asyncio.sleep(8)
+        else:
+            await alice.end(txn, COMMIT if end == "commit" else ABORT)
+        outcome = await stage.state(txn)
+        assert outcome == ("COMMITTED" if end == "commit" else "ABORTED")
+        for _ in range(2):
+            await asked_of_all(stage, txn)
+            assert await stage.state(txn) == outcome
+            await stage.killed()
+        reader = await (await stage.client()).reader()
+        if end == "commit":
+            assert await reader.texts(1) == ["x"]
+        await reader.nothing()
+
+    act(story)
+
+
+@of_both_clients
+def test_ends_of_what_there_is_not(v4: bool) -> None:
+    """50: unknown, of another kind, forgotten after its retention, and a coordinator too many."""
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client(v4=v4)
+        txn = await client.begin()
+        await client.commit(txn)
+        for unknown in (TxnId(0, 77), TxnId(0, METADATA_BIT | 10**6), TxnId(3, txn.least)):
+            for action in (COMMIT, ABORT):
+                assert await client.ended(unknown, action) == NOT_FOUND
+        missing = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+        assert await refusal(client.begin(coordinator=16)) == missing
+
+        async def is_forgotten() -> bool:
+            return await stage.keys(HEADERS) == []
+
+        await until(is_forgotten, 120, "the header is gone")
+        assert await client.ended(txn, COMMIT) == NOT_FOUND
+
+    act(story, txn_retention_seconds=10.0, txn_collect_seconds=5.0)
+
+
+# --- a receipt that is lost
+
+
+@of_both_clients
+@pytest.mark.parametrize("dedup", [True, False])
+@pytest.mark.parametrize("end", ["cut", "killed", "unloaded"])
+def test_a_lost_receipt_and_a_resend_inside_a_transaction(v4: bool, dedup: bool, end: str) -> None:
+    """The message is there once, whatever the policy of the namespace."""
+
+    async def story(stage: TxnStage) -> None:
+        await stage.host.ask(
+            lambda server: server.topics.change_namespace(
+                TopicName.parse(T).namespace,
+                lambda policies: msgspec.structs.replace(policies, deduplication_enabled=dedup),
+            )
+        )
+        client = await stage.client(v4=v4)
+        asked = [{"key": ISOLATION_PROPERTY, "value": "read_uncommitted"}]
+        watching = await client.reader(subscription="watching", metadata=asked)
+        sender, txn = await client.sender(name="p"), await client.begin()
+        await sender.send("first", txn, sequence=0)
+        sender.post("second", txn, 1)
+        assert await watching.texts(2) == ["first", "second"]
+        client.driver.abort()
+        if end != "cut":
+            await (stage.killed() if end == "killed" else stage.unloaded())
+        client = await stage.client(v4=v4)
+        sender = await client.sender(name="p")
+        places = [await sender.send("second", txn, sequence=1) for _ in range(2)]
+        assert places == [Place(2**64 - 1, 2**64 - 1)] * 2, "told that it is stored already"
+        await sender.send("third", txn, sequence=2)
+        await client.commit(txn)
+        reader = await client.reader()
+        assert await reader.texts(3) == ["first", "second", "third"]
+        await reader.nothing()
+
+    act(story)
+
+
+def test_what_an_aborted_transaction_sent_may_be_sent_again() -> None:
+    """Sequence ids of what was taken back are free again, with deduplication too."""
+
+    async def story(stage: TxnStage) -> None:
+        await stage.stage.create()  # segments have deduplication
+        (segment,) = await stage.segments()
+        client = await stage.client()
+        sender = await client.sender(segment, "p")
+        for commit in (False, True):
+            txn = await client.begin()
+            for number in range(3):
+                await sender.send(f"{number} {commit}", txn, sequence=number)
+            await client.end(txn, COMMIT if commit else ABORT)
+            await stage.settled()
+        reader = await client.reader(segment)
+        assert await reader.texts(3) == ["0 True", "1 True", "2 True"]
+        await reader.nothing()
+
+    act(story)
+
+
+# --- races and leaks
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_publish_that_races_the_end_is_refused_or_belongs_to_it(commit: bool) -> None:
+    """29: F9 to F11: what has a receipt shares the outcome; the rest is nowhere."""
+
+    async def story(stage: TxnStage) -> None:
+        client, other = await stage.client(), await stage.client()
+        sender, inputs = await client.sender(), await client.reader("inputs", kind=SHARED)
+        source = await client.sender("inputs")
+        for number in range(20):
+            await source.send(f"{number}")
+        got = await inputs.take(20)
+        stored, refused, acked = [], 0, 0
+        for round_number in range(20):
+            txn = await client.begin()
+            await sender.send(f"{round_number} early", txn)
+            work = [sender.sending(f"{round_number} {late}", txn) for late in range(3)]
+            acking = inputs.ack(got[round_number], txn=txn)
+            ending = other.end(txn, COMMIT if commit else ABORT)
+            sends = [refusal(each) for each in work]
+            *codes, ack, _ = await asyncio.gather(*sends[:1], *sends[1:], refusal(acking), ending)
+            assert set(codes) <= {None, WireCode.NOT_ALLOWED}
+            assert ack in (None, WireCode.TRANSACTION_CONFLICT)
+            stored.append(f"{round_number} early")
+            stored += [f"{round_number} {n}" for n, code in enumerate(codes) if code is None]
+            refused += len([code for code in codes if code is not None])
+            acked += ack is None
+        await sender.send("sentinel")
+        expected = [*(stored if commit else []), "sentinel"]
+        reader = await client.reader()
+        assert await reader.texts(len(expected)) == expected
+        await reader.nothing()
+        await stage.settled()
+        assert await inputs.backlog() == 20 - (acked if commit else 0)
+
+    act(story)
+
+
+async def deleted(stage: TxnStage, topic: str) -> None:
+    name = TopicName.parse(topic)
+    await stage.host.ask(lambda server: server.topics.delete(name, force=True))
+
+
+def test_the_store_returns_to_its_baseline() -> None:
+    """32: F16: committed, aborted, timed out, with deleted topics and subscriptions among them."""
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client()
+        before = await stage.kept()
+        for number in range(30):
+            topic = f"persistent://public/default/leak{number % 5}"
+            sender, reader = await client.sender(topic), await client.reader(topic, kind=SHARED)
+            await sender.send("input")
+            txn = await client.begin(ttl=2_000 if number % 3 == 2 else 600_000)
+            await sender.send("output", txn)
+            await reader.ack(await reader.get(), txn=txn)
+            if number % 7 == 6:
+                await reader.driver.request("UNSUBSCRIBE", consumer_id=0, force=True)
+            await reader.driver.close()
+            if number % 3 < 2:
+                await client.end(txn, ABORT if number % 3 else COMMIT)
+        for number in range(5):
+            await deleted(stage, f"persistent://public/default/leak{number}")
+
+        async def is_empty() -> bool:
+            return await stage.kept() == before and await stage.keys(HEADERS) == []
+
+        await until(is_empty, 600, "nothing is left")
+
+    act(story, txn_retention_seconds=10.0, txn_collect_seconds=5.0)
 
 
 # --- aborted entries count as acknowledged
