@@ -254,6 +254,17 @@ class TxnClient:
         return Reader(driver)
 
 
+async def begun(client: TxnClient, *topics: str) -> TxnId:
+    """A transaction, announced to its topics as official clients do."""
+    txn = await client.begin()
+    await client.writes_to(txn, *(topics or (T,)))
+    return txn
+
+
+async def pair(client: TxnClient, *, reading: int = EXCLUSIVE) -> tuple[Sender, Reader]:
+    return await client.sender(), await client.reader(kind=reading)
+
+
 async def refusal(work: Awaitable[object]) -> int | None:
     """The code with which a request is refused; None: it is not."""
     try:
