@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from magnetar.errors import WireCode
+from magnetar.model.names import TopicName
 from magnetar.testing.driver import Driver
+from magnetar.testing.scalable_clients import QueueConsumer
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb
-from tests.server.scalable_stage import until
+from tests.server.scalable_stage import nothing_comes, read, until
 from tests.server.txn_stage import (
     ABORT,
     COMMIT,
@@ -35,6 +37,7 @@ from tests.server.txn_stage import (
     txn_of,
 )
 
+REGULAR = "persistent://public/default/orders"
 ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
 
 
@@ -352,5 +355,50 @@ def test_transaction_client_connect(kind: str, what: str) -> None:
         await again.driver.request("TC_CLIENT_CONNECT_REQUEST", tc_id=0)
         answer = txn_of(await ask(again.driver))
         assert (answer.least > txn.least) if what == "new" else (answer == txn)
+
+    act_v4(story, kind)
+
+
+# --- migration
+
+
+@of_every_kind
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_migration_with_open_committed_and_aborted_transactions(kind: str, is_killed: bool) -> None:
+    """A regular topic becomes a scalable one amid it all: nothing lost, nothing aborted shown."""
+    topic = TopicName.parse(REGULAR)
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client(v4=True)
+        sender, reader = await client.sender(REGULAR), await client.reader(REGULAR, "s")
+        txns = {name: await begun(client, REGULAR) for name in ("committed", "aborted", "acks")}
+        later = {name: await begun(client, REGULAR) for name in ("commits", "aborts")}
+        await sender.send("input 0")
+        await sender.send("input 1")
+        for name in ("committed", "aborted"):
+            await sender.send(name, txns[name])
+        inputs = await reader.take(2)
+        await client.commit(txns["committed"])
+        await client.abort(txns["aborted"])
+        for name, txn in later.items():
+            await sender.send(name, txn)
+        await sender.send("behind")
+        await reader.ack(inputs[0], txn=txns["acks"])
+        await reader.close()
+        await stage.stage.ask(lambda scalable: scalable.migrate(topic, force=True))
+        if is_killed:
+            await stage.killed()
+            client = await stage.client(v4=True)
+        await client.commit(txns["acks"])
+        await client.commit(later["commits"])
+        await client.abort(later["aborts"])
+        async with stage.stage.process() as links:
+            for name, first in (("s", "input 1"), ("new", "input 0")):
+                async with QueueConsumer(links, REGULAR, name, "q") as queue:
+                    wanted = ["input 0", "input 1", "committed", "commits", "behind"]
+                    wanted = wanted[wanted.index(first) :]
+                    got = [each.payload.decode() for each in await read(queue, len(wanted))]
+                    assert got == wanted
+                    await nothing_comes(queue)
 
     act_v4(story, kind)
