@@ -12,7 +12,6 @@ import pytest
 from magnetar.errors import WireCode
 from magnetar.model.ids import Position
 from magnetar.server.app import Server
-from magnetar.server.authority import Authority, Principal
 from magnetar.testing.driver import Driver, build_message
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.partitions import LEADERS, PARTITIONS, partition_of
@@ -22,6 +21,7 @@ from magnetar.txn.store import TxnStore
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received, TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.server.txn_stage import Roles
 from tests.unit.server.serving import LIMITS, connected, refused, run, serving
 
 ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
@@ -251,16 +251,9 @@ def test_outcomes_and_ids_outlive_a_restart(tmp_path: Path) -> None:
     run(go())
 
 
-class _Roles(Authority):
-    """A principal is what the client says that it is."""
-
-    def identify(self, connect: pb.CommandConnect) -> Principal:
-        return Principal(connect.auth_data.decode() or None)
-
-
 def test_another_principal_is_told_that_there_is_none(tmp_path: Path) -> None:
     async def scene(server: Server, driver: Driver) -> None:
-        server.context.authority = _Roles()
+        server.context.authority = Roles()
         alice = await connected(server, auth_data=b"alice")
         bob = await connected(server, auth_data=b"bob")
         txn = await begun(alice)

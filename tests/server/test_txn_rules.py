@@ -14,17 +14,18 @@ from magnetar.broker.topics import CARE_SECONDS
 from magnetar.errors import WireCode
 from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName
-from magnetar.server.authority import Authority, Principal
 from magnetar.txn.ids import METADATA_BIT
 from magnetar.txn.records import HEADERS
 from magnetar.wire.messages import TxnId
-from magnetar.wire.pb import pulsar_pb2 as pb
-from tests.server.scalable_stage import until
+from tests.server.scalable_stage import told, until
 from tests.server.txn_stage import (
     ABORT,
     COMMIT,
+    EXCLUSIVE,
+    KEY_SHARED,
     SHARED,
     Place,
+    Roles,
     T,
     TxnClient,
     TxnStage,
@@ -43,13 +44,6 @@ def loaded(stage: TxnStage, topic: str = T) -> Topic:
 
 
 # --- END_TXN: the documented code each time, and one outcome
-
-
-class Roles(Authority):
-    """A principal is who the client says that it is."""
-
-    def identify(self, connect: pb.CommandConnect) -> Principal:
-        return Principal(connect.auth_data.decode() or None)
 
 
 async def owned_by(stage: TxnStage, role: str, *, v4: bool) -> TxnClient:
@@ -254,6 +248,86 @@ def test_the_store_returns_to_its_baseline() -> None:
         await until(is_empty, 600, "nothing is left")
 
     act(story, txn_retention_seconds=10.0, txn_collect_seconds=5.0)
+
+
+# --- the end of a topic
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("permits", [1, 1000])
+def test_a_terminated_topic_ends_with_its_last_transaction(commit: bool, permits: int) -> None:
+    """Consumers are told of the end when nothing can come any more, with permits or without."""
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client(client_version="Pulsar-Java-v5.0.0")  # only they are told
+        sender, reader = await client.sender(), await client.reader(permits=permits)
+        await sender.send("plain")
+        await reader.ack(await reader.get())
+        txn = await client.begin()
+        await sender.send("open", txn)
+        await stage.host.ask(lambda server: loaded(stage).terminate())
+        await asyncio.sleep(3)
+        assert len(reader.driver.pushes) == 0, "it is not told of the end either"
+        await client.end(txn, COMMIT if commit else ABORT)
+        if commit:
+            reader.driver.send("FLOW", consumer_id=0, messagePermits=1)
+            await reader.ack(await reader.get())
+        await told(reader.driver, "REACHED_END_OF_TOPIC")
+
+    act(story)
+
+
+def test_key_shared_consumers_get_again_what_was_acknowledged_in_vain() -> None:
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client()
+        sender = await client.sender()
+        readers = [await client.reader(kind=KEY_SHARED) for _ in range(2)]
+        for number in range(20):
+            await sender.send(f"{number}", key=f"k{number}")
+        await asyncio.sleep(1)
+        shares = [await reader.take(len(reader.driver.pushes)) for reader in readers]
+        assert sum(map(len, shares)) == 20
+        assert all(shares)
+        for commit in (False, True):
+            txn = await client.begin()
+            for reader, share in zip(readers, shares, strict=True):
+                await reader.ack(*share, txn=txn)
+            await client.end(txn, COMMIT if commit else ABORT)
+            if not commit:
+                for reader, share in zip(readers, shares, strict=True):
+                    again = await reader.take(len(share))
+                    assert {each.text for each in again} == {each.text for each in share}
+        for reader in readers:
+            await reader.nothing()
+        await stage.settled()
+        assert await readers[0].backlog() == 0
+
+    act(story)
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+def test_a_seek_amid_open_transactions(kind: int) -> None:
+    """It frees what was held; what is open stays hidden."""
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client()
+        sender, reader = await client.sender(), await client.reader(kind=kind)
+        first = await sender.send("0")
+        await sender.send("1")
+        writing, acking = await client.begin(), await client.begin()
+        await sender.send("open", writing)
+        await reader.ack(*await reader.take(2), txn=acking)
+        await reader.driver.request("SEEK", consumer_id=0, message_id=first.fields())
+        reader = await client.reader(kind=kind)
+        assert await reader.texts(2) == ["0", "1"]
+        await reader.nothing()
+        await client.commit(acking)
+        await reader.nothing()
+        assert await reader.backlog() == 2, "an acknowledgement from before the seek is void"
+        await client.commit(writing)
+        assert await reader.texts(1) == ["open"]
+
+    act(story)
 
 
 # --- aborted entries count as acknowledged

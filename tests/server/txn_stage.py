@@ -20,6 +20,7 @@ from magnetar.errors import DeadlineExceeded, MagnetarError, WireCode
 from magnetar.model.hashing import key_hash
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
+from magnetar.server.authority import Authority, Principal
 from magnetar.testing.driver import TIMEOUT_S, Driver, build_message
 from magnetar.testing.scalable_links import route
 from magnetar.testing.scalable_world import Host
@@ -29,7 +30,7 @@ from magnetar.wire.messages import Delivered, TxnId, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import TOPIC, Stage, play, told, until
 
-EXCLUSIVE, SHARED, FAILOVER = 0, 1, 2
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 COMMIT, ABORT = pb.COMMIT, pb.ABORT
 T: Final = "persistent://public/default/t"
 U: Final = "persistent://public/default/u"
@@ -275,6 +276,13 @@ async def refusal(work: Awaitable[object]) -> int | None:
 
 
 # --- stages
+
+
+class Roles(Authority):
+    """A principal is who the client says that it is."""
+
+    def identify(self, connect: pb.CommandConnect) -> Principal:
+        return Principal(connect.auth_data.decode() or None)
 
 
 class TxnStage:

@@ -336,7 +336,7 @@ class Subscription:
         """Acknowledge what is next as long as it is of aborted transactions: nobody else will, if
         nobody reads. Behind `last` there is none.
         """
-        while self._first_unacked() <= last and not self._closing:
+        while self.cursor.failure is None and self._first_unacked() <= last:
             first = self._first_unacked()
             if first == self._kept_at or first > self._topic.readable_end():
                 return
