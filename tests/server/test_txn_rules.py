@@ -24,7 +24,9 @@ from tests.server.txn_stage import (
     EXCLUSIVE,
     KEY_SHARED,
     SHARED,
+    KeyedSender,
     Place,
+    Queue,
     Roles,
     T,
     TxnClient,
@@ -248,6 +250,44 @@ def test_the_store_returns_to_its_baseline() -> None:
         await until(is_empty, 600, "nothing is left")
 
     act(story, txn_retention_seconds=10.0, txn_collect_seconds=5.0)
+
+
+# --- sealed segments
+
+
+@pytest.mark.parametrize("isolation", [None, "read_uncommitted"])
+def test_a_sealed_segment_is_kept_while_a_transaction_in_it_is_undecided(
+    isolation: str | None,
+) -> None:
+    """Though no subscription needs it; a later one sees all of the transaction, or nothing."""
+
+    async def story(stage: TxnStage) -> None:
+        await stage.stage.create()
+        client = await stage.client()
+        sender, txn = KeyedSender(stage, client), await client.begin()
+        await sender.send("k", "in the parent", txn)
+        if isolation is not None:
+            (parent,) = await stage.segments()
+            asked = [{"key": ISOLATION_PROPERTY, "value": isolation}]
+            dirty = await client.reader(parent, "dirty", metadata=asked)
+            await dirty.ack(await dirty.get())
+            await dirty.close()
+        await stage.stage.split(0)
+        await sender.send("k", "in the child", txn)
+        await asyncio.sleep(300)
+        assert len(await stage.segments()) == 3
+        queue = await Queue(stage, client).follow()
+        await client.commit(txn)
+        got = await queue.take(2)
+        assert sorted(each.text for each in got) == ["in the child", "in the parent"]
+        await queue.ack(*got)
+
+        async def is_gone() -> bool:
+            return len(await stage.segments()) == 2
+
+        await until(is_gone, 300, "the parent is pruned")
+
+    act(story, scalable_sealed_seconds=10.0)
 
 
 # --- the end of a topic

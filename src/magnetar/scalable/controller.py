@@ -11,8 +11,8 @@ Invariants:
 3. A consumer keeps its segments while it is connected, and for the grace period after; nobody else
    gets them before.
 4. A sealed segment is pruned only when its parents are, when every subscription has drained it,
-   and every checkpoint group and every reader that is connected has read it, and when both
-   retention and `scalable_sealed_seconds` have passed.
+   and every checkpoint group and every reader that is connected has read it, when no transaction
+   in it is undecided, and when both retention and `scalable_sealed_seconds` have passed.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ class Controller:
         groups_left = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
         if any(segment.segment_id not in self.state.done(each) for each in groups_left):
             return False
-        return not (await self._host.use(name)).readers
+        if (await self._host.use(name)).readers:
+            return False
+        return not await self._host.undecided(name)
 
     async def _kept_seconds(self) -> float | None:
         """How long a sealed segment is kept; None: for ever."""

@@ -87,6 +87,9 @@ class SegmentHost(Protocol):
     async def backlog(self, name: TopicName, subscription: str) -> int | None:
         """Entries that are not acknowledged; None: it has no such cursor."""
 
+    async def undecided(self, name: TopicName) -> bool:
+        """Whether a transaction that is not decided may have written to it."""
+
     async def seek(self, name: TopicName, subscription: str, ms: int) -> None:
         """Move a cursor to the first message at or after a time."""
 
@@ -184,6 +187,13 @@ class LocalSegments:
     async def backlog(self, name: TopicName, subscription: str) -> int | None:
         found = (await self._topic(name)).subscriptions.get(subscription)
         return None if found is None else found.backlog()
+
+    async def undecided(self, name: TopicName) -> bool:
+        try:
+            transactions = (await self._topic(name)).transactions
+        except TopicNotFound:
+            return False
+        return transactions is not None and transactions.undecided > 0
 
     async def seek(self, name: TopicName, subscription: str, ms: int) -> None:
         await (await self._subscription(name, subscription)).seek_time(ms)

@@ -79,6 +79,9 @@ class RoutedSegments:
     async def backlog(self, name: TopicName, subscription: str) -> int | None:
         return await self._at(name, lambda segments: segments.backlog(name, subscription))
 
+    async def undecided(self, name: TopicName) -> bool:
+        return await self._at(name, lambda segments: segments.undecided(name))
+
     async def seek(self, name: TopicName, subscription: str, ms: int) -> None:
         await self._at(name, lambda segments: segments.seek(name, subscription, ms))
 
