@@ -344,7 +344,8 @@ def test_tc_metadata_discovery() -> None:
         leader = await stage.leader()
         other = next(host for host in stage.stage.world.ready if host.name != leader)
         elsewhere = await stage.client(host=other.name)
-        assert await refusal(elsewhere.begin()) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+        for work in (elsewhere.begin(), elsewhere.commit(left), elsewhere.abort(left)):
+            assert await refusal(work) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
 
     act(story, brokers="abc")
 

@@ -423,6 +423,34 @@ def test_aborted_entries_count_as_acknowledged_after_a_kill_too() -> None:
     act(story)
 
 
+def test_aborted_entries_are_passed_up_to_the_first_that_is_for_consumers() -> None:
+    """Not past an undecided one; past it, and what stands behind, once that is aborted too."""
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client()
+        sender, reader = await client.sender(), await client.reader(subscription="idle")
+        await sender.send("first")
+        got = await reader.get()
+        await reader.close()
+        opened, aborted = await client.begin(), await client.begin()
+        for txn in (opened, aborted, opened, aborted):
+            await sender.send("x", txn)
+        await sender.send("last")
+        idle = loaded(stage).subscriptions["idle"]
+        await client.abort(aborted)
+        await stage.until_ops(1)
+        assert idle.backlog() == 6
+        await client.abort(opened)
+        await stage.settled()
+        assert idle.backlog() == 6, "the first message is unacknowledged, and before them"
+        reader = await client.reader(subscription="idle", permits=0)
+        await reader.ack(got)
+        await loaded(stage).trim()
+        assert idle.backlog() == 1
+
+    act(story)
+
+
 def test_without_that_rule_an_idle_subscription_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: Any) -> None:
         return
