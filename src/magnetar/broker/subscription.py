@@ -299,6 +299,8 @@ class Subscription:
         if self.cursor.failure is None:
             for position in positions:
                 self.cursor.ack(position)
+            if positions and self._topic.ledger.sealed:
+                self.wake.advance()  # the end may have been reached
 
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False

@@ -88,6 +88,13 @@ class TopicSubscriptions:
         for subscription in self._uncommitted:
             subscription.wake.advance()
 
+    async def pass_over_aborted(self, aborted: Sequence[Position]) -> None:
+        """The same for those of aborted transactions, but for who reads what is not committed."""
+        for subscription in list(self._by_name.values()):
+            if subscription not in self._uncommitted:
+                subscription.pass_over(aborted)
+                await asyncio.sleep(0)  # they may be many
+
     async def pass_aborted(self, last: Position) -> None:
         """Entries of aborted transactions, up to `last`, count as acknowledged everywhere."""
         for subscription in list(self._by_name.values()):

@@ -9,8 +9,8 @@ Invariants:
 2. The last message is the last one that a consumer could get: below the ceiling, not aborted, and
    no marker.
 3. Entries of aborted transactions count as acknowledged for every subscription that does not read
-   them: dispatch passes them, and where nobody reads, the topic does, after each abort and before
-   each trim.
+   them: at once for the subscriptions that there are, and as dispatch comes to them for later
+   ones; where nobody reads, after each load and before each trim, if nothing else is before them.
 4. What transactions store reaches the topic's dedup at their commit; until then it is unknown
    there, and after an abort it may be sent again.
 5. Transactions of both kinds write here: what the one holds, the other's consumers do not see.
@@ -21,7 +21,7 @@ Relies on: `txn.buffer` and `txn.legacy.legacy_buffer` for decisions and durabil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from magnetar.broker.dedup import Dedup
@@ -54,6 +54,10 @@ from magnetar.wire.messages import TxnId
 READ_ENTRIES: Final = 500
 READ_BYTES: Final = 4 * 1024 * 1024
 
+PASSED_OVER_MAX: Final = 100_000
+"""Entries among which those of one aborted transaction are looked for at once; of one that stands
+among more, dispatch finds them as it comes to them."""
+
 _LOG: Final = logger(__name__)
 
 
@@ -66,6 +70,10 @@ class Waiting(Protocol):
 
     def pass_over(self, positions: Sequence[Position]) -> None:
         """Entries that are for nobody count as acknowledged."""
+        ...
+
+    async def pass_over_aborted(self, positions: Sequence[Position]) -> None:
+        """The same for those of aborted transactions, but for who reads them."""
         ...
 
     async def pass_aborted(self, last: Position) -> None:
@@ -194,13 +202,31 @@ class TopicTransactions:
         while True:
             seen = await buffer.moved.past(seen)
             last = buffer.aborted_last
-            if last is not None and last != known:
-                try:
-                    await subscriptions.pass_aborted(last)
-                except MagnetarError as error:
-                    # Who reads finds out too, and tells; the next trim tries again.
-                    _LOG.warning("aborted-not-passed", topic=str(self._name), error=str(error))
-            known = last
+            if last is None or (last == known and not buffer.newly_aborted):
+                continue
+            known, spans = last, merged(buffer.newly_aborted)
+            buffer.newly_aborted.clear()
+            try:
+                for first, end in spans:
+                    ceiling = self.readable_end()
+                    if end > ceiling:  # backlogs count up to it: the rest waits until it moves
+                        buffer.newly_aborted.append((max(first, _after(ceiling)), end))
+                    await self._pass_over(first, min(end, ceiling), subscriptions)
+                await subscriptions.pass_aborted(last)
+            except MagnetarError as error:
+                # Who reads finds out too, and tells; the next trim tries again.
+                _LOG.warning("aborted-not-passed", topic=str(self._name), error=str(error))
+
+    async def _pass_over(self, first: Position, last: Position, subscriptions: Waiting) -> None:
+        if self._ledger.count_between(first, last) > PASSED_OVER_MAX:
+            return
+        while first <= last:
+            entries = await self._ledger.read(first, READ_ENTRIES, READ_BYTES)
+            if not entries:
+                break
+            aborted = [each.position for each in entries if not self.is_visible(each)]
+            await subscriptions.pass_over_aborted([each for each in aborted if each <= last])
+            first = _after(entries[-1].position)
 
     async def pass_aborted(self, subscriptions: Waiting) -> None:
         """What is aborted holds no subscription back, and so no data."""
@@ -372,6 +398,17 @@ class TopicTransactions:
 
 def _is_message(entry: Entry) -> bool:
     return not is_marker(entry.payload)
+
+
+def merged(spans: Iterable[tuple[Position, Position]]) -> list[tuple[Position, Position]]:
+    """The same positions in order, each in one span."""
+    found: list[tuple[Position, Position]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return found
 
 
 def _after(position: Position) -> Position:

@@ -26,7 +26,7 @@ that asks `is_admitted` right before each append, and calls `appending` and then
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
@@ -64,6 +64,7 @@ ADMIT_SECONDS: Final = 30.0
 MATERIALISE_SECONDS: Final = 60.0
 """For the records of a decision, however often they have to be tried."""
 
+_NEWLY_ABORTED_MAX: Final = 10_000
 _READS_AT_ONCE: Final = 256
 _ATTEMPTS: Final = 16
 _PAUSE_SECONDS: Final = 0.2
@@ -93,6 +94,8 @@ class MetadataTransactionBuffer:
         """Why the topic must be loaded anew, if so."""
         self.aborted_last: Position | None = None
         """Behind it there is no aborted entry; None: there is none at all."""
+        self.newly_aborted: deque[tuple[Position, Position]] = deque(maxlen=_NEWLY_ABORTED_MAX)
+        """Between which positions the transactions stand that were aborted last, both included."""
         self.ends: Counter[State] = Counter()
         """How many transactions ended here since it was loaded, by how."""
         self._segment = segment
@@ -426,6 +429,7 @@ class MetadataTransactionBuffer:
         if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
             return
         self.hide(work.txn, last)
+        self.newly_aborted.append((work.bound, last))
         self._end(work)
         self._unpin(work)
 
