@@ -14,6 +14,7 @@ from magnetar.broker.topics import CARE_SECONDS
 from magnetar.errors import WireCode
 from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName
+from magnetar.scalable.segments import LocalSegments
 from magnetar.txn.ids import METADATA_BIT
 from magnetar.txn.records import HEADERS
 from magnetar.wire.messages import TxnId
@@ -286,6 +287,28 @@ def test_a_sealed_segment_is_kept_while_a_transaction_in_it_is_undecided(
             return len(await stage.segments()) == 2
 
         await until(is_gone, 300, "the parent is pruned")
+
+    act(story, scalable_sealed_seconds=10.0)
+
+
+def test_without_that_rule_half_of_the_transaction_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(LocalSegments, "undecided", nobody)
+
+    async def story(stage: TxnStage) -> None:
+        await stage.stage.create()
+        client = await stage.client()
+        sender, txn = KeyedSender(stage, client), await client.begin()
+        await sender.send("k", "in the parent", txn)
+        await stage.stage.split(0)
+        await sender.send("k", "in the child", txn)
+        await asyncio.sleep(300)
+        queue = await Queue(stage, client).follow()
+        await client.commit(txn)
+        assert await queue.texts(1) == ["in the child"]
+        await queue.nothing()
 
     act(story, scalable_sealed_seconds=10.0)
 
