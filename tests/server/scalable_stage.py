@@ -260,6 +260,7 @@ def play(
     disk: bool = False,
     checked: bool = True,
     until_s: float = _LONG_S,
+    transaction_kind: str = "auto",
     **limits: float,
 ) -> None:
     """Run a story with so many brokers, with a disk or on memory that they share."""
@@ -267,6 +268,7 @@ def play(
     given: dict[str, object] = {"journal_file_bytes": 256 * 1024, "journal_files_max": 4}
     world = ScalableWorld(_SEED, findings, Limits().override(given | limits))
     world.ending = True  # no call between brokers gets lost
+    world.transaction_kind = transaction_kind
     stage = Stage(world)
     bugs, log = Bugs(findings, _is_alive), logging.getLogger("magnetar")
     log.addHandler(bugs)

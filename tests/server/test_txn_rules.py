@@ -93,7 +93,7 @@ def test_an_outcome_never_changes_whoever_asks_for_an_end(v4: bool, end: str) ->
             assert await reader.texts(1) == ["x"]
         await reader.nothing()
 
-    act(story)
+    act(story, kind="metadata")
 
 
 @of_both_clients
@@ -116,7 +116,7 @@ def test_ends_of_what_there_is_not(v4: bool) -> None:
         await until(is_forgotten, 120, "the header is gone")
         assert await client.ended(txn, COMMIT) == NOT_FOUND
 
-    act(story, txn_retention_seconds=10.0, txn_collect_seconds=5.0)
+    act(story, kind="metadata", txn_retention_seconds=10.0, txn_collect_seconds=5.0)
 
 
 # --- a receipt that is lost
@@ -139,6 +139,7 @@ def test_a_lost_receipt_and_a_resend_inside_a_transaction(v4: bool, dedup: bool,
         asked = [{"key": ISOLATION_PROPERTY, "value": "read_uncommitted"}]
         watching = await client.reader(subscription="watching", metadata=asked)
         sender, txn = await client.sender(name="p"), await client.begin()
+        await client.writes_to(txn, T)
         await sender.send("first", txn, sequence=0)
         sender.post("second", txn, 1)
         assert await watching.texts(2) == ["first", "second"]

@@ -156,8 +156,8 @@ def test_what_comes_after_the_end_is_refused(kind: str) -> None:
         await sender.send("newer", newer)
         for txn in old:
             assert await refusal(sender.send("late", txn)) == WireCode.NOT_ALLOWED
-            work = reader.ack(got, txn=txn)
-            assert await refusal(work) == WireCode.TRANSACTION_CONFLICT
+            work = client.acknowledges_on(txn, T, "sub")
+            assert await refusal(work) == WireCode.INVALID_TXN_STATUS
         await client.commit(newer)
         assert await reader.texts(1) == ["newer"]
         await reader.nothing()
@@ -243,6 +243,7 @@ def test_transaction_timeout(kind: str) -> None:
         got = await reader.get()
         txn = await client.begin(ttl=3_000)
         await client.writes_to(txn, T)
+        await client.acknowledges_on(txn, T, "sub")
         await sender.send("in it", txn)
         await reader.ack(got, txn=txn)
         again = await reader.get(6.0)

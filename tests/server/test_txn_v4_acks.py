@@ -102,7 +102,9 @@ def test_transaction_conflict_exception_when_ack_batch_message(kind: str) -> Non
         sender, reader = await pair(client, reading=SHARED)
         await sender.send("batch", num_messages_in_batch=3)
         entry = await reader.get()
-        one, two = await client.begin(), await client.begin()
+        one, two, three = [await client.begin() for _ in range(3)]
+        for txn in (one, two, three):
+            await client.acknowledges_on(txn, T, "sub")
         await reader.ack(entry, txn=one, ack_set=0b110)
         for taken in (0b110, 0b100, 0):
             work = reader.ack(entry, txn=two, ack_set=taken)
@@ -112,7 +114,6 @@ def test_transaction_conflict_exception_when_ack_batch_message(kind: str) -> Non
         await client.abort(two)
         again = await reader.get()
         assert again.ack_set == (0b110,)
-        three = await client.begin()
         held = reader.ack(entry, txn=three, ack_set=0b110)
         assert await refusal(held) == WireCode.TRANSACTION_CONFLICT
         await reader.ack(entry, txn=three, ack_set=0b001)

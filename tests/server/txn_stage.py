@@ -38,7 +38,7 @@ LONG_MS: Final = 600_000
 
 _REDIRECTS_MAX: Final = 10
 
-KINDS: Final = ("metadata",)
+KINDS: Final = ("metadata", "markers")
 """How transactions that v4 clients begin are kept on regular topics."""
 
 of_every_kind: Final = pytest.mark.parametrize("kind", KINDS)
@@ -467,17 +467,19 @@ class Queue:
 Story = Callable[[TxnStage], Coroutine[Any, Any, None]]
 
 
-def act(story: Story, *, brokers: str = "a", disk: bool = True, **limits: float) -> None:
+def act(
+    story: Story, *, brokers: str = "a", disk: bool = True, kind: str = "auto", **limits: float
+) -> None:
     """Run a story: on one broker with a disk, or on several that share their storage."""
 
     async def on_stage(stage: Stage) -> None:
         await story(TxnStage(stage))
 
     alone = brokers == "a" and disk
-    play(on_stage, brokers=brokers, disk=alone, checked=False, **limits)
+    play(on_stage, brokers=brokers, disk=alone, checked=False, transaction_kind=kind, **limits)
 
 
 def act_v4(story: Story, kind: str) -> None:
     """As `act`, on a broker that keeps the transactions of v4 clients in one of the `KINDS`."""
     assert kind in KINDS
-    act(story)
+    act(story, kind=kind)

@@ -141,8 +141,7 @@ class Topic:
         self._policy_turn = asyncio.Lock()
         self._ends = TopicEnds(self._tasks)
         self._gone_messages = self._gone_bytes = 0
-        self._message_rate = Rate(parts.clock)
-        self._byte_rate = Rate(parts.clock)
+        self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
 
     @classmethod
     async def open(
@@ -574,8 +573,7 @@ class Topic:
 
     @property
     def bytes_in(self) -> int:
-        producers = self.producers.connected.values()
-        return self._gone_bytes + sum(producer.bytes_in for producer in producers)
+        return self._gone_bytes + sum(each.bytes_in for each in self.producers.connected.values())
 
     def stats(self) -> TopicStats:
         """What the admin interface shows."""

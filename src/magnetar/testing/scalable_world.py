@@ -154,7 +154,13 @@ class Host:
         self.starts += 1
         self.life = life = Life(f"{self.name}{self.starts}")
         self.world.note(f"{life.name} starts")
-        config = ServerConfig(data=str(ROOT), host=self.name, port=PORT, limits=self.world.limits)
+        config = ServerConfig(
+            data=str(ROOT),
+            host=self.name,
+            port=PORT,
+            transaction_kind=self.world.transaction_kind,
+            limits=self.world.limits,
+        )
         self.server = Server(config, machine=self._machine(life))
         try:
             await life.ask(self.server.start())
@@ -317,6 +323,8 @@ class ScalableWorld:
         self.findings = findings
         self.limits = limits
         self.hosts: dict[str, Host] = {}
+        self.transaction_kind = "auto"
+        """As in the settings of brokers."""
         self.ending = False
         """Clients should come to their end."""
         self._chance = Random(f"{seed} bootstrap")
