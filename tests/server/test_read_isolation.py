@@ -19,6 +19,7 @@ from tests.server.txn_stage import (
     TxnClient,
     TxnStage,
     act,
+    begun,
     refusal,
 )
 
@@ -232,3 +233,27 @@ def test_a_subscription_of_a_scalable_topic_has_it_on_every_segment() -> None:
         await until(drained, 30, "the parent is drained")
 
     act(story)
+
+
+def test_markers_are_for_nobody_and_in_no_backlog() -> None:
+    """Of transactions of v4 clients: behind an open one too."""
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client(v4=True)
+        dirty = await client.reader(subscription="dirty", metadata=UNCOMMITTED)
+        clean = await client.reader(subscription="clean", permits=0)
+        sender = await client.sender()
+        await sender.send("plain")
+        opened, committed = await begun(client), await begun(client)
+        await sender.send("open", opened)
+        last = await sender.send("committed", committed)
+        await client.commit(committed)
+        assert await dirty.texts(3) == ["plain", "open", "committed"]
+        await dirty.nothing()
+        assert await dirty.last_id() == last
+        assert (await dirty.backlog(), await clean.backlog()) == (3, 1)
+        await client.commit(opened)
+        await dirty.nothing()
+        assert (await dirty.backlog(), await clean.backlog()) == (3, 3)
+
+    act(story, kind="markers")

@@ -197,7 +197,10 @@ class Subscription:
     def visible_backlog(self) -> int:
         """Without what stands behind an undecided transaction, unless that is read too."""
         ledger = self._topic.ledger
-        hidden = ledger.count_between(self._topic.readable_end(), ledger.last_position())
+        end = self._topic.readable_end()
+        hidden = ledger.count_between(end, ledger.last_position())
+        if hidden:
+            hidden -= self.cursor.acked_above(end)  # markers, for instance
         return max(self.backlog() - hidden, 0)
 
     def stats(self) -> SubscriptionStats:

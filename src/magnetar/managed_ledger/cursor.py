@@ -96,6 +96,10 @@ class Cursor:
         """How many entries are not acknowledged as a whole."""
         return self._state.backlog(self._ledgers())
 
+    def acked_above(self, position: Position) -> int:
+        """How many entries above a position, and above the mark-delete, are acknowledged."""
+        return self._state.acked_above(position)
+
     def is_acked(self, position: Position) -> bool:
         return self._state.is_acked(position)
 

@@ -129,6 +129,16 @@ class CursorState:
         self._drop_trimmed(ledgers)
         return ledgers.total - ledgers.rank(self.mark_delete) - self.acked.count
 
+    def acked_above(self, position: Position) -> int:
+        """How many entries above a position, and above the mark-delete, are acknowledged."""
+        count = 0
+        for ledger_id, first, last in self.acked.ranges():
+            if ledger_id == position.ledger_id:
+                first = max(first, position.entry_id + 1)
+            if ledger_id >= position.ledger_id and first <= last:
+                count += last - first + 1
+        return count
+
     def check_invariants(self, ledgers: LedgerList) -> None:
         self._drop_trimmed(ledgers)
         first = ledgers.after(self.mark_delete)
