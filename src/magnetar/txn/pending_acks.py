@@ -51,6 +51,11 @@ class Acked(NamedTuple):
     """How many messages the entry holds; it counts unless they are `WHOLE`."""
 
     @property
+    def named(self) -> int:
+        """The messages that were named one by one; 0: the entry was, whatever is in it."""
+        return self.messages & _all_of(self.size)
+
+    @property
     def unacked(self) -> int:
         """As the cursor and the records say it: set bits are messages that are left out."""
         return 0 if self.messages == WHOLE else ~self.messages & _all_of(self.size)
@@ -185,7 +190,7 @@ class PendingAcks:
         if cursor.is_acked(position):
             return Conflict(f"{position} is acknowledged already")
         unacked = cursor.unacked_indexes(position)
-        if unacked is not None and ack.messages != WHOLE and ack.messages & ~unacked:
+        if unacked is not None and ack.named & ~unacked:
             return Conflict(f"messages of {position} are acknowledged already")
         holders = [
             other

@@ -106,6 +106,16 @@ def test_what_the_cursor_has_is_a_conflict() -> None:
         assert pending.judge(T1, [ack], False, cursor) is Verdict.ACCEPTED
 
 
+def test_all_messages_of_a_batch_named_one_by_one_are_not_the_batch() -> None:
+    """Of a batch that is acknowledged in part, what is named again is a conflict."""
+    cursor = Cursor(partial={at(0): 0b110})
+    pending = PendingAcks(repeats_allowed=False)
+    (every,) = combined([some(0, 0), some(0, 1), some(0, 2)])
+    assert isinstance(pending.judge(T1, [every], False, cursor), Conflict)
+    assert pending.judge(T1, [some(0, 1), some(0, 2)], False, cursor) is Verdict.ACCEPTED
+    assert pending.judge(T1, [Acked(at(0))], False, cursor) is Verdict.ACCEPTED
+
+
 def test_one_conflict_refuses_the_whole_command() -> None:
     pending = PendingAcks(repeats_allowed=False)
     held(pending, T1, Acked(at(1)))
