@@ -111,6 +111,7 @@ class Appender:
         self._turn = asyncio.Lock()
         """Ledgers begin and end one at a time."""
         self._begun_at = 0.0
+        self._floor = Position(0, 0)
         self._count = 0
         self._bytes = 0
         self._gate = 0
@@ -162,13 +163,20 @@ class Appender:
         return count
 
     def floor(self) -> Position:
-        """No append from now on lands below this position, and none so far at or above it."""
+        """No append from now on lands below this position, and none so far at or above it.
+
+        It never falls: an empty ledger leaves the list when it is closed.
+        """
         if self._writer is not None:
-            return Position(self._writer.ledger_id, self._count)
-        if self._finishing:
-            return Position(self._finishing[-1].writer.ledger_id, self._finishing[-1].submitted)
-        spans = self.ledgers.spans
-        return Position(spans[-1].ledger_id, spans[-1].entries) if spans else Position(0, 0)
+            present = Position(self._writer.ledger_id, self._count)
+        elif self._finishing:
+            last = self._finishing[-1]
+            present = Position(last.writer.ledger_id, last.submitted)
+        else:
+            spans = self.ledgers.spans
+            present = Position(spans[-1].ledger_id, spans[-1].entries) if spans else Position(0, 0)
+        self._floor = max(self._floor, present)
+        return self._floor
 
     def refresh(self) -> LedgerList:
         """The list of ledgers with what is readable at this moment."""

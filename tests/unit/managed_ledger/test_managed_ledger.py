@@ -399,3 +399,19 @@ def test_no_append_lands_below_the_floor(memory_world_factory: MemoryWorldFactor
             assert ledger.next_append_floor() > floor
 
     memory_world_factory.run(main())
+
+
+def test_the_floor_does_not_fall_when_an_empty_ledger_is_sealed(
+    memory_world_factory: MemoryWorldFactory,
+) -> None:
+    async def main() -> None:
+        world = memory_world_factory()
+        ledger = await world.open(limits=SMALL)
+        await ledger.append(b"x")
+        await ledger.close()
+        ledger = await world.open(limits=SMALL)
+        floor = ledger.next_append_floor()
+        await ledger.seal()
+        assert ledger.next_append_floor() == floor
+
+    memory_world_factory.run(main())
