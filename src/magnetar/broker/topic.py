@@ -148,12 +148,9 @@ class Topic:
         cls, name: TopicName, parts: TopicParts, record: TopicRecord, policies: TopicPolicies
     ) -> Topic:
         """Load a topic: take its managed ledger over, or begin one."""
+        clock, limits = parts.clock, parts.limits
         ledger = await ManagedLedger.open(
-            name.managed_ledger_name,
-            parts.metadata,
-            parts.ledgers,
-            clock=parts.clock,
-            limits=parts.limits,
+            name.managed_ledger_name, parts.metadata, parts.ledgers, clock=clock, limits=limits
         )
         topic = cls(name, parts, ledger, record, policies)
         try:
@@ -428,6 +425,9 @@ class Topic:
         seen = 0
         while self.lost is None:
             await self._trouble.past(seen)
+            if self.terminated:
+                await self.ledger.stopped.past(0)  # its cursors are another owner's by now
+                self._lose(ManagedLedgerFenced(f"{self.name} has another owner"))
             if self.closing or self.terminated:
                 return
             unready = ServiceNotReady(f"{self.name} recovers from a failed write")

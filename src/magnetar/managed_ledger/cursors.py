@@ -168,6 +168,9 @@ class Cursors:
 
     async def _flush_dirty(self) -> None:
         dirty = [cursor for cursor in self._by_name.values() if cursor.dirty]
+        for cursor in dirty:
+            if isinstance(cursor.failure, ManagedLedgerFenced):
+                raise cursor.failure  # whoever else wrote it met the next owner
         dirty = [cursor for cursor in dirty if cursor.failure is None]
         results = await asyncio.gather(*(c.flush() for c in dirty), return_exceptions=True)
         for cursor, result in zip(dirty, results, strict=True):

@@ -311,6 +311,32 @@ def test_another_owner_ends_the_topic_here() -> None:
     in_world(scenario)
 
 
+@pytest.mark.parametrize("by", ["the owner", "somebody else"])
+def test_another_owner_ends_a_terminated_topic_here_too(by: str) -> None:
+    """Only a cursor finds out, whoever writes it."""
+
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        subscription = await topic.subscription(consumer())
+        reading = subscription.add_consumer(consumer())
+        producer = await topic.add_producer(options())
+        (last,) = await send_all(topic, producer, 1)
+        await topic.terminate()
+        later = await world.topic(world.parts())
+        assert topic.lost is None, "nothing is written here, so nobody noticed"
+        subscription.cursor.ack(last.position)
+        if by == "somebody else":
+            with pytest.raises(ManagedLedgerFenced):
+                await subscription.cursor.flush()
+        await asyncio.sleep(world.limits.cursor_flush_seconds + 1)
+        assert isinstance(topic.lost, ManagedLedgerFenced)
+        assert reading.is_stopped
+        await topic.close()
+        await later.close()
+
+    in_world(scenario)
+
+
 # --- subscriptions
 
 
