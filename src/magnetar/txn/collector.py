@@ -1,6 +1,7 @@
 """Finished transactions are forgotten, once all that they did is done.
 
-Owns: `Collector`, the loop of one broker for all coordinators that it leads.
+Owns: `Collector`, the loop of one broker for all coordinators that it leads, and for the topics
+that it has: who coordinates a transaction may be unable to reach its participants.
 
 Invariants:
 1. A header is deleted only when its retention has passed and, after that, no op record of it was
@@ -88,23 +89,37 @@ class Collector:
         while True:
             names = await self._due(kept)
             if not names:
-                return
+                break
             ops = await self._ops(names)
             await self._forget([name for name in names if name not in ops])
             kept.update(ops)
             for name, records in ops.items():
                 await self._finish(name, records, repaired)
             if len(names) < _ROUND_MAX:
-                return
+                break
+        await self._finish_others(repaired)
 
-    async def _due(self, kept: set[str]) -> list[str]:
+    async def _finish_others(self, repaired: set[Leftover]) -> None:
+        """Look again at what transactions of other brokers' coordinators left in topics here."""
+        names = await self._due(set(), led=False)
+        for records in (await self._ops(names)).values() if names else ():
+            for left in _by_participant(records):
+                if left in repaired:
+                    continue
+                repaired.add(left)
+                try:
+                    await self._repair(left)
+                except MagnetarError as error:  # most often: it is another broker's
+                    _LOG.debug("txn-repair-elsewhere", topic=left.segment, error=str(error))
+
+    async def _due(self, kept: set[str], *, led: bool = True) -> list[str]:
         before = self._clock.now_ms() - round(self._limits.txn_retention_seconds * 1000)
         found: list[str] = []
         records = self._store.metadata.scan_index(BY_END, "", number(before))
         async with aclosing(records) as due:
             async for record in due:
                 header = decode(record, Header)
-                if header.txn not in kept and self._partitions.leads(header.id.most):
+                if header.txn not in kept and self._partitions.leads(header.id.most) is led:
                     found.append(header.txn)
                 if len(found) >= _ROUND_MAX:
                     break

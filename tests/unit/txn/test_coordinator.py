@@ -348,6 +348,25 @@ def test_sweep_gc_repairs_and_retains() -> None:
     on_a_broker(scene)
 
 
+def test_a_broker_looks_again_at_what_is_left_of_others_transactions() -> None:
+    """The coordinator's broker may not have the topic; whoever has it looks by itself."""
+
+    async def scene(world: World, broker: Broker) -> None:
+        other = await world.broker()
+        header = await broker.begin()
+        await place_pin(broker.store, header.id, "persistent://a/b/c", Position(1, 0), 1)
+        await broker.coordinators.end(header.id, commit=True)
+        await asyncio.sleep(1000)
+        assert not other.partitions.leads(header.id.most)
+        assert set(other.repairs) == {Leftover("persistent://a/b/c", None)}
+        other.missing.add("persistent://a/b/c")
+        await asyncio.sleep(100)
+        assert len(await keys(broker.store)) == 2, "only its coordinator says that there is none"
+        await other.stop()
+
+    on_a_broker(scene)
+
+
 def test_ops_of_topics_that_are_gone_are_deleted() -> None:
     async def scene(world: World, broker: Broker) -> None:
         broker.missing.add("persistent://a/b/gone")
