@@ -12,6 +12,7 @@ LOCKS := requirements/uv.txt requirements/dev.txt
 
 SEEDS ?= 200
 SEED ?=
+SOAK_SEEDS ?= 10000
 CRASH_KILLS ?= 40
 CRASH_CUTS ?= 150
 CRASH_EVERY ?= 1
@@ -65,6 +66,10 @@ test: lint ## everything: check, slow tests, a short simulation, a crash sample
 .PHONY: sim
 sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to replay one
 	$(BIN)/python -m magnetar.testing.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+.PHONY: soak-sim
+soak-sim: $(STAMP) ## the same for hours: SOAK_SEEDS=10000 of every simulation
+	$(BIN)/python -m magnetar.testing.simulate --seeds $(SOAK_SEEDS)
 
 .PHONY: crash
 crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_EVERY=1

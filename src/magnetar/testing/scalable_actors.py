@@ -130,8 +130,8 @@ class Stage:
 class ClientPlace:
     """One client process: its connections, which end at once if it is killed."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._world = stage.world
+    def __init__(self, world: ScalableWorld) -> None:
+        self._world = world
         self._ends: list[End] = []
         self._killed = False
         url = f"pulsar://{ANY_HOST}:{PORT}"
@@ -158,7 +158,7 @@ class ClientPlace:
 
 async def produce(stage: Stage, random: Random, name: str) -> None:
     """Sends until the world is ending, then waits for every receipt."""
-    place = ClientPlace(stage)
+    place = ClientPlace(stage.world)
     async with place.links:
         producer = await _new_producer(stage, random, place.links, name)
         pace = random.choice((5, 20, 60))
@@ -205,7 +205,7 @@ async def stream(stage: Stage, random: Random, name: str, subscription: str) -> 
     for life in range(1000):
         if stage.over:
             return
-        place = ClientPlace(stage)
+        place = ClientPlace(stage.world)
         member = name if random.random() < 0.7 else f"{name}-{life}"
         async with place.links:
             consumer = StreamConsumer(
@@ -229,7 +229,7 @@ async def queue(
     for life in range(1000):
         if stage.over:
             return
-        place = ClientPlace(stage)
+        place = ClientPlace(stage.world)
         async with place.links:
             consumer = QueueConsumer(
                 place.links,
@@ -250,7 +250,7 @@ async def checkpoint(
     """Reads from checkpoint to checkpoint."""
     start = FROM_EARLIEST if earliest else FROM_LATEST
     while not stage.over:
-        place = ClientPlace(stage)
+        place = ClientPlace(stage.world)
         async with place.links:
             consumer = CheckpointConsumer(
                 place.links,

@@ -46,6 +46,7 @@ class Report:
     splits: int = 0
     merges: int = 0
     failovers: int = 0
+    transactions: int = 0
     digest: str = ""
     violations: tuple[str, ...] = ()
 
@@ -57,6 +58,7 @@ class Report:
         self.splits += other.splits
         self.merges += other.merges
         self.failovers += other.failovers
+        self.transactions += other.transactions
 
 
 def draw_plan(random: Random) -> FaultPlan:

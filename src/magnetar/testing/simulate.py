@@ -54,6 +54,7 @@ from magnetar.testing.managed_history import ManagedHistory
 from magnetar.testing.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
 from magnetar.testing.simulate_broker import simulate_broker
 from magnetar.testing.simulate_scalable import simulate_scalable
+from magnetar.testing.simulate_txn import simulate_txn
 from magnetar.testing.virtual_worker import VirtualWorker
 
 Simulate = Callable[..., Report]
@@ -353,7 +354,7 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Report:
 
 # --- the command
 
-PARTS: Final = ("storage", "broker", "scalable")
+PARTS: Final = ("storage", "broker", "scalable", "txn")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -362,7 +363,12 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
-    simulations: tuple[Simulate, ...] = (simulate, simulate_broker, simulate_scalable)
+    simulations: tuple[Simulate, ...] = (
+        simulate,
+        simulate_broker,
+        simulate_scalable,
+        simulate_txn,
+    )
     for part, simulated in zip(PARTS, simulations, strict=True):
         if options.only in (None, part) and not _run(part, simulated, seeds, options.verbose):
             return 1
@@ -388,10 +394,12 @@ def _run(part: str, simulated: Simulate, seeds: range, verbose: bool) -> bool:
             return False
         total.add(report)
     changes = f"{total.splits} splits, {total.merges} merges, {total.failovers} failovers, "
+    changes = changes if part in ("scalable", "txn") else ""
+    changes += f"{total.transactions} transactions, " if part == "txn" else ""
     print(
         f"{part}: {len(seeds)} seeds, {total.operations} operations, {total.lives} starts, "
         f"{total.crashes} crashes in mid-operation, {total.faults} faults, "
-        f"{changes if part == 'scalable' else ''}0 violations"
+        f"{changes}0 violations"
     )
     return True
 

@@ -70,7 +70,7 @@ class ScalableRun:
         self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
 
     def go(self) -> Report:
-        bugs = _ServiceBugs(self.findings, _is_alive)
+        bugs = ServiceBugs(self.findings, is_alive)
         log = logging.getLogger("magnetar")
         log.addHandler(bugs)
         try:
@@ -277,17 +277,17 @@ class ScalableRun:
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and _is_alive():
+        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and is_alive():
             text = f"{context['message']}: {type(error).__name__}: {error}"
             self.findings.broken(text)
 
 
-class _ServiceBugs(Bugs):
+class ServiceBugs(Bugs):
     """Also finds loops of brokers that have ended with an error: nothing does their work now."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage() in _CRASHES:
-            if present_life() is None or not _is_alive():
+            if present_life() is None or not is_alive():
                 return  # of a client, or of a broker that is dead
             fields: dict[str, object] = getattr(record, "magnetar_fields", {})
             self._findings.broken(f"{fields.get('task')} has crashed: {fields.get('error')}")
@@ -295,7 +295,7 @@ class _ServiceBugs(Bugs):
         super().emit(record)
 
 
-def _is_alive() -> bool:
+def is_alive() -> bool:
     """Whether what runs now is not just being cleared away."""
     life = present_life()
     return life is None or not life.is_over

@@ -6,6 +6,7 @@ Owns: `VirtualTimeLoop`, whose clock jumps to the next timer when nothing else i
 Invariants:
 1. Time moves only when no callback is ready, and then exactly to the next timer.
 2. Nothing ready and no timer is a deadlock: it is raised with the waiting tasks, never waited out.
+   So is the opposite: callbacks without end at one moment (`TURNS_MAX`).
 3. Coroutines that take randomness from equal seeds only run through equal steps: callbacks run in
    the order in which they were scheduled, timers of one moment in an order that the run fixes.
 
@@ -30,6 +31,9 @@ Result = TypeVar("Result")
 
 UNTIL_S: Final = 30 * 24 * 3600.0
 """How far `run` lets virtual time go unless told otherwise: background timers never end."""
+
+TURNS_MAX: Final = 1_000_000
+"""How often the loop may go round at one moment: more is a loop that never waits."""
 
 _TASKS_SHOWN = 10
 _CANCEL_ROUNDS = 5
@@ -71,6 +75,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._now = 0.0
         self._until = until
+        self._still = 0
         self._owner = threading.get_ident()
         # asyncio treats timers within one clock tick as due together; virtual time is exact, but
         # a sum of floats is not: without a tick a timer could be asked for again and again.
@@ -106,7 +111,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if timeout is None:
             raise InvariantBroken(f"deadlock at {self._now:.3f} s: {self._waiting()}")
         if timeout <= 0:
+            self._still += 1
+            if self._still > TURNS_MAX:
+                raise InvariantBroken(f"time stands still at {self._now:.3f} s: {self._waiting()}")
             return
+        self._still = 0
         if self._now + timeout > self._until:
             raise DeadlineExceeded(f"virtual time reached {self._until:g} s: {self._waiting()}")
         self._now += timeout

@@ -1,0 +1,339 @@
+"""Runs transactions on one to three simulated brokers, with everything that can happen to them.
+
+    python -m magnetar.testing.simulate --only txn --seeds 200
+    python -m magnetar.testing.simulate --only txn --seed 17 --verbose
+
+Owns: a run (`TxnRun`): brokers on shared storage or one alone on a disk; clients that write in
+transactions, consume, transform and produce, decide in groups, read from the earliest message, and
+publish beside; and trouble. Every durable change and every delivery is checked as it happens
+(`txn_mirror`, `txn_history`). In the end all is calm: everything must come to rest (`txn_rest`).
+
+Invariants:
+1. One seed is one run, as in `simulate`.
+2. A violation names one of the twelve invariants, or is a crash of the product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from magnetar.broker.topic import Topic
+from magnetar.errors import DeadlineExceeded, MagnetarError
+from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.names import TopicName
+from magnetar.runtime.limits import Limits
+from magnetar.server.app import Server
+from magnetar.testing import virtual_time
+from magnetar.testing.broker_lives import follow
+from magnetar.testing.history import Findings
+from magnetar.testing.scalable_trouble import Operator, Trouble, calm
+from magnetar.testing.scalable_world import DiskHost
+from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
+from magnetar.testing.simulate_scalable import ServiceBugs, is_alive
+from magnetar.testing.txn_actors import publish, read, transform, write
+from magnetar.testing.txn_group_actors import lead
+from magnetar.testing.txn_history import TxnHistory
+from magnetar.testing.txn_rest import REST_SECONDS, Rest
+from magnetar.testing.txn_session import INPUT, ORDERS, Session, TxnStage
+from magnetar.testing.txn_trouble import DOOMED_SUBSCRIPTION, TxnTrouble
+from magnetar.testing.txn_truth import place_of
+from magnetar.testing.txn_world import TxnDiskHost, TxnServers, TxnSharedHost, TxnWorld
+
+TOPIC: Final = TopicName.parse(ORDERS)
+WORK: Final = "work"
+STREAM: Final = "stream"
+
+_HOSTS: Final = "abc"
+_END_SECONDS: Final = 100.0
+_TRIES: Final = 20
+_LOOK_SECONDS: Final = 0.2
+"""Between two looks whether something is broken: then the rest is not worth the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a run is like, where that is not drawn."""
+
+    hosts: int | None = None
+    """So many brokers on shared storage; 0: one alone with a disk."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
+    """The only kinds of trouble that transactions have; empty: all."""
+    rest_seconds: float = REST_SECONDS
+    """What it may take, in calm, until nothing is left to do."""
+
+
+class TxnRun:
+    """One seed."""
+
+    def __init__(
+        self, seed: int, *, lines: list[str] | None = None, course: Course | None = None
+    ) -> None:
+        self.report = Report(seed)
+        self.findings = Findings()
+        self.findings.lines = lines
+        self.counts: Counter[str] = Counter()
+        self._random = Random(f"txn {seed}")
+        self._session_seconds = self._random.choice((2.0, 5.0))
+        self._course = course or Course()
+        limits = _small_limits(self._random).override(self._course.limits)
+        self._world = TxnWorld(seed, self.findings, limits)
+        self._stage = TxnStage(self._world, TxnHistory(self._world))
+
+    def go(self) -> Report:
+        bugs = ServiceBugs(self.findings, is_alive)
+        log = logging.getLogger("magnetar")
+        log.addHandler(bugs)
+        try:
+            virtual_time.run(self._main(), until=LIFE_SECONDS_MAX)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
+            self.findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
+        finally:
+            log.removeHandler(bugs)
+            for host in self._world.hosts.values():
+                if isinstance(host, DiskHost):
+                    host.close()
+        return self._reported()
+
+    def _reported(self) -> Report:
+        report, counts = self.report, self.counts
+        report.lives = sum(host.starts for host in self._world.hosts.values())
+        report.crashes = counts["crashes"]
+        report.faults = counts["sessions cut"] + self._world.weather.failures
+        report.splits, report.merges = counts["splits"], counts["merges"]
+        report.failovers = counts["usurped"]
+        report.transactions = len(self._stage.history.attempts)
+        report.operations = self.findings.operations
+        report.digest = self.findings.digest
+        report.violations = tuple(self.findings.violations)
+        return report
+
+    # --- the course of a run
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        follow(loop)
+        loop.set_exception_handler(self._unhandled)
+        world, history = self._world, self._stage.history
+        self._furnish()
+        await asyncio.gather(*(host.start() for host in world.hosts.values()))
+        await self._create()
+        clients = self._clients()
+        await self._disturbed_for(self._random.uniform(4.0, 12.0))
+        world.clear_up()
+        if self.findings.violations:
+            await self._given_up(clients)
+            return
+        await calm(world)
+        world.calm = True
+        world.note("calm")
+        rest = Rest(self._stage, self._random, self._course.rest_seconds)
+        await rest.come()
+        self._stage.over = True
+        await self._ended(clients)
+        for step in (rest.read_all, rest.waits_quietly, history.check_end, rest.forgotten):
+            if not self.findings.violations:
+                await step()
+        for host in world.hosts.values():
+            await host.stop()
+
+    async def _given_up(self, clients: list[asyncio.Task[None]]) -> None:
+        """Something is broken: the rest is not worth the time."""
+        self._stage.over = True
+        for host in self._world.hosts.values():
+            await host.kill()
+        await self._ended(clients)
+
+    def _furnish(self) -> None:
+        """Brokers on shared storage, or one alone with a disk."""
+        random, world = self._random, self._world
+        hosts = 0 if random.random() < 0.25 else random.choice((1, 2, 2, 3))
+        if self._course.hosts is not None:
+            hosts = self._course.hosts
+        if not hosts:
+            world.hosts["a"] = TxnDiskHost(world, "a", Random(f"{world.seed} disk"))
+            return
+        servers = TxnServers(
+            world, Random(f"{world.seed} storage"), session_seconds=self._session_seconds
+        )
+        for name in _HOSTS[:hosts]:
+            world.hosts[name] = TxnSharedHost(world, name, servers)
+
+    async def _create(self) -> None:
+        """The topics, with the subscriptions that must get everything."""
+        segments = self._random.choice((1, 1, 2))
+        for what in (
+            lambda server: server.context.scalable.create(TOPIC, segments),
+            lambda server: server.context.scalable.create_subscription(TOPIC, WORK, "QUEUE"),
+            _create_inputs,
+        ):
+            await self._done(what)
+        orders = place_of(ORDERS.replace("topic:", "persistent:")).replace(
+            "/persistent/", "/segment/"
+        )
+        inputs = place_of(INPUT)
+        history = self._stage.history
+        history.consumes[WORK] = lambda place: place == inputs or place.startswith(orders)
+        history.consumes[STREAM] = lambda place: place == inputs
+
+    async def _done(self, work: Callable[[Server], Coroutine[Any, Any, Any]]) -> None:
+        """Nothing disturbs yet: a broker does it, soon."""
+        for _ in range(_TRIES):
+            for host in self._world.ready:
+                try:
+                    await host.ask(work)
+                except MagnetarError as error:
+                    self._world.note(f"create: {error.name}: {error}")
+                else:
+                    return
+            await asyncio.sleep(0.5)
+        raise DeadlineExceeded("the topics are not created, though nothing disturbs")
+
+    def _clients(self) -> list[asyncio.Task[None]]:
+        random, stage = self._random, self._stage
+        actors: dict[str, Callable[[Random], Coroutine[Any, Any, None]]] = {}
+
+        def over() -> bool:
+            return stage.over
+
+        def ending() -> bool:
+            return stage.world.ending
+
+        def sources(session: Session) -> list[str]:
+            return [INPUT, *session.segments]
+
+        def inputs(_: Session) -> list[str]:
+            return [INPUT]
+
+        actors["plain"] = lambda chance: publish(stage, chance, "plain")
+        for number in range(random.choice((1, 2))):
+            name = f"w{number}"
+            actors[name] = partial(_writing, stage, name)
+        for number in range(random.choice((1, 2))):
+            name = f"t{number}"
+            actors[name] = partial(
+                _transforming, stage, name, WORK, sources, cumulative=False, until=over
+            )
+        actors["s"] = partial(
+            _transforming, stage, "s", STREAM, inputs, cumulative=True, until=over
+        )
+        if random.random() < 0.4:
+            actors["d"] = partial(
+                _transforming,
+                stage,
+                "d",
+                DOOMED_SUBSCRIPTION,
+                inputs,
+                cumulative=False,
+                until=ending,
+            )
+        if random.random() < 0.5:
+            actors["g"] = lambda chance: lead(stage, chance, "g", "app")
+        for number in range(random.choice((1, 2))):
+            name = f"r{number}"
+            actors[name] = partial(_reading, stage, name)
+        return [
+            asyncio.create_task(actor(Random(f"{self.report.seed} {name}")), name=name)
+            for name, actor in actors.items()
+        ]
+
+    async def _disturbed_for(self, seconds: float) -> None:
+        """Let the operator work, and things happen."""
+        seed, world = self.report.seed, self._world
+        trouble = Trouble(world, Random(f"{seed} trouble"), self._session_seconds, self.counts)
+        operator = Operator(
+            world, Random(f"{seed} operator"), TOPIC, self.counts, ambush=trouble.ambush
+        )
+        own = TxnTrouble(world, Random(f"{seed} txn trouble"), self.counts, self._course.troubles)
+        tasks = [
+            asyncio.create_task(trouble.run(), name="trouble"),
+            asyncio.create_task(own.run(), name="trouble of transactions"),
+            asyncio.create_task(operator.run(), name="operator"),
+        ]
+        for _ in range(round(seconds / _LOOK_SECONDS)):
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self.findings.violations:
+                break
+        world.ending = True
+        await self._ended(tasks)
+
+    async def _ended(self, tasks: list[asyncio.Task[None]]) -> None:
+        seconds = 0.0 if self.findings.violations else _END_SECONDS
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        if late and not self.findings.violations:
+            names = sorted(task.get_name() for task in late)
+            self.findings.broken(f"these do not end: {names}")
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                self.findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and is_alive():
+            text = f"{context['message']}: {type(error).__name__}: {error}"
+            self.findings.broken(text)
+
+
+def _writing(stage: TxnStage, name: str, chance: Random) -> Coroutine[Any, Any, None]:
+    return write(stage, chance, name)
+
+
+def _reading(stage: TxnStage, name: str, chance: Random) -> Coroutine[Any, Any, None]:
+    return read(stage, chance, name)
+
+
+def _transforming(
+    stage: TxnStage,
+    name: str,
+    subscription: str,
+    topics: Callable[[Session], list[str]],
+    chance: Random,
+    *,
+    cumulative: bool,
+    until: Callable[[], bool],
+) -> Coroutine[Any, Any, None]:
+    return transform(stage, chance, name, subscription, topics, cumulative=cumulative, until=until)
+
+
+async def _create_inputs(server: Server) -> None:
+    topic = await server.topics.get(TopicName.parse(INPUT))
+    assert isinstance(topic, Topic)
+    for name in (WORK, STREAM):
+        await topic.create_subscription(name, EARLIEST)
+
+
+def _small_limits(random: Random) -> Limits:
+    """Limits so small that everything that waits, turns over or expires does so often."""
+    return Limits().override(
+        {
+            "journal_file_bytes": 256 * 1024,
+            "journal_files_max": 4,
+            "storage_settle_seconds": random.choice((0.1, 1.0)),
+            "cursor_flush_seconds": random.choice((0.1, 1.0, 5.0)),
+            "managed_ledger_ledger_entries": random.choice((4, 10, 50)),
+            "connection_keepalive_seconds": random.choice((2.0, 30.0)),
+            "connection_liveness_seconds": random.choice((0.5, 5.0)),
+            "subscription_read_entries": random.choice((3, 500)),
+            "failover_switch_seconds": random.choice((0.2, 1.0)),
+            "scalable_auto_scale_interval_seconds": 20.0,
+            "txn_retention_seconds": random.choice((1.0, 5.0, 20.0)),
+            "txn_collect_seconds": random.choice((0.5, 2.0)),
+        }
+    )
+
+
+def simulate_txn(
+    seed: int, *, lines: list[str] | None = None, course: Course | None = None
+) -> Report:
+    """Run one seed. `lines` gets every step."""
+    with alone():
+        return TxnRun(seed, lines=lines, course=course).go()

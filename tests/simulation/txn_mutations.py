@@ -1,0 +1,593 @@
+"""The rules of transactions, each with a patch that takes it away and what then breaks.
+
+`MUTATIONS` is the only place that knows where rules are; the product has no switch for them. Where
+few seeds would see the harm, something that always may take long takes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from magnetar.broker.held_messages import HeldMessages
+from magnetar.broker.topic import Topic
+from magnetar.broker.topic_transactions import TopicTransactions, Waiting
+from magnetar.broker.txn_acks import TransactionalAcks
+from magnetar.managed_ledger.appender import Appender
+from magnetar.managed_ledger.cursors import Cursors
+from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.managed_ledger.records import decode_cursor
+from magnetar.metadata.api import Record
+from magnetar.model.ids import Position
+from magnetar.server.repairs import Repairs
+from magnetar.testing.simulate_txn import Course
+from magnetar.testing.txn_truth import place_of
+from magnetar.txn import buffer as buffers
+from magnetar.txn import decisions, pins
+from magnetar.txn.ack_store import MetadataPendingAckStore
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.collector import Collector, Leftover
+from magnetar.txn.coordinator import Coordinators
+from magnetar.txn.decided import Decisions
+from magnetar.txn.groups import Groups
+from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.records import (
+    OPS,
+    Aborted,
+    Group,
+    Header,
+    Pin,
+    State,
+    aborted_index,
+    aborted_key,
+    decode,
+    encode,
+    header_indexes,
+    header_key,
+)
+from magnetar.txn.spec import names
+from magnetar.txn.store import FoundPin, StoredOp, TxnStore
+from magnetar.txn.txn_dedup import TxnRuns, TxnVerdict
+from magnetar.txn.txn_work import Work
+from magnetar.txn.visibility import Visibility
+from magnetar.wire.messages import TxnId
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+class Mutation(NamedTuple):
+    """A rule that is taken away."""
+
+    patch: Patch
+    breaks: tuple[str, ...]
+    """Invariants of which at least one is found broken."""
+    course: Course = Course()
+    first: int = 0
+    """Where the search begins: a seed that saw it when this was written."""
+
+
+def set_method(owner: type, name: str, method: Callable[..., Any]) -> Patch:
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, method)
+
+
+def _all(*patches: Patch) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for each in patches:
+            each(monkeypatch)
+
+    return patch
+
+
+# --- publishing
+
+
+async def _pin_later(self: MetadataTransactionBuffer, work: Work) -> None:
+    self._check_open(work, await self._decisions.state(work.txn))
+
+    async def placed() -> None:
+        await asyncio.sleep(0.05)
+        work.op = await pins.place_pin(
+            self._store, work.txn, self._segment, work.bound, self._epoch
+        )
+
+    self._tasks.spawn(placed(), "a late pin")
+
+
+async def _pin_unchecked(self: MetadataTransactionBuffer, work: Work) -> None:
+    """It always may take so long."""
+    self._check_open(work, await self._decisions.state(work.txn))
+    await asyncio.sleep(2.5)
+    work.op = await pins.place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+    work.decision = None
+
+
+def _refuse_nothing(self: MetadataTransactionBuffer, txn: TxnId) -> None:
+    return None
+
+
+async def _pin_blindly(self: MetadataTransactionBuffer, work: Work) -> None:
+    work.op = await pins.place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+
+
+def _store_always(self: TxnRuns, first: int, last: int) -> TxnVerdict:
+    self.flying.add(first)
+    return TxnVerdict.STORE
+
+
+def _pin_behind(self: MetadataTransactionBuffer, work: Work) -> None:
+    async def submitted() -> None:
+        await asyncio.sleep(0.05)
+        work.op = await pins.place_pin(
+            self._store, work.txn, self._segment, work.bound, self._epoch
+        )
+
+    self._tasks.spawn(submitted(), "a late pin")
+    work.is_admitted = True
+
+
+def _aborted_up_to_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    abort = MetadataTransactionBuffer._abort
+
+    async def aborted(self: MetadataTransactionBuffer, work: Work, _: Position) -> None:
+        await abort(self, work, self._ledger.last_position())
+
+    monkeypatch.setattr(MetadataTransactionBuffer, "_abort", aborted)
+
+
+def _kept_without_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was not admitted stays where it is."""
+    admission = MetadataTransactionBuffer._admission
+
+    async def kept(self: MetadataTransactionBuffer, work: Work) -> None:
+        await admission(self, work)
+        if not work.is_admitted and work.txn not in self._works:
+            self._visibility.track(work.txn, work.bound)
+
+    monkeypatch.setattr(MetadataTransactionBuffer, "_admission", kept)
+
+
+def _told_nothing(self: Decisions, txn: TxnId, participant: object, missing: object = None) -> None:
+    return None
+
+
+# --- recovery
+
+
+def _open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the recovery, and the gate is open."""
+    made = Visibility.__init__
+    recover = MetadataTransactionBuffer.recover
+
+    def opened(self: Visibility) -> None:
+        made(self)
+        self.open_gate()
+
+    async def slowly(self: MetadataTransactionBuffer) -> None:
+        await asyncio.sleep(0.1)
+        await recover(self)
+
+    async def meanwhile(self: TopicTransactions) -> None:
+        assert self.buffer is not None
+        self.buffer._tasks.spawn(slowly(self.buffer), "recovery")
+
+    monkeypatch.setattr(Visibility, "__init__", opened)
+    monkeypatch.setattr(TopicTransactions, "recover", meanwhile)
+
+
+def _pins_before_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins are read, and a while later the former owner is fenced."""
+    opened, found = ManagedLedger.open.__func__, TxnStore.pins  # type: ignore[attr-defined]
+    before: dict[str, list[FoundPin]] = {}
+
+    async def read_first(
+        cls: type[ManagedLedger], name: str, metadata: Any, *rest: Any, **options: Any
+    ) -> Any:
+        ops = [record async for record in metadata.scan(OPS) if "-w-" in record.key]
+        pinned = [FoundPin(StoredOp(each.key, each.version), decode(each, Pin)) for each in ops]
+        before[name] = [each for each in pinned if place_of(each.pin.segment) == name]
+        await asyncio.sleep(1.0)
+        return await opened(cls, name, metadata, *rest, **options)
+
+    async def as_read(self: TxnStore, segment: str) -> list[FoundPin]:
+        known = before.pop(place_of(segment), None)
+        return await found(self, segment) if known is None else known
+
+    monkeypatch.setattr(ManagedLedger, "open", classmethod(read_first))
+    monkeypatch.setattr(TxnStore, "pins", as_read)
+
+
+async def _not_fenced(self: Appender) -> None:
+    for span in self.ledgers.spans:
+        if not span.closed:
+            self._close_span(await self._store.info(span.ledger_id))
+
+
+def _missing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, found = MetadataTransactionBuffer._judged, TxnStore.pins
+
+    async def at_once(self: MetadataTransactionBuffer, each: FoundPin) -> StoredOp | None:
+        if await self._decisions.read(from_text(each.pin.txn)) is None:
+            self._works[from_text(each.pin.txn)].decision = "ABORTED"
+            return None
+        return await judged(self, each)
+
+    async def slowly(self: TxnStore, segment: str) -> list[FoundPin]:
+        pinned = await found(self, segment)
+        await asyncio.sleep(2.5)
+        return pinned
+
+    monkeypatch.setattr(MetadataTransactionBuffer, "_judged", at_once)
+    monkeypatch.setattr(TxnStore, "pins", slowly)
+
+
+def _bound_of_the_new_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    track = MetadataTransactionBuffer._track
+
+    def tracked(self: MetadataTransactionBuffer, txn: TxnId, _: Position) -> Work:
+        return track(self, txn, self._ledger.next_append_floor())
+
+    monkeypatch.setattr(MetadataTransactionBuffer, "_track", tracked)
+
+
+def _aborted_before_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    recover, aborted = MetadataTransactionBuffer.recover, TxnStore.aborted
+    before: dict[str, Any] = {}
+
+    async def read_first(self: MetadataTransactionBuffer) -> None:
+        before[self._segment] = await aborted(self._store, self._segment)
+        await asyncio.sleep(0.3)
+        await recover(self)
+
+    async def as_read(self: TxnStore, segment: str) -> Any:
+        known = before.pop(segment, None)
+        return await aborted(self, segment) if known is None else known
+
+    monkeypatch.setattr(MetadataTransactionBuffer, "recover", read_first)
+    monkeypatch.setattr(TxnStore, "aborted", as_read)
+
+
+async def _recover_no_acks(self: TransactionalAcks) -> None:
+    return None
+
+
+def _dispatch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    recover = TransactionalAcks.recover
+
+    async def slowly(self: TransactionalAcks) -> None:
+        self.ready.set()
+        await asyncio.sleep(0.3)
+        await recover(self)
+
+    monkeypatch.setattr(TransactionalAcks, "recover", slowly)
+
+
+def _pins_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def only_read(store: TxnStore, found: FoundPin, bound: Position, epoch: int) -> StoredOp:
+        return found.op
+
+    monkeypatch.setattr(buffers, "adopt_pin", only_read)
+    monkeypatch.setattr(pins, "adopt_pin", only_read)
+
+
+def _cursor_before_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def loaded(self: Cursors, stored: Record) -> None:
+        found = decode_cursor(stored.key, self._name, stored.value)
+        await asyncio.sleep(0.3)
+        record = await self._take(found.name, lambda _: found)
+        store = self._store_of(record)
+        if record.value.deleted:
+            await store.delete()
+            return
+        state = await store.load()
+        state.settle(self._ledgers())
+        self._by_name[found.name] = self._cursor(found.name, state, store)
+
+    monkeypatch.setattr(Cursors, "_load", loaded)
+
+
+# --- materialising
+
+
+async def _delete_at_once(self: MetadataPendingAckStore) -> None:
+    gone, self._dropped, self._merged = [*self._dropped, *self._merged], [], []
+    await self._store.delete_ops(gone)
+
+
+async def _delete_what_came_meanwhile(self: MetadataPendingAckStore) -> None:
+    while self.unsettled:
+        if self._merged:
+            await self._cursor.flush()
+        gone, self._dropped, self._merged = [*self._dropped, *self._merged], [], []
+        await self._store.delete_ops(gone)
+
+
+async def _delete_anything(self: TxnStore, ops: Iterable[StoredOp]) -> None:
+    await asyncio.gather(*(self.metadata.delete(op.key) for op in ops))
+
+
+async def _last_writer_wins(self: TxnStore, txn: TxnId, segment: str, last: Position) -> None:
+    await asyncio.sleep(0.2)
+    record = Aborted(to_text(txn), segment, *last)
+    indexes = (aborted_index(segment, last),)
+    await self.metadata.put(aborted_key(segment, txn), encode(record), indexes=indexes)
+
+
+def _stay_held(self: HeldMessages, txn: TxnId, acks: object, cumulative: bool) -> None:
+    return None
+
+
+async def _unpin_first(self: MetadataTransactionBuffer, work: Work, last: Position) -> None:
+    assert work.op is not None
+    await self._store.delete_ops([work.op])
+    record = self._store.write_aborted
+    if await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
+        self.hide(work.txn, last)
+        self._end(work)
+
+
+def _confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = MetadataPendingAckStore.write
+
+    async def nothing(self: MetadataPendingAckStore) -> None:
+        return None
+
+    async def slowly(self: MetadataPendingAckStore, *what: Any) -> list[StoredOp]:
+        await asyncio.sleep(0.4)
+        return await write(self, *what)
+
+    monkeypatch.setattr(MetadataPendingAckStore, "confirm", nothing)
+    monkeypatch.setattr(MetadataPendingAckStore, "write", slowly)
+
+
+# --- decisions
+
+
+async def _end_in_header(
+    self: Coordinators, txn: TxnId, state: State, owner: str | None, cause: object
+) -> State:
+    now = self._clock.now_ms()
+
+    def ended(header: Header | None) -> Header | None:
+        return None if header is None else decisions.ended(header, state, now)
+
+    after = await self._store.change(header_key(txn), Header, ended, header_indexes)
+    if after is None:
+        return state
+    self._book.over(txn, after.state, self._clock.now_ms())
+    return after.state
+
+
+def _every_epoch(group: Group | None, application: str, epoch: int) -> Group:
+    assert group is not None
+    return group
+
+
+async def _no_roll_forward(self: Groups, desk: Any, application: str) -> Group | None:
+    return await self._store.group(application)
+
+
+# --- the end
+
+
+async def _force(
+    self: Collector, name: str, records: list[Record], repaired: set[Leftover]
+) -> None:
+    await self._store.delete_ops([StoredOp(each.key, each.version) for each in records])
+
+
+async def _find_no_ops(self: Collector, names: list[str]) -> dict[str, list[Record]]:
+    return {}
+
+
+def _repair_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpin = MetadataTransactionBuffer._unpin_all
+
+    async def nothing(self: Repairs, left: Leftover) -> bool:
+        return True
+
+    async def slowly(self: MetadataTransactionBuffer) -> None:
+        await asyncio.sleep(1.0)
+        await unpin(self)
+
+    monkeypatch.setattr(Repairs, "__call__", nothing)
+    monkeypatch.setattr(MetadataTransactionBuffer, "_unpin_all", slowly)
+
+
+def _records_before_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = Topic.trim
+
+    async def trimmed(self: Topic) -> list[int]:
+        if self.transactions is not None:
+            await self.transactions.trimmed(self.ledger.last_position())
+        return await trim(self)
+
+    monkeypatch.setattr(Topic, "trim", trimmed)
+
+
+def _trim_anything(self: TopicTransactions, other: Position | None) -> Position | None:
+    return other
+
+
+async def _never_wake(self: TopicTransactions, moved: object, subscriptions: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def _poll(self: TopicTransactions, moved: object, subscriptions: Waiting) -> None:
+    while True:
+        await asyncio.sleep(0.05)
+        subscriptions.wake()
+
+
+SHORT: Final = {"txn_retention_seconds": 1.0, "txn_collect_seconds": 0.5}
+BUFFER: Final = MetadataTransactionBuffer
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    "the pin is awaited before the append": Mutation(
+        set_method(BUFFER, "_pin", _pin_later), (names.PIN_BEFORE_ENTRY,), Course(hosts=2)
+    ),
+    "in a journal the pin stands before the entry": Mutation(
+        set_method(BUFFER, "_pin_ahead", _pin_behind), (names.PIN_BEFORE_ENTRY,), Course(hosts=0)
+    ),
+    "the decision is checked again after the pin": Mutation(
+        set_method(BUFFER, "_pin", _pin_unchecked),
+        (names.READ_COMMITTED, names.GATE, names.ALL_OR_NOTHING, names.GC_NEVER_FORCES),
+        Course(hosts=2, limits=SHORT),
+    ),
+    "nothing is written after the decision": Mutation(
+        _all(
+            set_method(BUFFER, "refusal", _refuse_nothing),
+            set_method(BUFFER, "_pin", _pin_blindly),
+        ),
+        (names.FENCE, names.ALL_OR_NOTHING, names.GATE),
+        Course(hosts=1),
+    ),
+    "sends inside a transaction are deduplicated": Mutation(
+        set_method(TxnRuns, "judge", _store_always), (names.ALL_OR_NOTHING,), first=9
+    ),
+    "an abort covers what is in flight": Mutation(
+        _aborted_up_to_what_is_durable, (names.ABORTED_STAYS_KNOWN,), first=14
+    ),
+    "who is not admitted is not tracked": Mutation(
+        _kept_without_a_pin,
+        (names.ALL_OR_NOTHING, names.NO_POLL),
+        Course(hosts=2, troubles=("weather",), rest_seconds=30.0),
+    ),
+    "participants are told of decisions": Mutation(
+        set_method(Decisions, "join", _told_nothing),
+        (names.ALL_OR_NOTHING,),
+        Course(hosts=0, rest_seconds=30.0),
+        first=4,
+    ),
+    "a recovered transaction keeps its bound": Mutation(
+        _bound_of_the_new_owner, (names.READ_COMMITTED, names.GATE), Course(hosts=2)
+    ),
+    "pins are read before aborted records": Mutation(
+        _aborted_before_pins,
+        (names.READ_COMMITTED, names.ABORTED_STAYS_KNOWN),
+        Course(hosts=2, troubles=("usurp", "unload")),
+        first=4,
+    ),
+    "what subscriptions held is held again": Mutation(
+        set_method(TransactionalAcks, "recover", _recover_no_acks),
+        (names.ALL_OR_NOTHING, names.INTENTS_OUTLIVE_CURSOR, names.NO_LEAK),
+    ),
+    "a subscription recovers before it dispatches": Mutation(
+        _dispatch_at_once,
+        (names.ALL_OR_NOTHING,),
+        Course(hosts=2, troubles=("usurp", "unload")),
+        first=2,
+    ),
+    "the gate is closed until recovery is over": Mutation(
+        _open_at_once, (names.READ_COMMITTED, names.GATE), first=3
+    ),
+    "pins are read after the former owner is fenced": Mutation(
+        _pins_before_fence,
+        (names.READ_COMMITTED, names.GATE, names.PIN_BEFORE_ENTRY, names.ABORTED_STAYS_KNOWN),
+        Course(hosts=2, troubles=("usurp",)),
+        first=10,
+    ),
+    "the former owner's ledger is fenced": Mutation(
+        set_method(Appender, "recover", _not_fenced),
+        (names.READ_COMMITTED, names.ALL_OR_NOTHING, names.ABORTED_STAYS_KNOWN, names.GATE),
+        Course(hosts=2, troubles=("usurp",), rest_seconds=30.0),
+        first=2,
+    ),
+    "a pin without a header is read again": Mutation(
+        _missing_is_aborted,
+        (names.ALL_OR_NOTHING, names.ABORTED_STAYS_KNOWN),
+        Course(hosts=3, limits=SHORT, troubles=("usurp", "weather")),
+        first=4,
+    ),
+    "pins are adopted": Mutation(
+        _pins_not_adopted,
+        (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES, names.READ_COMMITTED),
+        Course(hosts=3, troubles=("usurp", "weather")),
+        first=2,
+    ),
+    "the cursor is fenced before it is read": Mutation(
+        _cursor_before_fence,
+        (names.INTENTS_OUTLIVE_CURSOR, names.ALL_OR_NOTHING),
+        Course(hosts=2, troubles=("usurp", "unload")),
+        first=10,
+    ),
+    "intents are deleted after the cursor is durable": Mutation(
+        set_method(MetadataPendingAckStore, "settle", _delete_at_once),
+        (names.INTENTS_OUTLIVE_CURSOR,),
+    ),
+    "the snapshot is taken after the merge": Mutation(
+        set_method(MetadataPendingAckStore, "settle", _delete_what_came_meanwhile),
+        (names.INTENTS_OUTLIVE_CURSOR,),
+        Course(troubles=("weather",)),
+        first=9,
+    ),
+    "ops are deleted as they were seen": Mutation(
+        set_method(TxnStore, "delete_ops", _delete_anything),
+        (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES),
+        Course(hosts=3, troubles=("usurp",)),
+        first=2,
+    ),
+    "the aborted record is a maximum": Mutation(
+        set_method(TxnStore, "write_aborted", _last_writer_wins),
+        (names.ABORTED_STAYS_KNOWN,),
+        Course(hosts=3, troubles=("usurp",)),
+    ),
+    "an intent that was not written holds nothing": Mutation(
+        set_method(HeldMessages, "release", _stay_held),
+        (names.ALL_OR_NOTHING,),
+        Course(hosts=1, troubles=("weather",), rest_seconds=30.0),
+        first=8,
+    ),
+    "the aborted record is written before the pin goes": Mutation(
+        set_method(BUFFER, "_abort", _unpin_first), (names.ABORTED_STAYS_KNOWN,)
+    ),
+    "an ack is answered by the owner only": Mutation(
+        _confirm_nothing, (names.ALL_OR_NOTHING,), Course(hosts=3, troubles=("usurp",)), first=11
+    ),
+    "the group's record alone decides": Mutation(
+        set_method(Coordinators, "_end", _end_in_header), (names.ONE_DECISION,), first=2
+    ),
+    "decided ids are kept until they are rolled forward": Mutation(
+        set_method(Groups, "_rolled_forward", _no_roll_forward), (names.ONE_DECISION,), first=2
+    ),
+    "older epochs decide nothing": Mutation(
+        lambda patch: patch.setattr(decisions, "check_epoch", _every_epoch),
+        (names.ONE_DECISION,),
+        first=7,
+    ),
+    "the collector asks": Mutation(
+        set_method(Collector, "_finish", _force),
+        (names.INTENTS_OUTLIVE_CURSOR, names.ABORTED_STAYS_KNOWN),
+        Course(limits=SHORT),
+        first=7,
+    ),
+    "headers outlive ops": Mutation(
+        set_method(Collector, "_ops", _find_no_ops),
+        (names.GC_NEVER_FORCES,),
+        Course(limits=SHORT),
+    ),
+    "participants are made to look again": Mutation(
+        _repair_nothing,
+        (names.NO_LEAK, names.ALL_OR_NOTHING),
+        Course(limits=SHORT),
+    ),
+    "aborted records go after the data": Mutation(
+        _records_before_data, (names.ABORTED_STAYS_KNOWN,), Course(troubles=("trim",))
+    ),
+    "nothing at or above the lowest pin is trimmed": Mutation(
+        set_method(TopicTransactions, "lowest_pin", _trim_anything),
+        (names.SEALING_IRRELEVANT,),
+        Course(troubles=("trim",), limits={"managed_ledger_ledger_entries": 4}),
+    ),
+    "dispatch is woken when the ceiling moves": Mutation(
+        set_method(TopicTransactions, "_follow_ceiling", _never_wake),
+        (names.NO_POLL, names.ALL_OR_NOTHING),
+    ),
+    "dispatch does not poll": Mutation(
+        set_method(TopicTransactions, "_follow_ceiling", _poll),
+        (names.NO_POLL,),
+        Course(hosts=1),
+    ),
+}
