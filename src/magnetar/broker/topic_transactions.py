@@ -115,6 +115,8 @@ class TopicTransactions:
     ) -> None:
         self._name = name
         self._ledger = ledger
+        self._gone_below: Position | None = None
+        """Up to where data was trimmed since this was loaded."""
         self._dedup: Dedup | None = None
         self.buffer: MetadataTransactionBuffer | None = None
         self.legacy: LegacyTransactionBuffer | None = None
@@ -248,6 +250,10 @@ class TopicTransactions:
         buffer, legacy = self.buffer, self.legacy
         if buffer is None:
             return True
+        gone = self._gone_below
+        if gone is not None and entry.position < gone:
+            # It was read before the trim, and what was known of its transaction went with that.
+            return trace_of(entry.payload) is None
         aborted, marker = buffer.aborted_last, None if legacy is None else legacy.last_marker
         if aborted is None and marker is None:
             return True
@@ -318,6 +324,7 @@ class TopicTransactions:
 
     async def trimmed(self) -> None:
         """Data has gone."""
+        self._gone_below = self._ledger.first_position()
         if self.buffer is not None:
             await self.buffer.trimmed(self._ledger.first_position())
         if self.legacy is not None:

@@ -252,9 +252,12 @@ def test_aborted_records_go_with_the_data() -> None:  # 46
         topic = await world.broker().topic()
         assert len(await broker.keys()) == 1
         topic.policies = topic.policies.__class__(retention=Retention(0, 0))
+        (entry,) = await topic.ledger.read(topic.ledger.first_position(), 1)
+        assert not topic.is_visible(entry)
         await asyncio.sleep(1)
         await topic.trim()
         assert await broker.keys() == []
+        assert not topic.is_visible(entry), "a consumer may have read it before"
 
     in_txn_world(scenario)
 
