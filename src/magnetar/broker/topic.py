@@ -30,9 +30,8 @@ import msgspec
 
 from magnetar.broker.api import DROPPED, ConsumerOptions, LastMessage, ProducerOptions
 from magnetar.broker.consumer import Consumer
-from magnetar.broker.dedup_log import DedupLog
 from magnetar.broker.entries import EntryView, publish_time_of
-from magnetar.broker.lineage import NOTHING, Lineage, dedup_name, producer_names
+from magnetar.broker.lineage import Lineage, dedup_name
 from magnetar.broker.ownership import Ownership, SoleOwner
 from magnetar.broker.policies import TopicPolicies
 from magnetar.broker.producer import Producer
@@ -40,6 +39,7 @@ from magnetar.broker.records import Directory, TopicRecord, record_name, topics_
 from magnetar.broker.schemas import Schemas, version_bytes
 from magnetar.broker.stats import Rate, TopicStats, with_sums
 from magnetar.broker.subscription import Subscription
+from magnetar.broker.topic_dedup import TopicDedup
 from magnetar.broker.topic_ends import TopicEnds
 from magnetar.broker.topic_producers import ProducerNames, TopicProducers
 from magnetar.broker.topic_subscriptions import TopicSubscriptions
@@ -132,10 +132,18 @@ class Topic:
             self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
         )
         self.end_for = self._subscriptions.end_for
-        self._dedup: DedupLog | None = None
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
         self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
+        self._dedup = TopicDedup(
+            name,
+            parts.metadata,
+            ledger,
+            self.producers,
+            self._transactions,
+            self._tasks,
+            parts.clock,
+        )
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         self._policy_turn = asyncio.Lock()
@@ -163,10 +171,7 @@ class Topic:
     async def _load(self) -> None:
         await self._transactions.recover()
         self._subscriptions.load()
-        if self.policies.deduplication:
-            await self._begin_dedup()
-        else:
-            await DedupLog.delete(self.name, self._parts.metadata)
+        await self._dedup.load(wanted=self.policies.deduplication)
         self._tasks.spawn(self._wake_subscriptions(), "wake")
         self._tasks.spawn(self._mend(), "mend")
         for loop in self._transactions.loops(self._subscriptions, self._lose):
@@ -249,14 +254,14 @@ class Topic:
             clock=self._clock,
             trouble=self._trouble,
             schema_version=version_bytes(version),
-            dedup=None if self._dedup is None else self._dedup.state,
+            dedup=self._dedup.state,
             dedup_name=dedup_name(self.name, name),
             transactions=self._transactions.writes,
         )
         await self.producers.add(producer)
         try:
             self._check_writable()  # it may have been fenced while the epoch was written
-            other = self._namesake(producer)
+            other = self._dedup.namesake(producer)
             if other is not None and other.ready and producer.ready:
                 raise ProducerBusy(
                     f"{self.name} has a producer {other.name!r}, the same as {name!r}"
@@ -265,21 +270,8 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
-        self._note_joined(producer)
+        self._dedup.joined(producer)
         return producer
-
-    def _note_joined(self, producer: Producer) -> None:
-        dedup = self._dedup
-        producer.dedup = None if dedup is None else dedup.state
-        if dedup is not None:
-            dedup.state.producer_joined(producer.dedup_name)
-            producer.last_sequence_id = dedup.state.last_sequence_id(producer.dedup_name)
-
-    def _namesake(self, producer: Producer) -> Producer | None:
-        """Another one that counts as the same for dedup."""
-        names = producer_names(self.name, producer.dedup_name)
-        others = (self.producers.named(name) for name in names)
-        return next((other for other in others if other not in (None, producer)), None)
 
     async def remove_producer(self, producer: Producer) -> None:
         """Let a producer go, once everything that it sent is settled."""
@@ -288,8 +280,7 @@ class Topic:
         self._gone_bytes += producer.bytes_in
         producer.messages_in = producer.bytes_in = 0
         self.used_at = self._clock.monotonic()
-        if self._dedup is not None and self._namesake(producer) is None:
-            self._dedup.state.producer_left(producer.dedup_name, self._clock.monotonic())
+        self._dedup.left(producer)
 
     async def _create_initial(self, name: str) -> None:
         if name in self.subscriptions:
@@ -368,39 +359,17 @@ class Topic:
                 unready = ServiceNotReady(f"{self.name}: deduplication begins")
                 await self._fence(unready)
                 try:
-                    await self._begin_dedup()
+                    await self._dedup.begin()
                 finally:
                     self._unfence(unready)
             else:
-                await self._end_dedup()
-
-    async def _begin_dedup(self) -> None:
-        log = DedupLog(
-            self.name,
-            self._parts.metadata,
-            self.ledger,
-            self._clock,
-            self.producers.settle,
-            self._transactions,
-        )
-        await log.load()
-        self._dedup = log
-        self._transactions.count_in(log.state)
-        self._tasks.spawn(log.keep(), "dedup")
-
-    async def _end_dedup(self) -> None:
-        log, self._dedup = self._dedup, None
-        self._transactions.count_in(None)
-        for producer in self.producers.connected.values():
-            producer.dedup = None
-        if log is not None:
-            await log.end()
+                await self._dedup.end()
 
     async def trim(self) -> list[int]:
         """Drop the ledgers that retention lets go; their ids."""
         self._check_open()
         await self._transactions.pass_aborted(self._subscriptions)
-        pin = self._transactions.lowest_pin(None if self._dedup is None else self._dedup.pin)
+        pin = self._transactions.lowest_pin(self._dedup.pin)
         gone = await self.ledger.trim(self.policies.retention, pin)
         await self._transactions.trimmed()
         return gone
@@ -433,8 +402,7 @@ class Topic:
             unready = ServiceNotReady(f"{self.name} recovers from a failed write")
             try:
                 await self._fence(unready)
-                if self._dedup is not None and self._dedup.state.has_holes:
-                    await self._dedup.write()  # the log alone does not show them
+                await self._dedup.store_holes()
                 await self._clock.sleep(FENCE_PAUSE_S)
             except MagnetarError as error:
                 self._lose(error)
@@ -477,8 +445,7 @@ class Topic:
     async def _settle_all(self) -> None:
         """Of a topic that takes no more messages: dedup knows the outcome of all, durably."""
         await self.producers.drained()
-        if self._dedup is not None and self._dedup.state.has_holes:
-            await self._dedup.write()  # the log alone does not show them
+        await self._dedup.store_holes()
 
     # --- segments: what children know of the sequences of their parents
 
@@ -488,16 +455,12 @@ class Topic:
         if not self.terminated:
             raise NotAllowed(f"{self.name} still takes messages", hint="terminate it first")
         await self._settle_all()
-        return NOTHING if self._dedup is None else self._dedup.lineage(child_range)
+        return self._dedup.lineage(child_range)
 
     async def inherit(self, lineage: Lineage) -> None:
         """Take over, durably, what the parents stored; it takes no messages before that."""
         self._check_open()
-        dedup = self._dedup
-        if dedup is not None:
-            await dedup.inherit(lineage)
-            for producer in self.producers.connected.values():
-                dedup.state.producer_joined(producer.dedup_name)
+        await self._dedup.inherit(lineage)
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove it with all its data; refused while anybody is connected unless `force`."""
@@ -511,7 +474,7 @@ class Topic:
             await self._subscriptions.close(gone)
             await self.ledger.delete()
             await self._transactions.delete()
-            await self._end_dedup()
+            await self._dedup.end()
         except BaseException:
             self._lose(ServiceNotReady(f"{self.name}: its deletion was not finished"))
             raise
@@ -548,9 +511,8 @@ class Topic:
             raise problems[0]
 
     async def _last_snapshot(self) -> None:
-        """Spare the next load the replay; without it the log is replayed."""
-        if self._dedup is not None and self.lost is None and not self.ledger.stopping:
-            await self._dedup.write()
+        if self.lost is None and not self.ledger.stopping:
+            await self._dedup.store()
 
     def _check_open(self) -> None:
         if self.lost is not None or self.closing:
@@ -588,7 +550,7 @@ class Topic:
             publishers=[producer.stats() for producer in self.producers.connected.values()],
             waiting_publishers=len(self.producers.waiting),
             subscriptions=subscriptions,
-            deduplication_status="Disabled" if self._dedup is None else "Enabled",
+            deduplication_status="Disabled" if self._dedup.state is None else "Enabled",
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
         )
