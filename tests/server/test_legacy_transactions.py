@@ -434,3 +434,18 @@ def test_ends_after_the_topic_became_scalable(tmp_path: Path) -> None:
                 await nothing_comes(consumer, 0.1)
 
     play(tmp_path, scene, again, read_again)
+
+
+def test_what_its_coordinator_does_not_know_holds_nothing(tmp_path: Path) -> None:
+    async def scene(server: Server, client: V4) -> None:
+        await client.subscribe(A)
+        txn = await client.begin(5)
+        invented = TxnId(txn.most, txn.least + 1000)
+        assert await refused(client.send(A, b"#x", invented)) == WireCode.NOT_ALLOWED
+        await client.publish(A, b"#plain")
+        assert await client.payloads(1) == [b"plain"]
+        await client.publish(A, b"#y", txn)
+        await client.end(txn)
+        assert await client.payloads(1) == [b"y"]
+
+    play(tmp_path, scene)

@@ -153,6 +153,7 @@ class TopicTransactions:
                     sequences=self,
                     moved=self.buffer.moved,
                     failed=self.buffer.failed,
+                    decisions=transactions.decisions,
                 )
                 self._ack_logs = PendingAckLogs(
                     name.managed_ledger_name,

@@ -188,6 +188,7 @@ class Server(Service):
             clock=self.clock,
             limits=limits,
         )
+        self.decisions.legacy_is_open = legacy.is_open
         return Coordinators(
             store,
             partitions,

@@ -81,6 +81,8 @@ class Decisions(Service):
         participants_max: int = Limits().txn_participants_max,
     ) -> None:
         super().__init__("transaction decisions", stop_seconds=STOP_SECONDS)
+        self.legacy_is_open: Callable[[TxnId], bool | None] = lambda _: None
+        """Asked before a legacy transaction writes somewhere first; None: nobody here knows."""
         self._store = store
         self._clock = clock
         self._coordinates = coordinates

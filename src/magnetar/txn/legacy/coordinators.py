@@ -170,6 +170,14 @@ class LegacyCoordinators(Service):
         seat = self._seats.get(partition)
         return None if seat is None else seat.coordinator
 
+    def is_open(self, txn: TxnId) -> bool | None:
+        """Whether a transaction may write; None: its coordinator is not open here."""
+        own = self.at(txn.most)
+        if own is None or own.log.failure is not None:
+            return None
+        known = own.find(txn)
+        return known is not None and known.is_open
+
     async def find(self, txn: TxnId) -> Transaction | None:
         """A transaction that is coordinated here, unless it is forgotten."""
         try:

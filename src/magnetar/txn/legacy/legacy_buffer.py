@@ -48,6 +48,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
+from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.legacy.markers import marker, trace_of
@@ -99,6 +100,7 @@ class LegacyTransactionBuffer:
         sequences: Sequences,
         moved: Signal,
         failed: Signal,
+        decisions: Decisions,
     ) -> None:
         self._moved = moved
         self._failed = failed
@@ -109,6 +111,7 @@ class LegacyTransactionBuffer:
         self.ends: Counter[State] = Counter()
         """How many transactions ended here since it was loaded, by how."""
         self._segment = segment
+        self._decisions = decisions
         self._ledger = ledger
         self._store = store
         self._aborted = aborted
@@ -223,6 +226,8 @@ class LegacyTransactionBuffer:
         work = self._works.get(txn)
         if self._stream.is_over(txn) or (work is not None and work.decision is not None):
             return NotAllowed(f"transaction {to_text(txn)} has ended on {self._segment}")
+        if work is None and self._decisions.legacy_is_open(txn) is False:
+            return NotAllowed(f"transaction {to_text(txn)} is not open")
         if work is None and len(self._works) >= OPEN_MAX:
             text = f"{self._segment} has {OPEN_MAX} open transactions, its limit"
             return NotAllowed(text, hint="commit or abort some of them first")
