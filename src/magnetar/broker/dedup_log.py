@@ -110,7 +110,7 @@ class DedupLog:
     @property
     def pin(self) -> Position:
         """Entries at or above it are needed for the next replay."""
-        return Position(self._covered.ledger_id, self._covered.entry_id + 1)
+        return self._covered.next
 
     @property
     def _own_range(self) -> HashRange:
@@ -134,7 +134,7 @@ class DedupLog:
                 if view.readable and not view.is_marker:
                     self._replay_one(view, now)
             last = entries[-1].position
-            position = Position(last.ledger_id, last.entry_id + 1)
+            position = last.next
 
     def _replay_one(self, view: EntryView, now: float) -> None:
         name = dedup_name(self._topic, view.producer_name)

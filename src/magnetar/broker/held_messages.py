@@ -172,10 +172,10 @@ class HeldMessages:
             if first is None or first > ack.position:
                 cursor.ack_cumulative(*ack)
                 return
-            cursor.ack_cumulative(Position(first.ledger_id, first.entry_id - 1))
+            cursor.ack_cumulative(first.previous)
             start = first
         at = ledger.next_valid(max(start, cursor.mark_delete))
         while at is not None and at <= ack.position:
             for part in self.plain_parts([Ack(at, ack.unacked if at == ack.position else 0)]):
                 cursor.ack(*part)
-            at = ledger.next_valid(Position(at.ledger_id, at.entry_id + 1))
+            at = ledger.next_valid(at.next)

@@ -85,7 +85,7 @@ def first_mark_delete(options: ConsumerOptions, last: Position) -> Position:
     if start.ledger_id >= 0 and start.entry_id >= 0:
         # The entry itself is sent: the client skips what it has of a batch, and a message that it
         # has, unless it wants that one too. Only the client knows which.
-        return _before(start.position)
+        return start.position.previous
     return start.position
 
 
@@ -289,7 +289,7 @@ class Subscription:
         cursor, at = self.cursor, 0
         while at < len(acks):
             end = max(run_end(acks, at), at + 1)
-            following = self._topic.ledger.next_valid(_after(cursor.mark_delete))
+            following = self._topic.ledger.next_valid(cursor.mark_delete.next)
             if end - at > 1 and following == acks[at].position:
                 cursor.ack_cumulative(acks[end - 1].position)
             else:
@@ -361,7 +361,7 @@ class Subscription:
 
     def _first_unacked(self) -> Position:
         ledger = self._topic.ledger
-        return ledger.next_valid(_after(self.cursor.mark_delete)) or ledger.next_append_floor()
+        return ledger.next_valid(self.cursor.mark_delete.next) or ledger.next_append_floor()
 
     async def ack_durable(self) -> None:
         """Return once every acknowledgement before this call is durable."""
@@ -402,7 +402,7 @@ class Subscription:
         """
         self._begin_seek()
         try:
-            await self.cursor.reset(_before(position))
+            await self.cursor.reset(position.previous)
             if unacked and self.cursor.ack(position, unacked):
                 await self.cursor.flush()
         finally:
@@ -415,7 +415,7 @@ class Subscription:
         try:
             end = self._topic.readable_end()
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
-            await self.cursor.reset(end if found is None else _before(found))
+            await self.cursor.reset(end if found is None else found.previous)
         finally:
             self._end_seek()
         self._dispatcher.resume()
@@ -452,7 +452,7 @@ class Subscription:
         moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
         found = await self._topic.ledger.find_by_time(moment, publish_time_of)
         end = self._topic.readable_end()
-        self._ack_through(end if found is None else min(_before(found), end))
+        self._ack_through(end if found is None else min(found.previous, end))
 
     async def peek(self, number: int) -> Entry | None:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
@@ -481,13 +481,13 @@ class Subscription:
             raise InvalidArgument(f"{count} entries")
         found: list[Position] = []
         steps = 0
-        position = self._topic.ledger.next_valid(_after(self.cursor.mark_delete))
+        position = self._topic.ledger.next_valid(self.cursor.mark_delete.next)
         while position is not None and position <= self._topic.readable_end():
             if not self.cursor.is_acked(position):
                 found.append(position)
                 if len(found) == count:
                     break
-            position = self._topic.ledger.next_valid(_after(position))
+            position = self._topic.ledger.next_valid(position.next)
             steps += 1
             if steps % _STEPS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -518,11 +518,3 @@ class Subscription:
                 await self._txn_acks.forget()
         else:
             await self.cursor.delete()
-
-
-def _before(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id - 1)
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)

@@ -165,7 +165,7 @@ class TopicSubscriptions:
         found = await self._topic.ledger.find_by_time(ms, publish_time_of)
         if found is None:
             return self.end_for(isolation)
-        return Position(found.ledger_id, found.entry_id - 1)
+        return found.previous
 
     def _open(self, cursor: Cursor, asked: ReadIsolation | None = None) -> Subscription:
         """Durable ones have what was asked for among their properties."""

@@ -213,7 +213,7 @@ class TopicTransactions:
                 for first, end in spans:
                     ceiling = self.readable_end()
                     if end > ceiling:  # backlogs count up to it: the rest waits until it moves
-                        buffer.newly_aborted.append((max(first, _after(ceiling)), end))
+                        buffer.newly_aborted.append((max(first, ceiling.next), end))
                     await self._pass_over(first, min(end, ceiling), subscriptions)
                 await subscriptions.pass_aborted(last)
             except MagnetarError as error:
@@ -229,7 +229,7 @@ class TopicTransactions:
                 break
             aborted = [each.position for each in entries if not self.is_visible(each)]
             await subscriptions.pass_over_aborted([each for each in aborted if each <= last])
-            first = _after(entries[-1].position)
+            first = entries[-1].position.next
 
     async def pass_aborted(self, subscriptions: Waiting) -> None:
         """What is aborted holds no subscription back, and so no data."""
@@ -282,7 +282,7 @@ class TopicTransactions:
             if visible:
                 return visible[-1]
             wanted = READ_ENTRIES  # behind many of a large transaction that was aborted
-            last = self._at_or_before(Position(first.ledger_id, first.entry_id - 1))
+            last = self._at_or_before(first.previous)
         return None
 
     async def _between(self, first: Position, last: Position) -> list[Entry]:
@@ -294,7 +294,7 @@ class TopicTransactions:
             if not part or part[-1].position.ledger_id != last.ledger_id:
                 break  # trimmed meanwhile
             found += [each for each in part if each.position <= last]
-            first = _after(part[-1].position)
+            first = part[-1].position.next
         return found
 
     def _at_or_before(self, position: Position) -> Position | None:
@@ -395,7 +395,7 @@ class TopicTransactions:
                 trace = trace_of(entry.payload)
                 if trace is not None and trace.end is None and trace.txn in txns:
                     self._note(trace.txn, EntryView.of(entry))
-            first = _after(entries[-1].position)
+            first = entries[-1].position.next
 
     def _note(self, txn: TxnId, view: EntryView) -> None:
         buffer = self._of(txn)
@@ -417,7 +417,3 @@ def merged(spans: Iterable[tuple[Position, Position]]) -> list[tuple[Position, P
         else:
             found.append((first, last))
     return found
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)

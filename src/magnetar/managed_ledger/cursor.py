@@ -62,7 +62,7 @@ class Cursor:
         self._flight: asyncio.Task[None] | None = None
         self._moves = 0
         """Counts moves of the read position that are not reads."""
-        self.read_position = _behind(state.mark_delete)
+        self.read_position = state.mark_delete.next
 
     # --- what it knows
 
@@ -137,20 +137,20 @@ class Cursor:
             if moves != self._moves:
                 continue  # rewound or reset meanwhile: these are not the next entries any more
             if found:
-                self.read_position = _behind(found[-1].position)
+                self.read_position = found[-1].position.next
             wanted = self._state.unacked(found)
             if wanted or not found:
                 return wanted
 
     def rewind(self) -> None:
         """Read again everything that is not acknowledged."""
-        self._move_to(_behind(self._state.mark_delete))
+        self._move_to(self._state.mark_delete.next)
 
     async def reset(self, mark_delete: Position) -> None:
         """Begin a new incarnation behind a position: a seek. Returns once that is durable."""
         self._check()
         self._state.reset(mark_delete, self._ledgers(), self._new_incarnation())
-        self._move_to(_behind(self._state.mark_delete))
+        self._move_to(self._state.mark_delete.next)
         self._note(True)
         await self.flush()
 
@@ -214,7 +214,3 @@ class Cursor:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-
-
-def _behind(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)

@@ -168,7 +168,7 @@ class CursorState:
         if first is None:
             self.acked.clear()
         else:
-            self.acked.drop_through(Position(first.ledger_id, first.entry_id - 1))
+            self.acked.drop_through(first.previous)
 
     def _move_mark(self, ledgers: LedgerList) -> None:
         """Over everything acknowledged that follows the mark."""

@@ -177,7 +177,7 @@ class LedgerList:
 
     def after(self, position: Position) -> Position | None:
         """The lowest existing position above this one."""
-        return self.at_or_after(Position(position.ledger_id, position.entry_id + 1))
+        return self.at_or_after(position.next)
 
     def at_or_before(self, position: Position) -> Position | None:
         """The highest existing position that is not above this one."""
@@ -195,7 +195,7 @@ class LedgerList:
 
     def before(self, position: Position) -> Position | None:
         """The highest existing position below this one."""
-        return self.at_or_before(Position(position.ledger_id, position.entry_id - 1))
+        return self.at_or_before(position.previous)
 
     def rank(self, position: Position) -> int:
         """How many existing positions are not above this one."""

@@ -56,6 +56,16 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
+    @property
+    def next(self) -> Position:
+        """Behind it in its ledger; whether there is an entry, the ledger knows."""
+        return Position(self.ledger_id, self.entry_id + 1)
+
+    @property
+    def previous(self) -> Position:
+        """Before it in its ledger; -1 as an entry is before all of them."""
+        return Position(self.ledger_id, self.entry_id - 1)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:

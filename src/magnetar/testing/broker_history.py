@@ -279,7 +279,7 @@ class SubscriptionStory:
         self._findings.operations += 1
         if ack.cumulative:
             self._cumulative.append(ack)
-            before = Position(ack.position.ledger_id, ack.position.entry_id - 1)
+            before = ack.position.previous
             self._ever_through = max(self._ever_through, before)
         else:
             self._acks.setdefault(ack.position, []).append(ack)
@@ -317,7 +317,7 @@ class SubscriptionStory:
         """A client is about to ask for a seek: from now on it may have happened."""
         self._findings.operations += 1
         self._possible_seeks.append(position)
-        before = Position(position.ledger_id, position.entry_id - 1)
+        before = position.previous
         self._ever_through = max(self._ever_through, before)
 
     def sought(self, position: Position, at: float) -> None:

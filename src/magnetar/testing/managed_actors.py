@@ -155,7 +155,7 @@ class _Owner:
         following = EARLIEST
         while more := await ledger.read(following, 1000, _READ_BYTES):
             entries += more
-            following = _behind(more[-1].position)
+            following = more[-1].position.next
         end = await ledger.seal() if ledger.sealed else None
         if self._world.disk.is_stopped:
             return
@@ -295,7 +295,7 @@ class _Owner:
         cursor, told = chosen
         if self._random.random() < 0.3:
             cursor.rewind()
-        start = max(cursor.read_position, _behind(cursor.mark_delete))
+        start = max(cursor.read_position, cursor.mark_delete.next)
         entries = await cursor.read(self._random.choice((1, 5, 50)), _READ_BYTES)
         if not self._world.disk.is_stopped:
             self._note(f"cursor {cursor.name} read {start}: {len(entries)} entries")
@@ -312,7 +312,7 @@ class _Owner:
                 return
             if self._random.random() < 0.15:
                 # Near the mark, so that it moves on little by little.
-                position = self._ledger.next_valid(_behind(cursor.mark_delete)) or position
+                position = self._ledger.next_valid(cursor.mark_delete.next) or position
                 self._ack_cumulative(cursor, told, position)
             else:
                 unacked = self._some_unacked()
@@ -323,7 +323,7 @@ class _Owner:
     def _ack_cumulative(self, cursor: Cursor, told: CursorStory, position: Position) -> None:
         unacked = self._some_unacked()
         cursor.ack_cumulative(position, unacked)
-        told.asked.add_through(Position(position.ledger_id, position.entry_id - 1))
+        told.asked.add_through(position.previous)
         told.asked.add(position, WHOLE & ~unacked)
 
     def _some_unacked(self) -> int:
@@ -386,7 +386,3 @@ def _mask(cursor: Cursor, position: Position) -> int:
         return WHOLE
     unacked = cursor.unacked_indexes(position)
     return 0 if unacked is None else WHOLE & ~unacked
-
-
-def _behind(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)

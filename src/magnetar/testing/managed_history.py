@@ -225,7 +225,7 @@ class ManagedStory:
         holding = [each for each in self.cursors.values() if each.sure]
         bound = min(map(self._acked_through, holding), default=_END)
         if pin is not None:
-            bound = min(bound, Position(pin.ledger_id, pin.entry_id - 1))
+            bound = min(bound, pin.previous)
         if retention == Retention(None, None):
             bound = _START
         asked = Trim(retention, bound, self._trim_allowed)

@@ -421,7 +421,7 @@ class MetadataTransactionBuffer:
             self._unpin(work)
         else:
             # Whatever it has in flight was handed to the log before this, and stands below.
-            last = _before(self._ledger.next_append_floor())
+            last = self._ledger.next_append_floor().previous
             self._tasks.spawn(self._abort(work, last), "abort")
 
     async def _abort(self, work: Work, last: Position) -> None:
@@ -549,7 +549,3 @@ class MetadataTransactionBuffer:
         if self.failure is None:
             self.failure = error
             self.failed.advance()
-
-
-def _before(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id - 1)

@@ -93,7 +93,7 @@ class Visibility:
         lowest = self.lowest_bound()
         if lowest is None or lowest > last_durable:
             return last_durable
-        return Position(lowest.ledger_id, lowest.entry_id - 1)
+        return lowest.previous
 
     def lowest_bound(self) -> Position | None:
         """Nothing at or above it may be trimmed; None: no transaction is undecided."""

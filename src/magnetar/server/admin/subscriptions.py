@@ -61,7 +61,7 @@ class MessageIdBody(msgspec.Struct, frozen=True, rename="camel"):
         """The first position to be delivered; the sentinels mean the ends of the topic."""
         if self.is_sentinel or not self.excluded:
             return self.position
-        return Position(self.ledger_id, self.entry_id + 1)
+        return self.position.next
 
 
 async def names(request: web.Request) -> web.Response:
@@ -196,7 +196,7 @@ def _mark_delete(topic: Topic, start: MessageIdBody) -> Position:
     if start.position == LATEST.position:
         return topic.end_for(asked_isolation(start.properties))
     first = start.first()
-    return Position(first.ledger_id, first.entry_id - 1)
+    return first.previous
 
 
 def _check_place(place: MessageIdBody) -> None:

@@ -210,7 +210,7 @@ class LegacyTransactionBuffer:
                     self._stream.scan(entry.position, trace)
                     if trace.end is not None:
                         self._passed.append(entry.position)
-            position = _after(entries[-1].position)
+            position = entries[-1].position.next
 
     # --- writing
 
@@ -402,7 +402,7 @@ class LegacyTransactionBuffer:
         assert state is not None, "that is why it is finished"
         if state == "ABORTED" and work.has_entries:
             # Whatever it has in flight was handed to the log before this, and stands below.
-            last = _before(self._ledger.next_append_floor())
+            last = self._ledger.next_append_floor().previous
             await self._store.write_aborted(txn, self._segment, last)
             self._aborted.hide(txn, last)
         if self._ledger.sealed:
@@ -454,7 +454,7 @@ class LegacyTransactionBuffer:
 
         def made() -> StreamRecord:
             nonlocal news
-            news, end = self._news, _after(self._ledger.last_position())
+            news, end = self._news, self._ledger.last_position().next
             return self._stream.record(self._segment, self._epoch, end, over)
 
         try:
@@ -492,7 +492,7 @@ class LegacyTransactionBuffer:
 
     def _is_due(self) -> bool:
         end = self._ledger.last_position()
-        behind = self._ledger.count_between(_before(self._recorded), end)
+        behind = self._ledger.count_between(self._recorded.previous, end)
         return bool(self._news) or behind >= RECORD_ENDS
 
     async def _try_to_write(self) -> None:
@@ -571,11 +571,3 @@ async def _past_within(signal: Signal, seen: int, seconds: float) -> None:
             await signal.past(seen)
     except TimeoutError:
         return
-
-
-def _before(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id - 1)
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
