@@ -248,7 +248,8 @@ class ToldStore(MetadataStore):
     ) -> asyncio.Future[Result]:
         done = asyncio.ensure_future(written)
         self._order.tell(done, tell)
-        return done
+        # Whoever waits may be cancelled: the change is made, and told, all the same.
+        return asyncio.shield(done)
 
     async def _delete_range(
         self, parent: str, start: str, end: str | None, partition: str | None
