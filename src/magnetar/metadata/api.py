@@ -369,6 +369,7 @@ def check_index_name(name: str) -> None:
         raise InvalidArgument(f"index name {name!r} must match {_INDEX_NAME.pattern}")
 
 
+@lru_cache(maxsize=8192)
 def check_index_key(key: str) -> None:
     if _PLAIN_INDEX_KEY.fullmatch(key):
         return
