@@ -118,6 +118,8 @@ class Service:
         try:
             async with asyncio.timeout_at(deadline) as timeout:
                 await self._stop()
+        except GeneratorExit:
+            raise  # its loop is gone, and so are the tasks
         except BaseException as error:  # noqa: BLE001  raised below, once the tasks are over
             problem = error
             if timeout.expired():

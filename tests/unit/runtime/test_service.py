@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -204,3 +206,18 @@ def test_nothing_is_spawned_while_stopping() -> None:
             service.spawn(asyncio.sleep(1), "late")
 
     run(story())
+
+
+def test_a_stop_whose_loop_is_gone_ends_quietly() -> None:
+    class Stuck(Service):
+        async def _stop(self) -> None:
+            await asyncio.Event().wait()
+
+    async def begun() -> Coroutine[Any, Any, None]:
+        service = Stuck("stuck", stop_seconds=5.0)
+        await service.start()
+        work = service._run_stop()
+        work.send(None)
+        return work
+
+    run(begun()).close()  # as the collector of garbage does
