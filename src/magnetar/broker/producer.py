@@ -150,7 +150,7 @@ class Producer:
         self._ready = False
         self._transactions = transactions
         self._direct = False
-        """It may send, and nothing is held."""
+        """It may send, is not stopped, and nothing is held."""
         self._held: HeldSends | None = None
         if transactions is not None:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
@@ -250,13 +250,13 @@ class Producer:
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        held = self._held
-        is_released = held is not None and held.is_releasing
-        if self._stopped and not is_released:
-            return
         sent: _Noted = None
         sequence_id, lane = send.sequence_id, self._lane
-        if type(send) is not Send or not self._direct or (lane is None and self._dedup is not None):
+        if type(send) is not Send or not self._direct:
+            held = self._held
+            is_released = held is not None and held.is_releasing
+            if self._stopped and not is_released:
+                return
             if type(send) is TxnSend and (self._direct or is_released):
                 sent = self._lane_in(send)
             if sent is None:
@@ -270,6 +270,8 @@ class Producer:
                 sent = lane
             else:
                 sent = self._judged(send)
+        elif self._dedup is not None:
+            sent = self._judged(send)
         if type(sent) is _Sent and sent.answer is not None:
             self._queue(self._resolved(), sequence_id, sent)
             return
@@ -370,7 +372,7 @@ class Producer:
         return True
 
     def _nothing_held(self) -> None:
-        self._direct = self._ready
+        self._direct = self._ready and not self._stopped
         self._wake()
 
     def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:
@@ -482,7 +484,7 @@ class Producer:
         if error is not None and self._held is not None:
             self._held.clear()
         if not self._stopped:
-            self._stopped = True
+            self._stopped, self._direct = True, False
             self.failure = error
             self.readiness.advance()
         self._wake()
