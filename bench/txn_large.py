@@ -41,7 +41,7 @@ REPEATS_SMALL: Final = 5
 REPEATS: Final = {100_000: 3, 1_000_000: 2}
 """Of large transactions; of smaller ones, more."""
 
-MEMORY_MAX_MIB: Final = 32.0
+MEMORY_MAX_MIB: Final = 64.0
 """More than without transactions."""
 COMMIT_MAX_MS: Final = 20.0
 
