@@ -448,7 +448,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(TxnRuns, "judge", _store_always), (names.ALL_OR_NOTHING,), first=9
     ),
     "an abort covers what is in flight": Mutation(
-        _aborted_up_to_what_is_durable, (names.ABORTED_STAYS_KNOWN,), first=14
+        _aborted_up_to_what_is_durable, (names.ABORTED_STAYS_KNOWN,), first=24
     ),
     "who is not admitted is not tracked": Mutation(
         _kept_without_a_pin,
@@ -459,7 +459,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(Decisions, "join", _told_nothing),
         (names.ALL_OR_NOTHING,),
         Course(hosts=0, rest_seconds=30.0),
-        first=4,
+        first=6,
     ),
     "a recovered transaction keeps its bound": Mutation(
         _bound_of_the_new_owner, (names.READ_COMMITTED, names.GATE), Course(hosts=2)
@@ -468,7 +468,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _aborted_before_pins,
         (names.READ_COMMITTED, names.ABORTED_STAYS_KNOWN),
         Course(hosts=2, troubles=("usurp", "unload")),
-        first=4,
+        first=23,
     ),
     "what subscriptions held is held again": Mutation(
         set_method(TransactionalAcks, "recover", _recover_no_acks),
@@ -478,10 +478,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _dispatch_at_once,
         (names.ALL_OR_NOTHING,),
         Course(hosts=2, troubles=("usurp", "unload")),
-        first=2,
+        first=3,
     ),
     "the gate is closed until recovery is over": Mutation(
-        _open_at_once, (names.READ_COMMITTED, names.GATE), first=3
+        _open_at_once, (names.READ_COMMITTED, names.GATE), first=6
     ),
     "pins are read after the former owner is fenced": Mutation(
         _pins_before_fence,
@@ -505,7 +505,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _pins_not_adopted,
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES, names.READ_COMMITTED),
         Course(hosts=3, troubles=("usurp", "weather")),
-        first=2,
+        first=44,
     ),
     "the cursor is fenced before it is read": Mutation(
         _cursor_before_fence,
@@ -521,13 +521,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(MetadataPendingAckStore, "settle", _delete_what_came_meanwhile),
         (names.INTENTS_OUTLIVE_CURSOR,),
         Course(troubles=("weather",)),
-        first=9,
+        first=15,
     ),
     "ops are deleted as they were seen": Mutation(
         set_method(TxnStore, "delete_ops", _delete_anything),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES),
         Course(hosts=3, troubles=("usurp",)),
-        first=2,
+        first=25,
     ),
     "the aborted record is a maximum": Mutation(
         set_method(TxnStore, "write_aborted", _last_writer_wins),
@@ -544,7 +544,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(BUFFER, "_abort", _unpin_first), (names.ABORTED_STAYS_KNOWN,)
     ),
     "an ack is answered by the owner only": Mutation(
-        _confirm_nothing, (names.ALL_OR_NOTHING,), Course(hosts=3, troubles=("usurp",)), first=11
+        _confirm_nothing, (names.ALL_OR_NOTHING,), Course(hosts=3, troubles=("usurp",)), first=13
     ),
     "the group's record alone decides": Mutation(
         set_method(Coordinators, "_end", _end_in_header), (names.ONE_DECISION,), first=2
@@ -555,7 +555,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "older epochs decide nothing": Mutation(
         lambda patch: patch.setattr(decisions, "check_epoch", _every_epoch),
         (names.ONE_DECISION,),
-        first=7,
+        first=10,
     ),
     "the collector asks": Mutation(
         set_method(Collector, "_finish", _force),
@@ -572,6 +572,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _repair_nothing,
         (names.NO_LEAK, names.ALL_OR_NOTHING),
         Course(limits=SHORT),
+        first=7,
     ),
     "aborted records go after the data": Mutation(
         _records_before_data, (names.ABORTED_STAYS_KNOWN,), Course(troubles=("trim",))
