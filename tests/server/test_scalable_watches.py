@@ -30,6 +30,7 @@ from tests.server.scalable_stage import (
     read_all,
     send,
     told,
+    until,
 )
 from tests.unit.server.admin.world import World
 from tests.unit.server.serving import LIMITS, connected, refused, run
@@ -222,6 +223,8 @@ def test_a_namespace_is_watched_with_filters_on_any_broker() -> None:
     async def story(stage: Stage) -> None:
         one, two = {"team": "a", "tier": "1"}, {"team": "a"}
         await stage.ask(lambda scalable: scalable.create(TOPIC, 1, one))
+        other = stage.world.hosts["b"].server.context.scalable
+        await until(lambda: other.names(TOPIC.namespace) == [NAME], 1.0, "the other broker's list")
         driver = await stage.driver("b")
         wanted = [{"key": name, "value": text} for name, text in one.items()]
         for number, filters in enumerate((wanted, wanted[:1], [])):
