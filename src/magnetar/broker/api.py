@@ -127,5 +127,5 @@ class Delivery(NamedTuple):
     """Permits that it uses: the messages of the batch that are not acknowledged yet."""
     redelivery_count: int = 0
     ack_set: tuple[int, ...] = ()
-    """`acks.words_of` the messages still to be taken; (): all."""
+    """`batch_indexes.words_of` the messages still to be taken; (): all."""
     consumer_epoch: int | None = None

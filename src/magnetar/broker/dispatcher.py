@@ -25,7 +25,6 @@ import asyncio
 from collections.abc import Iterator
 from typing import ClassVar, Final, Protocol
 
-from magnetar.broker.acks import words_of
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch_state import DispatchState
 from magnetar.broker.entries import EntryView
@@ -33,6 +32,7 @@ from magnetar.broker.membership import Membership
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.model.batch_indexes import words_of
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from magnetar.broker.acks import unacked_of, words_of
 from magnetar.broker.topic import Topic
 from magnetar.errors import MagnetarError
+from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType

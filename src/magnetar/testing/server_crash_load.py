@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, cast
 
-from magnetar.broker.acks import unacked_of, words_of
 from magnetar.cli.admin_client import AdminClient
 from magnetar.errors import InvariantBroken, MagnetarError, RemoteProtocolError, RequestError
+from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.testing.driver import Driver, build_message

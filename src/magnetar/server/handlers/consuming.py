@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from magnetar.broker.acks import Ack, unacked_of
+from magnetar.broker.acks import Ack
 from magnetar.broker.api import ConsumerOptions
 from magnetar.broker.consumer import Consumer
 from magnetar.broker.subscription import TYPE_NAMES, Subscription
@@ -23,6 +23,7 @@ from magnetar.errors import (
     ServiceNotReady,
 )
 from magnetar.model.isolation import with_isolation
+from magnetar.model.batch_indexes import unacked_of
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import (
     InitialPosition,
