@@ -1,0 +1,83 @@
+"""Pure: compression of payloads, in the framing that every Pulsar client uses.
+
+Owns: `Compression`, `compress` and `decompress`. LZ4 is a bare block and Snappy the raw format,
+both without a size in front; zlib and Zstandard are complete streams. How large a payload was
+before stands in the metadata of its message.
+
+Invariants:
+1. `decompress(kind, compress(kind, x), len(x)) == x`.
+2. Never more than the announced size is written, and that size is checked before memory is taken:
+   a small payload cannot unfold into a large one.
+3. Bytes that are not of their kind, or not of the announced size, raise `UnreadableMessage`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import cramjam
+
+from magnetar.errors import UnreadableMessage
+
+UNCOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest size that a consumer believes unless it is told otherwise."""
+
+
+class Compression(IntEnum):
+    """How the payload of a message is compressed; the numbers are those of the protocol."""
+
+    NONE = 0
+    LZ4 = 1
+    ZLIB = 2
+    ZSTD = 3
+    SNAPPY = 4
+
+
+def compress(kind: Compression, data: bytes) -> bytes:
+    """The payload as it is sent."""
+    match kind:
+        case Compression.NONE:
+            return data
+        case Compression.LZ4:
+            return bytes(cramjam.lz4.compress_block(data, store_size=False))
+        case Compression.ZLIB:
+            return bytes(cramjam.zlib.compress(data))
+        case Compression.ZSTD:
+            return bytes(cramjam.zstd.compress(data))
+        case Compression.SNAPPY:
+            return bytes(cramjam.snappy.compress_raw(data))
+
+
+def decompress(
+    kind: int, data: bytes, size: int, *, size_max: int = UNCOMPRESSED_BYTES_MAX
+) -> bytes:
+    """The payload as it was before `compress`; `size` is what its metadata announces."""
+    if kind == Compression.NONE:
+        return data
+    if not 0 <= size <= size_max:
+        raise UnreadableMessage(f"a payload announces {size} bytes; the limit is {size_max}")
+    unfolded = bytearray(size)
+    try:
+        written = _unfold(kind, data, unfolded)
+    except cramjam.DecompressionError as error:
+        raise UnreadableMessage(f"a payload cannot be decompressed: {error}") from error
+    if written != size:
+        raise UnreadableMessage(f"a payload has {written} bytes, and announces {size}")
+    return bytes(unfolded)
+
+
+def _unfold(kind: int, data: bytes, into: bytearray) -> int:
+    match kind:
+        case Compression.LZ4:
+            if not data:
+                raise UnreadableMessage("a compressed payload is empty")
+            return cramjam.lz4.decompress_block_into(data, into, output_len=len(into))
+        case Compression.ZLIB:
+            return cramjam.zlib.decompress_into(data, into)
+        case Compression.ZSTD:
+            return cramjam.zstd.decompress_into(data, into)
+        case Compression.SNAPPY:
+            return cramjam.snappy.decompress_raw_into(data, into)
+        case _:
+            raise UnreadableMessage(f"a payload is compressed in an unknown way, {kind}")
