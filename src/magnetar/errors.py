@@ -272,6 +272,96 @@ class GroupFenced(RequestError):
     wire_code = WireCode.PRODUCER_FENCED
 
 
+class AuthenticationFailed(RequestError):
+    """The server does not accept who the client says it is."""
+
+    name = "authentication-failed"
+    wire_code = WireCode.AUTHENTICATION
+    hint = "check the token or certificate that the client was given"
+
+
+class AuthorizationFailed(RequestError):
+    """The server knows the client, and does not let it do this."""
+
+    name = "authorization-failed"
+    wire_code = WireCode.AUTHORIZATION
+
+
+# --- the client: what it tells its application ---
+
+
+class ClientError(MagnetarError):
+    """The client could not do what it was asked, whatever the server says."""
+
+    name = "client-error"
+
+
+class InvalidServiceUrl(ClientError):
+    """The address that the client was given is not one of a broker."""
+
+    name = "invalid-service-url"
+    hint = "use pulsar://host:port or pulsar+ssl://host:port; several hosts are separated by commas"
+
+
+class InvalidSetting(ClientError):
+    """An option of a client, producer or consumer has a value that it cannot have."""
+
+    name = "invalid-setting"
+
+
+class NotConnected(ClientError):
+    """No broker could be reached; nothing was sent."""
+
+    name = "not-connected"
+    retryable = True
+
+
+class ConnectionLost(ClientError):
+    """The connection ended before the answer came: whether it was done is unknown."""
+
+    name = "connection-lost"
+
+
+class AlreadyClosed(ClientError):
+    """The client, producer or consumer was closed by its application."""
+
+    name = "already-closed"
+
+
+class ProducerQueueFull(ClientError):
+    """Too many messages of a producer, or too many bytes of the client, wait for their receipt."""
+
+    name = "producer-queue-full"
+    retryable = True
+    hint = "await earlier sends, or raise the limit"
+
+
+class MessageTooLarge(ClientError):
+    """The message is larger than the broker takes."""
+
+    name = "message-too-large"
+    hint = "turn chunking on, or compress it"
+
+
+class SendTimedOut(ClientError):
+    """No receipt came in time: whether the message is stored is unknown."""
+
+    name = "send-timed-out"
+
+
+class UnreadableMessage(ClientError):
+    """The bytes of a received message are not what its metadata or its schema says."""
+
+    name = "unreadable-message"
+    hint = "its raw bytes are in `data`; acknowledge it to be rid of it"
+
+
+class InvalidValue(ClientError):
+    """A value, key or property cannot be sent: the schema of the producer does not take it."""
+
+    name = "invalid-value"
+
+
 # --- storage ---
 
 

@@ -16,7 +16,7 @@ Invariants (`check_invariants`):
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -116,6 +116,16 @@ class SegmentLayout:
                 entry_bucket_splits=splits,
             )
         return cls(0, count, segments)
+
+    @classmethod
+    def of_regular(cls, topics: Sequence[str]) -> SegmentLayout:
+        """A regular topic (its partitions) as v5 clients see it: each partition a segment."""
+        plain = cls.create(len(topics), now_ms=0)
+        segments = {
+            number: Segment(number, plain.segments[number].hash_range, legacy_topic_name=name)
+            for number, name in enumerate(topics)
+        }
+        return cls(0, len(topics), segments)
 
     def split(self, segment_id: int, *, now_ms: int, after: int | None = None) -> SegmentLayout:
         """Replace an active segment by two; `after` is the last position of the lower one."""

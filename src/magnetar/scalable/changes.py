@@ -274,12 +274,7 @@ def idle_layout(record: ScalableRecord) -> SegmentLayout:
 
 def synthetic_layout(regular: Sequence[TopicName]) -> SegmentLayout:
     """A regular topic (its partitions) as v5 clients see it: each partition a segment."""
-    plain = SegmentLayout.create(len(regular), now_ms=0)
-    segments = {
-        number: Segment(number, plain.segments[number].hash_range, legacy_topic_name=str(name))
-        for number, name in enumerate(regular)
-    }
-    return SegmentLayout(0, len(regular), segments)
+    return SegmentLayout.of_regular([str(name) for name in regular])
 
 
 def _topics(record: ScalableRecord, segments: Iterable[Segment]) -> list[str]:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
+from magnetar.client.layouts import layout_from
 from magnetar.errors import (
     DeadlineExceeded,
     MagnetarError,
@@ -27,9 +28,9 @@ from magnetar.errors import (
     RequestError,
     WireCode,
 )
-from magnetar.model.hashing import HashRange, partition_of
+from magnetar.model.hashing import partition_of
 from magnetar.model.names import TopicName
-from magnetar.model.segments import NEVER, Segment, SegmentLayout, SegmentState
+from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.testing.driver import TIMEOUT_S, Connect, Driver
@@ -358,27 +359,6 @@ class _Session:
 
 
 # --- layouts and errors as the wire has them
-
-
-def layout_from(dag: pb.ScalableTopicDAG) -> SegmentLayout:
-    segments = {each.segment_id: _segment_from(each) for each in dag.segments}
-    return SegmentLayout(dag.epoch, max(segments, default=-1) + 1, segments)
-
-
-def _segment_from(info: pb.SegmentInfoProto) -> Segment:
-    return Segment(
-        info.segment_id,
-        HashRange(info.hash_start, info.hash_end),
-        SegmentState(pb.SegmentState.Name(info.state)),
-        tuple(info.parent_ids),
-        tuple(info.child_ids),
-        info.created_at_epoch,
-        info.sealed_at_epoch if info.HasField("sealed_at_epoch") else NEVER,
-        info.created_at_ms,
-        info.sealed_at_ms if info.HasField("sealed_at_ms") else NEVER,
-        info.legacy_topic_name if info.HasField("legacy_topic_name") else None,
-        tuple(info.entry_bucket_splits),
-    )
 
 
 def route(layout: SegmentLayout, hash32: int) -> Segment:

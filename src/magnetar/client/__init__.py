@@ -1,0 +1,1 @@
+"""The client of Magnetar and of Apache Pulsar: asyncio first, with a blocking façade."""

@@ -1,0 +1,37 @@
+"""Pure: the layout of a topic, as brokers send it and as clients use it.
+
+Owns: `layout_from`, and `is_regular`: whether a layout is that of a regular topic.
+"""
+
+from __future__ import annotations
+
+from magnetar.model.hashing import HashRange
+from magnetar.model.segments import NEVER, Segment, SegmentLayout, SegmentState
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+
+def layout_from(dag: pb.ScalableTopicDAG) -> SegmentLayout:
+    """What a SCALABLE_TOPIC_UPDATE says."""
+    segments = {each.segment_id: _segment_from(each) for each in dag.segments}
+    return SegmentLayout(dag.epoch, max(segments, default=-1) + 1, segments)
+
+
+def is_regular(layout: SegmentLayout) -> bool:
+    """Whether these are the partitions of a regular topic: keys are routed as v4 clients do."""
+    return all(segment.legacy_topic_name is not None for segment in layout.active)
+
+
+def _segment_from(info: pb.SegmentInfoProto) -> Segment:
+    return Segment(
+        info.segment_id,
+        HashRange(info.hash_start, info.hash_end),
+        SegmentState(pb.SegmentState.Name(info.state)),
+        tuple(info.parent_ids),
+        tuple(info.child_ids),
+        info.created_at_epoch,
+        info.sealed_at_epoch if info.HasField("sealed_at_epoch") else NEVER,
+        info.created_at_ms,
+        info.sealed_at_ms if info.HasField("sealed_at_ms") else NEVER,
+        info.legacy_topic_name if info.HasField("legacy_topic_name") else None,
+        tuple(info.entry_bucket_splits),
+    )

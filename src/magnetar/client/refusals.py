@@ -1,0 +1,116 @@
+"""Pure: a server's refusals as errors of the client, and which of them pass by themselves.
+
+Owns: `refusal` (code and text to an error), `is_passing` (whether the same request may succeed
+after a while, whatever the application does), `raise_refusal` for replies.
+
+Invariants:
+1. Every code becomes the class of the error tree that has it, if one has; else a `RequestError`
+   with that code as its `wire_code`.
+2. What an application has to change (a name, a permission, a schema) is never called passing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from magnetar.errors import (
+    AuthenticationFailed,
+    AuthorizationFailed,
+    ConnectionLost,
+    ConsumerAssign,
+    ConsumerBusy,
+    ConsumerNotFound,
+    DeadlineExceeded,
+    IncompatibleSchema,
+    InvalidTopicName,
+    InvalidTxnStatus,
+    MagnetarError,
+    NotAllowed,
+    NotConnected,
+    ProducerBusy,
+    ProducerFenced,
+    ProtocolError,
+    RequestError,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TooManyRequests,
+    TopicNotFound,
+    TopicTerminated,
+    TransactionConflict,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
+    WireCode,
+)
+
+_CLASSES: Final[dict[WireCode, type[RequestError]]] = {
+    each.wire_code: each
+    for each in (
+        AuthenticationFailed,
+        AuthorizationFailed,
+        ConsumerAssign,
+        ConsumerBusy,
+        ConsumerNotFound,
+        IncompatibleSchema,
+        InvalidTopicName,
+        InvalidTxnStatus,
+        NotAllowed,
+        ProducerBusy,
+        ProducerFenced,
+        ServiceNotReady,
+        SubscriptionNotFound,
+        TooManyRequests,
+        TopicNotFound,
+        TopicTerminated,
+        TransactionConflict,
+        TransactionCoordinatorNotFound,
+        TransactionNotFound,
+    )
+}
+
+_PASSING_CODES: Final = frozenset(
+    {
+        WireCode.METADATA,
+        WireCode.PERSISTENCE,
+        WireCode.SERVICE_NOT_READY,
+        WireCode.TOO_MANY_REQUESTS,
+        WireCode.PRODUCER_BLOCKED_QUOTA_ERROR,
+        WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
+    }
+)
+
+_PASSING_CLASSES: Final = (NotConnected, ConnectionLost, DeadlineExceeded, ProtocolError)
+
+# Where replies have their error: field of the code, field of the text.
+_ERROR_FIELDS: Final = (("error", "message"), ("error_code", "error_message"))
+
+
+def refusal(what: str, code: int, text: str) -> RequestError:
+    """What a server said, as an error: `what` was refused with this code and text."""
+    known = code if code in WireCode.__members__.values() else WireCode.UNKNOWN
+    wire_code = WireCode(known)
+    found = _CLASSES.get(wire_code, RequestError)
+    error = found(f"{what}: {text or wire_code.name.lower()}")
+    if error.wire_code is not wire_code:
+        # The code is that of this answer, not of a class of errors.
+        vars(error)["wire_code"] = wire_code
+    return error
+
+
+def raise_refusal(what: str, reply: Any) -> None:
+    """Raise the error that a reply carries, if it carries one."""
+    names = reply.DESCRIPTOR.fields_by_name
+    for code, text in _ERROR_FIELDS:
+        if code in names and reply.HasField(code):
+            raise refusal(what, getattr(reply, code), getattr(reply, text))
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same request may succeed after a while."""
+    if isinstance(error, RequestError):
+        return error.wire_code in _PASSING_CODES
+    return isinstance(error, (*_PASSING_CLASSES, OSError))
+
+
+def is_lost(error: MagnetarError) -> bool:
+    """Whether a request went unanswered, so that nobody knows if it was carried out."""
+    return isinstance(error, ConnectionLost | DeadlineExceeded | ProtocolError)
