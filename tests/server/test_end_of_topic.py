@@ -60,11 +60,14 @@ async def nothing_more(driver: Driver) -> None:
     await pushed(driver, "PONG")
 
 
+@pytest.mark.parametrize("client", ["Pulsar-Java-v5.0.0", "Magnetar-0.1"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_end_is_told_with_the_last_acknowledgement(tmp_path: Path, kind: str) -> None:
+def test_the_end_is_told_with_the_last_acknowledgement(
+    tmp_path: Path, kind: str, client: str
+) -> None:
     async def scene() -> None:
         async with serving(tmp_path) as server:
-            driver = await connected(server, **JAVA)
+            driver = await connected(server, client_version=client)
             await joined(driver, kind)
             await published(driver, 3)
             ids = [(await message(driver)).body.message_id for _ in range(3)]

@@ -166,8 +166,7 @@ class ConsumerHandle:
     def _tell(self, news: News) -> None:
         number, session = self.consumer_id, self._session
         if news is News.REACHED_END:
-            # Other clients close a connection on which they see this command.
-            if session.client is not None and session.client.is_java:
+            if session.client is not None and session.client.hears_ends:
                 session.write(command("REACHED_END_OF_TOPIC", consumer_id=number))
             return
         active = news is News.ACTIVE

@@ -81,8 +81,9 @@ class ClientSoftware:
     protocol_version: int = 0
 
     @property
-    def is_java(self) -> bool:
-        return self.version.startswith("Pulsar-Java")
+    def hears_ends(self) -> bool:
+        """Others close a connection on which they see REACHED_END_OF_TOPIC."""
+        return self.version.startswith(("Pulsar-Java", "Magnetar"))
 
 
 _Result = TypeVar("_Result")
