@@ -1,0 +1,303 @@
+"""Pure: what of a segment the application has, what it acknowledged, and what the broker knows.
+
+Owns: `IndividualAcks`, for subscriptions that take each message on its own; `CumulativeAcks`, for
+those that take everything up to a message; `HandOffs`, the order in which messages of one segment
+were handed out among those of others.
+
+A message is arrived, then handed out (the application has it), then settled: acknowledged, or
+given back to be delivered again.
+
+Invariants:
+1. What the application has, or has acknowledged, is never handed to it again, whatever the broker
+   delivers after a lost connection. What it gave back, or what a transaction that was aborted had
+   acknowledged, is.
+2. An acknowledgement is kept until the broker has confirmed it: a lost connection only puts it
+   back to those that must be sent.
+3. A batch-index set that is sent has the bits of all messages that were not acknowledged here, so
+   that the broker, which intersects, never takes one of them for acknowledged.
+4. A cumulative acknowledgement never goes back, and is sent only if it moved.
+5. `HandOffs` never names a message that was handed out after the one asked for. Beyond its limit it
+   forgets every second one of the older half: then it names an earlier message, which is safe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from magnetar.model.ids import Position
+
+HAND_OFFS_MAX: Final = 8192
+
+WHOLE: Final = -1
+"""The index of a message that is an entry of its own."""
+
+
+class AckItem(NamedTuple):
+    """One entry of an ACK; of a batch, all messages but those set in `unacked`."""
+
+    position: Position
+    unacked: int = 0
+    batch_size: int = 0
+
+
+def all_of(batch_size: int) -> int:
+    """The set of all messages of an entry."""
+    return (1 << max(1, batch_size)) - 1
+
+
+def bit_of(index: int) -> int:
+    return 1 << max(0, index)
+
+
+class _Entry:
+    """An entry of which something is not settled."""
+
+    __slots__ = ("confirmed", "held", "open", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.open = all_of(size)
+        """Not acknowledged by the application."""
+        self.confirmed = self.open
+        """As far as the broker has said that it knows, these are not acknowledged."""
+        self.held = 0
+        """Handed out, and not settled."""
+
+
+class IndividualAcks:
+    """The entries of one segment, each message on its own."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Position, _Entry] = {}
+        self._waiting: dict[Position, None] = {}
+        self._sent: set[Position] = set()
+
+    @property
+    def held_entries(self) -> int:
+        """Entries of which the application has messages."""
+        return sum(bool(entry.held) for entry in self._entries.values())
+
+    @property
+    def waiting(self) -> int:
+        """Entries with acknowledgements that are not sent."""
+        return len(self._waiting)
+
+    @property
+    def unconfirmed(self) -> int:
+        return len(self._waiting) + len(self._sent)
+
+    def arrived(self, position: Position, size: int, unacked: int = 0) -> int:
+        """An entry was delivered: the set of its messages that are to be handed out.
+
+        `unacked` is what the broker says is left of it; 0: everything.
+        """
+        left = all_of(size) & (unacked or ~0)
+        entry = self._entries.get(position)
+        return left if entry is None else left & entry.open & ~entry.held
+
+    def handed(self, position: Position, index: int, size: int) -> None:
+        """The application has it now."""
+        self._entry(position, size).held |= bit_of(index)
+
+    def is_held(self, position: Position, index: int) -> bool:
+        entry = self._entries.get(position)
+        return entry is not None and bool(entry.held & bit_of(index))
+
+    def ack(self, position: Position, index: int, size: int) -> None:
+        """The application is done with it; also of a message that another consumer handed out."""
+        entry = self._entry(position, size)
+        bit = all_of(entry.size) if index == WHOLE else bit_of(index)
+        entry.open &= ~bit
+        entry.held &= ~bit
+        self._waiting[position] = None
+
+    def give_back(self, position: Position, index: int) -> None:
+        """The application does not have it any more: it is delivered again, or a transaction has
+        acknowledged it.
+        """
+        entry = self._entries.get(position)
+        if entry is not None:
+            entry.held &= ~bit_of(index)
+            self._tidy(position, entry)
+
+    # --- the connection's side
+
+    def take(self, limit: int) -> list[AckItem]:
+        """What is to be sent now; it is in flight until `confirm` or `reconnected`."""
+        items = []
+        for position in list(self._waiting)[:limit]:
+            del self._waiting[position]
+            self._sent.add(position)
+            entry = self._entries[position]
+            items.append(AckItem(position, entry.open, entry.size if entry.size > 1 else 0))
+        return items
+
+    def confirm(self, items: Iterable[AckItem]) -> None:
+        """The broker has them."""
+        for item in items:
+            entry = self._entries.get(item.position)
+            if entry is not None:
+                entry.confirmed &= item.unacked
+                if entry.confirmed == entry.open:
+                    self._sent.discard(item.position)
+                self._tidy(item.position, entry)
+
+    def reconnected(self) -> None:
+        """What was in flight is sent again; what was not handed out comes again."""
+        self._waiting = {**dict.fromkeys(sorted(self._sent)), **self._waiting}
+        self._sent.clear()
+        for position, entry in list(self._entries.items()):
+            self._tidy(position, entry)
+
+    def forget(self) -> None:
+        """Drop everything: after a seek nothing of it counts."""
+        self._entries.clear()
+        self._waiting.clear()
+        self._sent.clear()
+
+    def _entry(self, position: Position, size: int) -> _Entry:
+        entry = self._entries.get(position)
+        if entry is None:
+            entry = self._entries[position] = _Entry(size)
+        return entry
+
+    def _tidy(self, position: Position, entry: _Entry) -> None:
+        if not entry.held and position not in self._waiting and position not in self._sent:
+            del self._entries[position]
+
+
+class Mark(NamedTuple):
+    """A message within its segment: tuple order is the order of the segment."""
+
+    position: Position
+    batch_index: int = WHOLE
+    batch_size: int = 0
+
+    @property
+    def place(self) -> tuple[Position, int]:
+        """For comparisons, among them with the same message under an id without its index."""
+        ends_entry = self.batch_index == WHOLE or self.batch_index >= self.batch_size - 1
+        return (self.position, (1 << 31) if ends_entry else self.batch_index)
+
+
+BEFORE_ALL: Final = Mark(Position(-1, -1))
+
+
+class CumulativeAcks:
+    """The messages of one segment, in order."""
+
+    def __init__(self, start: Mark = BEFORE_ALL) -> None:
+        self._acked = start
+        self._handed = start
+        self._sent = start
+        self._confirmed = start
+
+    @property
+    def handed_through(self) -> Mark:
+        """The last message that the application has or had."""
+        return self._handed
+
+    @property
+    def acked_through(self) -> Mark:
+        return self._acked
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was handed out is acknowledged, and the broker has that."""
+        return self._confirmed.place >= self._handed.place
+
+    @property
+    def has_news(self) -> bool:
+        """There is something to send."""
+        return self._acked.place > self._sent.place
+
+    def arrived(self, position: Position, size: int, unacked: int = 0) -> int:
+        """An entry was delivered: the set of its messages that are to be handed out."""
+        left = all_of(size) & (unacked or ~0)
+        known = max(self._handed, self._acked, key=_place)
+        if position < known.position:
+            return 0
+        if position > known.position:
+            return left
+        if known.place[1] >= size - 1:
+            return 0
+        return left & ~all_of(known.batch_index + 1)
+
+    def handed(self, mark: Mark) -> None:
+        self._handed = max(self._handed, mark, key=_place)
+
+    def ack_through(self, mark: Mark) -> bool:
+        """The application is done with everything up to here; False: it was before."""
+        if mark.place <= self._acked.place:
+            return False
+        self._acked = mark
+        return True
+
+    def rewind(self) -> None:
+        """Everything that is not acknowledged is to be handed out again."""
+        self._handed = self._acked
+
+    # --- the connection's side
+
+    def take(self) -> AckItem | None:
+        """What is to be sent now, if anything moved."""
+        if not self.has_news:
+            return None
+        mark = self._sent = self._acked
+        size = mark.batch_size if mark.batch_size > 1 else 0
+        if mark.batch_index == WHOLE or mark.batch_index >= mark.batch_size - 1:
+            return AckItem(mark.position, 0, size)
+        return AckItem(mark.position, all_of(size) & ~all_of(mark.batch_index + 1), size)
+
+    def confirm(self) -> None:
+        """The broker has what was taken last."""
+        self._confirmed = self._sent
+
+    def reconnected(self) -> None:
+        """What was in flight is sent again."""
+        self._sent = self._confirmed
+
+
+class HandOffs:
+    """When messages of one segment were handed out, by a count over all segments."""
+
+    def __init__(self, limit: int = HAND_OFFS_MAX) -> None:
+        self._limit = limit
+        self._items: deque[tuple[int, Mark]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, turn: int, mark: Mark) -> None:
+        """`turn` grows from call to call."""
+        if len(self._items) >= self._limit:
+            items = list(self._items)
+            half = len(items) // 2
+            # The last of each pair stays: an earlier one would be named for it otherwise.
+            self._items = deque([*items[1:half:2], *items[half:]])
+        self._items.append((turn, mark))
+
+    def through(self, turn: int) -> Mark | None:
+        """The last message handed out up to this turn, and no longer acknowledged after this."""
+        found = None
+        while self._items and self._items[0][0] <= turn:
+            found = self._items.popleft()[1]
+        return found
+
+    def last_before(self, turn: int) -> Mark | None:
+        """As `through`, without a change."""
+        found = None
+        for at, mark in self._items:
+            if at > turn:
+                break
+            found = mark
+        return found
+
+    def clear(self) -> None:
+        self._items.clear()
+
+
+def _place(mark: Mark) -> tuple[Position, int]:
+    return mark.place
