@@ -1,0 +1,202 @@
+"""Pure: a message as the application gets it.
+
+Owns: `Message`. The ids are those of the model: `MessageId` on regular topics,
+`ScalableMessageId` on scalable ones, and `Checkpoint`; their bytes are those of other clients.
+
+Invariants:
+1. The value is decoded when it is asked for, once. What cannot be decoded raises then, and only
+   then: such a message can still be acknowledged.
+2. Nothing of a message changes; its properties and metadata are not copied until they are asked
+   for.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+from magnetar.errors import UnreadableMessage
+from magnetar.model.ids import Checkpoint, MessageId, ScalableMessageId
+from magnetar.wire.messages import TxnId
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+__all__ = ["AnyMessageId", "Checkpoint", "Message", "MessageId", "ScalableMessageId", "Source"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+AnyMessageId: TypeAlias = MessageId | ScalableMessageId
+
+_UNDECODED: Final = object()
+_SEGMENT_SUFFIX: Final = "-seg-"
+
+
+class Source(Protocol):
+    """Where messages come from: one segment, as one consumer has it."""
+
+    @property
+    def topic(self) -> str:
+        """As the application knows it: not that of a segment."""
+        ...
+
+    def id_of(self, message_id: MessageId, turn: int) -> AnyMessageId:
+        """The id of a message for the application."""
+        ...
+
+
+class Message(Generic[T_co]):
+    """A received message: `value`, and what its producer and the broker said about it."""
+
+    __slots__ = (
+        "_decode",
+        "_metadata",
+        "_single",
+        "_value",
+        "chunk_ids",
+        "data",
+        "generation",
+        "raw_id",
+        "redelivery_count",
+        "source",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        raw_id: MessageId,
+        data: bytes,
+        metadata: pb.MessageMetadata,
+        single: pb.SingleMessageMetadata | None,
+        decode: Callable[[bytes, bytes], T_co],
+        redelivery_count: int = 0,
+        chunk_ids: tuple[MessageId, ...] = (),
+        generation: int = 0,
+    ) -> None:
+        self.source = source
+        self.raw_id = raw_id
+        """Within its segment or partition."""
+        self.data = data
+        """The payload, decompressed."""
+        self.redelivery_count = redelivery_count
+        """How often it was delivered before, as far as the broker counts that."""
+        self.chunk_ids = chunk_ids
+        """Of a message that came in chunks: where each of them is."""
+        self.turn = 0
+        """Its number among all that its consumer handed out; 0: not yet."""
+        self.generation = generation
+        self._metadata = metadata
+        self._single = single
+        self._decode = decode
+        self._value: object = _UNDECODED
+
+    @property
+    def value(self) -> T_co:
+        """The payload as the consumer's schema reads it.
+
+        Raises `UnreadableMessage` if the payload does not fit the schema; `data` still has it.
+        """
+        if self._value is _UNDECODED:
+            self._value = self._decode(self.data, self.schema_version)
+        return self._value  # type: ignore[return-value]
+
+    @property
+    def id(self) -> AnyMessageId:
+        """Names this message for good: `to_bytes` and `from_bytes` store and restore it."""
+        return self.source.id_of(self.raw_id, self.turn)
+
+    @property
+    def topic(self) -> str:
+        """The topic that it was sent to (of a partitioned topic, the partition)."""
+        return self.source.topic
+
+    @property
+    def key(self) -> str | None:
+        """The routing key, if it has one and that is text."""
+        said = self._metadata if self._single is None else self._single
+        if not said.HasField("partition_key") or said.partition_key_b64_encoded:
+            return None
+        return said.partition_key
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """The routing key as bytes, if it has one."""
+        said = self._metadata if self._single is None else self._single
+        if not said.HasField("partition_key"):
+            return None
+        if not said.partition_key_b64_encoded:
+            return said.partition_key.encode()
+        try:
+            return b64decode(said.partition_key, validate=True)
+        except binascii.Error as error:
+            raise UnreadableMessage(f"the key of {self.raw_id} is not base64: {error}") from error
+
+    @property
+    def ordering_key(self) -> bytes | None:
+        said = self._metadata if self._single is None else self._single
+        return said.ordering_key if said.HasField("ordering_key") else None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        said = self._metadata if self._single is None else self._single
+        return {each.key: each.value for each in said.properties}
+
+    @property
+    def is_null(self) -> bool:
+        """It has no value: a tombstone of its key in compacted topics."""
+        said = self._metadata if self._single is None else self._single
+        return said.null_value
+
+    @property
+    def publish_time_ms(self) -> int:
+        """When it was sent, by its producer's clock, in milliseconds since 1970."""
+        return self._metadata.publish_time
+
+    @property
+    def event_time_ms(self) -> int | None:
+        """When it happened, as the application that sent it said."""
+        said = self._metadata if self._single is None else self._single
+        return said.event_time or None
+
+    @property
+    def sequence_id(self) -> int:
+        single = self._single
+        if single is not None and single.HasField("sequence_id"):
+            return single.sequence_id
+        return self._metadata.sequence_id
+
+    @property
+    def producer_name(self) -> str:
+        """As the application named it, or the broker: without the number of a segment."""
+        name = self._metadata.producer_name
+        given, separator, segment = name.rpartition(_SEGMENT_SUFFIX)
+        return given if separator and segment.isdigit() else name
+
+    @property
+    def schema_version(self) -> bytes:
+        """Of the schema that it was written with; empty: it has none."""
+        return self._metadata.schema_version
+
+    @property
+    def replicated_from(self) -> str | None:
+        """The cluster that it comes from, if that is another one."""
+        return self._metadata.replicated_from or None
+
+    @property
+    def transaction(self) -> TxnId | None:
+        """The transaction that it was sent in; that has been committed."""
+        metadata = self._metadata
+        if not metadata.HasField("txnid_most_bits"):
+            return None
+        return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
+
+    @property
+    def size(self) -> int:
+        """Of the payload, in bytes."""
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f", key={self.key!r}"
+        return f"<Message {self.raw_id} of {self.topic}{key}, {self.size} bytes>"
