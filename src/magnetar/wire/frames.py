@@ -3,7 +3,7 @@
 A frame is `u32 total`, `u32 size of the command`, BaseCommand, and for SEND and MESSAGE what
 `messages.py` describes. `total` counts everything after itself; all numbers are big-endian.
 
-The two encoders of the hot path (`encode_receipt`, `encode_message`) put varints from a table
+The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`) put varints from a table
 together by hand; they cost a fraction of building and serializing a BaseCommand.
 
 Invariants:
@@ -54,13 +54,14 @@ _FIELDS_2: Final = tuple(b"\x10" + encoded for encoded in _VARINTS)
 _PIECES_2: Final = tuple(b"\x10" + piece for piece in _PIECES)
 _CACHED_FIELDS: Final = 8192
 
-# The body of both hot commands is shorter than 128 bytes but for a long ack set: its length is one
+# The body of the hot commands is shorter than 128 bytes but for a long ack set: its length is one
 # byte then, and what stands before the body follows from it.
 _SHORT: Final = 0x80
 _RECEIPT_LEAD: Final = bytes((0x08, TYPES["SEND_RECEIPT"], TYPES["SEND_RECEIPT"] << 3 | 2))
 _RECEIPT_HEADS: Final = tuple(
     SIZES.pack(SIZE_BYTES + 4 + n, 4 + n) + _RECEIPT_LEAD + bytes((n,)) for n in range(_SHORT)
 )
+_SEND_LEAD: Final = bytes((0x08, TYPES["SEND"], TYPES["SEND"] << 3 | 2))
 _MESSAGE_LEAD: Final = bytes((0x08, TYPES["MESSAGE"], TYPES["MESSAGE"] << 3 | 2))
 _MESSAGE_LEADS: Final = tuple(_MESSAGE_LEAD + bytes((n,)) for n in range(_SHORT))
 # The message id is field 3 of a receipt and field 2 of a message.
@@ -134,6 +135,31 @@ def varint(value: int) -> bytes:
         encoded += _PIECES[value & _PIECE_MASK]
         value >>= _PIECE_BITS
     return encoded + _VARINTS[value]
+
+
+def encode_send(
+    producer_id: int,
+    sequence_id: int,
+    headers_and_payload: bytes,
+    *,
+    num_messages: int = 1,
+    txn: tuple[int, int] | None = None,
+    highest_sequence_id: int | None = None,
+    is_chunk: bool = False,
+) -> list[bytes]:
+    """The frame of a SEND, in pieces to be written in order; `txn` is its most and least bits."""
+    body = _FIRST[producer_id] + _second(sequence_id)
+    if num_messages != 1:
+        body += _THIRD[num_messages]
+    if txn is not None:
+        body += b"\x20" + varint(txn[1]) + b"\x28" + varint(txn[0])
+    if highest_sequence_id is not None:
+        body += b"\x30" + varint(highest_sequence_id)
+    if is_chunk:
+        body += b"\x38\x01"
+    size = len(body) + 4  # shorter than 128 bytes, whatever its numbers
+    head = SIZES.pack(SIZE_BYTES + size + len(headers_and_payload), size) + _SEND_LEAD
+    return [head + bytes((size - 4,)) + body, headers_and_payload]
 
 
 def encode_receipt(

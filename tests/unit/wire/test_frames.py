@@ -15,6 +15,7 @@ from magnetar.wire.frames import (
     encode_command,
     encode_message,
     encode_receipt,
+    encode_send,
     encode_with_payload,
     frame_bytes_max,
     varint,
@@ -35,6 +36,46 @@ def test_varints_are_those_of_protobuf(value: int) -> None:
 def test_a_negative_number_is_its_twos_complement() -> None:
     assert varint(-1) == varint(2**64 - 1)
     assert encode_receipt(1, 2, -1, -1) == encode_receipt(1, 2, 2**64 - 1, 2**64 - 1)
+
+
+@given(
+    UINT64,
+    UINT64,
+    st.integers(1, 2**31 - 1),
+    st.none() | st.tuples(UINT64, UINT64),
+    st.none() | UINT64,
+    st.booleans(),
+    st.binary(max_size=20),
+)
+def test_sends_are_those_of_protobuf(
+    producer_id: int,
+    sequence_id: int,
+    count: int,
+    txn: tuple[int, int] | None,
+    highest: int | None,
+    is_chunk: bool,
+    entry: bytes,
+) -> None:
+    base = base_command(
+        "SEND",
+        producer_id=producer_id,
+        sequence_id=sequence_id,
+        num_messages=None if count == 1 else count,
+        txnid_most_bits=None if txn is None else txn[0],
+        txnid_least_bits=None if txn is None else txn[1],
+        highest_sequence_id=highest,
+        is_chunk=is_chunk or None,
+    )
+    made = encode_send(
+        producer_id,
+        sequence_id,
+        entry,
+        num_messages=count,
+        txn=txn,
+        highest_sequence_id=highest,
+        is_chunk=is_chunk,
+    )
+    assert made == encode_with_payload(base, entry)
 
 
 @given(UINT64, UINT64, UINT64, UINT64, st.none() | UINT64)

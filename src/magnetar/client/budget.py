@@ -1,0 +1,71 @@
+"""A limit that is used up and given back, for which callers wait in the order of their coming.
+
+Owns: `Budget`.
+
+Invariants:
+1. What is taken never exceeds the limit, but for one taker that alone wants more than all of it:
+   it gets everything, and waits until everything is there.
+2. Whoever comes later does not overtake one who waits.
+3. A waiter that is cancelled leaves nothing taken behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Budget:
+    """So many units, shared by whoever takes them."""
+
+    __slots__ = ("_limit", "_taken", "_waiters")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    def try_take(self, units: int) -> bool:
+        """Take units if that can be done without waiting."""
+        taken = self._taken + units
+        if self._waiters or (taken > self._limit and self._taken):
+            return False
+        self._taken = taken
+        return True
+
+    async def take(self, units: int) -> None:
+        """Take units, waiting until they are there."""
+        if self.try_take(units):
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((units, granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give(units)
+            else:
+                granted.cancel()
+                self._grant()
+            raise
+
+    def give(self, units: int) -> None:
+        """Give back what was taken."""
+        self._taken -= units
+        if self._waiters:
+            self._grant()
+
+    def _grant(self) -> None:
+        waiters = self._waiters
+        while waiters:
+            units, granted = waiters[0]
+            if not granted.done():
+                if self._taken and self._taken + units > self._limit:
+                    return
+                self._taken += units
+                granted.set_result(None)
+            waiters.popleft()

@@ -1,0 +1,180 @@
+"""The client: where an application begins.
+
+Owns: `Client`, which makes producers and consumers, and closes whatever of them is still open.
+
+Invariants:
+1. Nothing is connected before something is asked for.
+2. After `close` there is no connection and no task of the client left, and everything that it made
+   raises `AlreadyClosed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+from types import TracebackType
+from typing import Final, Protocol, Self, TypedDict, Unpack
+
+from magnetar.client.budget import Budget
+from magnetar.client.codec import Compression
+from magnetar.client.connection import Connect
+from magnetar.client.pool import Connections
+from magnetar.client.producer import Producer
+from magnetar.client.producer_settings import AccessMode, ProducerSettings
+from magnetar.client.routing import Routing
+from magnetar.client.settings import (
+    Auth,
+    ClientSettings,
+    NoAuth,
+    ServiceUrl,
+    TlsSettings,
+    TokenAuth,
+)
+from magnetar.errors import AlreadyClosed, NotAllowed
+from magnetar.model.names import Domain, TopicName
+from magnetar.runtime.clock import Clock, SystemClock
+
+_NAME_BITS: Final = 48
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of `Client.producer`; `ProducerSettings` says what each means."""
+
+    access_mode: AccessMode
+    send_timeout: float
+    max_pending: int
+    batching: bool
+    batch_messages: int
+    batch_bytes: int
+    batch_delay: float
+    batch_by_key: bool
+    compression: Compression
+    chunking: bool
+    initial_sequence_id: int | None
+    properties: Mapping[str, str]
+    routing: Routing
+
+
+class _Bytes:
+    def encode(self, value: bytes, /) -> bytes:
+        return value
+
+
+class Client:
+    """A client of one service.
+
+    async with Client("pulsar://localhost:6650") as client:
+        async with await client.producer("orders") as producer:
+            await producer.send(b"hello")
+    """
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        auth: Auth | str | None = None,
+        tls: TlsSettings | None = None,
+        operation_timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+        keepalive: float = 30.0,
+        connections_per_broker: int = 1,
+        memory_limit: int = 64 * 1024 * 1024,
+        listener_name: str | None = None,
+        connect: Connect | None = None,
+        chance: Random | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`auth` may be a token. `connect`, `chance` and `clock` are for simulations."""
+        settings = ClientSettings(
+            service_url=ServiceUrl.parse(service_url),
+            auth=TokenAuth(auth) if isinstance(auth, str) else auth or NoAuth(),
+            tls=tls or TlsSettings(),
+            listener_name=listener_name,
+            operation_timeout=operation_timeout,
+            connect_timeout=connect_timeout,
+            keepalive=keepalive,
+            connections_per_broker=connections_per_broker,
+            memory_limit=memory_limit,
+        )
+        self.connections = Connections(settings, connect=connect, chance=chance)
+        self._clock = clock or SystemClock()
+        self._memory = Budget(memory_limit)
+        self._open: dict[_Closable, None] = {}
+        self._closing: asyncio.Task[None] | None = None
+
+    async def producer(
+        self, topic: str, *, name: str | None = None, **options: Unpack[ProducerOptions]
+    ) -> Producer[bytes]:
+        """A producer of a topic, which is created if it may be.
+
+            producer = await client.producer(
+                "topic://public/default/orders", compression=Compression.ZSTD
+            )
+
+        With a `name`, the broker drops what this name has sent before (where the topic drops
+        duplicates, as scalable ones do): sequence ids go on from the last one it knows.
+        """
+        self._check_open()
+        target = TopicName.parse(topic)
+        if target.domain is Domain.SEGMENT:
+            hint = f"use {target.scalable_topic()}"
+            raise NotAllowed(f"{topic} is a segment: its topic decides what it takes", hint=hint)
+        producer = Producer(
+            self.connections,
+            target,
+            name=name or self._new_name(),
+            schema=_Bytes(),
+            schema_info=None,
+            settings=ProducerSettings(**options),
+            memory=self._memory,
+            clock=self._clock,
+            is_named_by_application=name is not None,
+        )
+        await producer.open()
+        self._keep(producer, producer)
+        return producer
+
+    async def close(self) -> None:
+        """Close every producer and consumer, then every connection."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(
+                self._close(), name="client close"
+            )
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        closed = await asyncio.gather(
+            *(each.close() for each in list(self._open)), return_exceptions=True
+        )
+        await self.connections.close()
+        for each in closed:
+            if isinstance(each, BaseException):
+                raise each
+
+    def _keep(self, made: _Closable, producer: Producer[bytes]) -> None:
+        self._open[made] = None
+        producer.on_close = lambda: self._open.pop(made, None)
+
+    def _new_name(self) -> str:
+        return f"magnetar-{self.connections.chance.getrandbits(_NAME_BITS):012x}"
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise AlreadyClosed("the client is closed")
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,471 @@
+"""The producer of a topic, scalable or regular, as an application uses it.
+
+Owns: `Producer`: sending, the limits on what waits, flushing, timeouts, sequence ids, and the end.
+
+Invariants:
+1. Sends of one key are stored in the order in which they were handed in, over splits, merges,
+   reconnects and retries.
+2. Every send ends with an id or an error. Cancelling the task that awaits it takes nothing back.
+3. At most `max_pending` messages of the producer, and `memory_limit` bytes of its client, have no
+   receipt; whoever sends more waits, in the order of coming.
+4. After a failure that no retry can heal (`fail`), and after `close`, every send raises it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+from magnetar.client.budget import Budget
+from magnetar.client.layout_watch import LayoutWatch
+from magnetar.client.outbox import UNNUMBERED, Pending, SentId
+from magnetar.client.pool import Connections
+from magnetar.client.producer_settings import ProducerSettings
+from magnetar.client.segment_producers import SegmentProducers
+from magnetar.errors import (
+    AlreadyClosed,
+    InvalidValue,
+    MagnetarError,
+    ProducerQueueFull,
+    SendTimedOut,
+)
+from magnetar.model.names import TopicName
+from magnetar.model.segments import Segment
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.signal import Signal
+from magnetar.wire.messages import TxnId
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+Value = TypeVar("Value")
+Value_contra = TypeVar("Value_contra", contravariant=True)
+
+V5_MARK: Final = ("__pulsar.v5.managed", "true")
+"""Tells a broker that this producer follows its regular topic when that becomes a scalable one."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 512
+"""What a message takes in memory beside its payload, key and properties."""
+
+_LOG: Final = logger(__name__)
+_NO_PROPERTIES: Final[Mapping[str, str]] = {}
+
+
+class Encoder(Protocol[Value_contra]):
+    """The part of a schema that a producer needs."""
+
+    def encode(self, value: Value_contra, /) -> bytes: ...
+
+
+class SendTransaction(Protocol):
+    """The part of a transaction that a producer needs."""
+
+    @property
+    def txn_id(self) -> TxnId: ...
+
+    async def enlist(self, topic: str) -> None:
+        """Called before each send; does nothing if the transaction knows the topic."""
+        ...
+
+    def sending(self, receipt: asyncio.Future[SentId]) -> None:
+        """Called with each send; raises if the transaction takes no more."""
+        ...
+
+
+class Producer(Generic[Value]):
+    """Sends messages to one topic. Made by `Client.producer`.
+
+    async with await client.producer("topic://public/default/orders") as producer:
+        await producer.send(b"hello", key="k1")
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        topic: TopicName,
+        *,
+        name: str,
+        schema: Encoder[Value],
+        schema_info: pb.Schema | None,
+        settings: ProducerSettings,
+        memory: Budget,
+        clock: Clock,
+        is_named_by_application: bool,
+    ) -> None:
+        self._connections = connections
+        self._topic = topic
+        self._name = name
+        self._schema = schema
+        self._schema_info = schema_info
+        self._settings = settings
+        self._memory = memory
+        self._clock = clock
+        self._is_named = is_named_by_application
+        self._room = Budget(settings.max_pending)
+        self._loop = asyncio.get_running_loop()
+        self._sequence = settings.initial_sequence_id or 0
+        self._last_stored = UNNUMBERED
+        self._ordinal = 0
+        self._order: deque[Pending] = deque()
+        """What has no receipt, oldest first; settled ones may still stand between them."""
+        self._settled = Signal()
+        self._failures: deque[tuple[int, MagnetarError]] = deque(maxlen=1000)
+        self._flushing = 0
+        self._failure: MagnetarError | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when it is closed."""
+        self._segments = SegmentProducers(self, LayoutWatch(connections, topic))
+
+    # --- what it is
+
+    @property
+    def topic(self) -> str:
+        return str(self._topic)
+
+    @property
+    def name(self) -> str:
+        """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
+        return self._name
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that has a receipt, or that the broker had before; -1: none."""
+        return self._last_stored
+
+    @property
+    def pending(self) -> int:
+        """How many messages have no receipt."""
+        return self._room.taken
+
+    # --- sending
+
+    async def send(
+        self,
+        value: Value,
+        *,
+        key: str | bytes | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+        replicate_to: Sequence[str] = (),
+        txn: SendTransaction | None = None,
+    ) -> SentId:
+        """Send a message and wait until it is stored; where it is.
+
+            message_id = await producer.send(b"hello", key="k1", properties={"kind": "greeting"})
+
+        Times are datetimes or milliseconds since 1970. Cancelling the wait does not take the
+        message back. Raises `SendTimedOut` if no receipt came in time, `ProducerQueueFull` if there
+        was no room for it in time, or what the broker refused it with.
+        """
+        receipt = await self.submit(
+            value,
+            key=key,
+            ordering_key=ordering_key,
+            properties=properties,
+            event_time=event_time,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+            sequence_id=sequence_id,
+            replicate_to=replicate_to,
+            txn=txn,
+        )
+        return await receipt
+
+    async def submit(
+        self,
+        value: Value,
+        *,
+        key: str | bytes | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+        replicate_to: Sequence[str] = (),
+        txn: SendTransaction | None = None,
+    ) -> asyncio.Future[SentId]:
+        """Hand a message in, once there is room; the future is done when it is stored.
+
+            receipts = [await producer.submit(each) for each in values]
+            await producer.flush()
+
+        A failure is logged, so that the future need not be awaited.
+        """
+        self._check_usable()
+        payload = b"" if value is None else self._schema.encode(value)
+        if sequence_id is not None and sequence_id < 0:
+            raise InvalidValue(f"sequence id {sequence_id} is negative")
+        message = Pending(
+            payload=payload,
+            sequence_id=UNNUMBERED if sequence_id is None else sequence_id,
+            key=key,
+            ordering_key=ordering_key,
+            properties=properties,
+            null_value=value is None,
+            receipt=self._loop.create_future(),
+            due_at=self._loop.time() + self._settings.send_timeout,
+            is_numbered_by_application=sequence_id is not None,
+        )
+        if event_time is not None:
+            message.event_time_ms = _milliseconds(event_time)
+        if deliver_at is not None or deliver_after is not None:
+            message.deliver_at_ms = self._delivery_time(deliver_at, deliver_after)
+        if replicate_to:
+            message.replicate_to = tuple(replicate_to)
+        message.cost = message.size + MESSAGE_OVERHEAD_BYTES
+        if not self._room.try_take(1):
+            await self._wait_for(self._room, 1, message)
+        if not self._memory.try_take(message.cost):
+            try:
+                await self._wait_for(self._memory, message.cost, message)
+            except BaseException:
+                self._room.give(1)
+                raise
+        try:
+            self._check_usable()
+            segment = self._segments.segment_of(key)
+            if txn is not None:
+                message.txn = txn.txn_id
+                await txn.enlist(self._segments.topic_of(segment))
+                self._check_usable()
+                txn.sending(message.receipt)
+        except BaseException:
+            self._give_back(message)
+            raise
+        self._hand_in(message, segment)
+        return message.receipt
+
+    async def flush(self) -> None:
+        """Wait until everything handed in so far is stored; raises the first failure among it."""
+        self._segments.close_batches()
+        last = self._ordinal
+        self._flushing += 1
+        try:
+            while self._order and self._order[0].ordinal <= last:
+                await self._settled.past(self._settled.version)
+            for ordinal, error in self._failures:
+                if ordinal <= last:
+                    raise error
+        finally:
+            self._flushing -= 1
+            if not self._flushing:
+                self._failures.clear()
+
+    def _delivery_time(self, at: datetime | int | None, after: timedelta | float | None) -> int:
+        if at is not None:
+            if after is not None:
+                raise InvalidValue("deliver_at and deliver_after exclude each other")
+            return _milliseconds(at)
+        seconds = after.total_seconds() if isinstance(after, timedelta) else float(after or 0)
+        return self._clock.now_ms() + round(seconds * 1000)
+
+    async def _wait_for(self, budget: Budget, units: int, message: Pending) -> None:
+        seconds = self._settings.send_timeout or None
+        self._segments.close_batches()
+        try:
+            async with asyncio.timeout(seconds):
+                await budget.take(units)
+        except TimeoutError as error:
+            cause = self._segments.trouble()
+            text = f"{self._name}: no room for a message within {seconds} s"
+            raise ProducerQueueFull(f"{text}: {cause}" if cause else text) from error
+
+    def _hand_in(self, message: Pending, segment: Segment) -> None:
+        self._ordinal += 1
+        message.ordinal = self._ordinal
+        message.place = segment.hash_range.start
+        if message.is_numbered_by_application:
+            self._sequence = max(self._sequence, message.sequence_id + 1)
+        self._order.append(message)
+        if self._deadline is None and self._settings.send_timeout:
+            self._deadline = self._loop.call_at(message.due_at, self._give_up_late)
+        self._segments.offer(segment, message)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+
+    # --- receipts and failures
+
+    def stored(self, messages: Sequence[Pending], ids: Sequence[SentId]) -> None:
+        for message, sent_id in zip(messages, ids, strict=True):
+            if message.is_settled:
+                continue
+            message.is_settled = True
+            if not message.receipt.done():
+                message.receipt.set_result(sent_id)
+            self._give_back(message)
+        self._last_stored = max(self._last_stored, messages[-1].sequence_id)
+        self._forget_settled()
+
+    def failed(self, messages: Sequence[Pending], error: MagnetarError) -> None:
+        open_ones = [each for each in messages if not each.is_settled]
+        for message in open_ones:
+            message.is_settled = True
+            if not message.receipt.done():
+                message.receipt.set_exception(error)
+                message.receipt.exception()  # it is logged: nobody needs to await it
+            self._give_back(message)
+            self._failures.append((message.ordinal, error))
+        if open_ones:
+            _LOG.warning(
+                "send-failed",
+                producer=self._name,
+                topic=self.topic,
+                messages=len(open_ones),
+                reason=str(error),
+            )
+        self._forget_settled()
+
+    def fail(self, error: MagnetarError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self.failed(list(self._order), error)
+
+    def _give_back(self, message: Pending) -> None:
+        self._room.give(1)
+        self._memory.give(message.cost)
+
+    def _forget_settled(self) -> None:
+        order = self._order
+        while order and order[0].is_settled:
+            order.popleft()
+        if not order and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._settled.waiters:
+            self._settled.advance()
+        elif not self._flushing:
+            self._failures.clear()
+
+    def _give_up_late(self) -> None:
+        """The oldest message may be too late."""
+        self._deadline = None
+        now = self._loop.time()
+        late = []
+        for message in self._order:
+            if message.due_at > now:
+                self._deadline = self._loop.call_at(message.due_at, self._give_up_late)
+                break
+            late.append(message)
+        late = [each for each in late if not each.is_settled]
+        if late:
+            seconds = self._settings.send_timeout
+            cause = self._segments.trouble()
+            text = f"{self._name}: no receipt within {seconds} s"
+            error = SendTimedOut(f"{text}: {cause}" if cause else text)
+            self.failed(late, error)
+            self._segments.gave_up(error)
+
+    # --- the segments' side
+
+    @property
+    def settings(self) -> ProducerSettings:
+        return self._settings
+
+    @property
+    def connections(self) -> Connections:
+        return self._connections
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def is_partitioned(self) -> bool:
+        return self._segments.is_partitioned
+
+    def opening_fields(self, *, is_regular: bool) -> dict[str, Any]:
+        metadata = [
+            {"key": name, "value": text} for name, text in self._settings.properties.items()
+        ]
+        if is_regular:
+            metadata.append({"key": V5_MARK[0], "value": V5_MARK[1]})
+        fields: dict[str, Any] = {
+            "user_provided_producer_name": self._is_named,
+            "producer_access_mode": int(self._settings.access_mode),
+            "metadata": metadata,
+            "txn_enabled": True,
+        }
+        if self._schema_info is not None:
+            fields["schema"] = self._schema_info
+        return fields
+
+    def next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
+
+    def saw_sequence(self, sequence_id: int) -> None:
+        self._last_stored = max(self._last_stored, sequence_id)
+        self._sequence = max(self._sequence, sequence_id + 1)
+
+    def new_number(self) -> int:
+        return int(self._connections.chance.random() * 2**53)
+
+    def segment_terminated(self) -> None:
+        self._segments.segment_terminated()
+
+    # --- its life
+
+    async def open(self) -> None:
+        """Open a producer on every active segment; raises why that cannot be."""
+        try:
+            await self._segments.start()
+        except BaseException as error:
+            if self._failure is None:
+                reason = error if isinstance(error, MagnetarError) else None
+                self._failure = reason or AlreadyClosed(f"{self._name} was not opened")
+            raise
+
+    async def close(self) -> None:
+        """Send what was handed in, and leave; what cannot be sent in time fails."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name=f"close {self._name}")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        closed = AlreadyClosed(f"{self._name} is closed")
+        try:
+            if self._failure is None:
+                self._failure = closed
+                async with asyncio.timeout(self._connections.settings.operation_timeout):
+                    await self.flush()
+        except (TimeoutError, MagnetarError) as error:
+            # Whoever awaits one of these messages is told, and it is logged.
+            _LOG.info("producer-closed-early", producer=self._name, reason=str(error))
+        finally:
+            self.fail(closed)
+            if self._deadline is not None:
+                self._deadline.cancel()
+            await self._segments.stop()
+            if self.on_close is not None:
+                self.on_close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _milliseconds(moment: datetime | int) -> int:
+    if isinstance(moment, int):
+        return moment
+    if moment.tzinfo is None:
+        raise InvalidValue(f"{moment} has no time zone", hint="use datetime.now(UTC), for example")
+    return round(moment.timestamp() * 1000)
