@@ -134,8 +134,8 @@ def test_ids_of_the_application_over_splits(seed: int) -> None:
     play(story)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:4])
-def test_messages_without_a_key_over_splits(seed: int) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_messages_without_a_key_in_text_over_splits_and_merges(seed: int) -> None:
     chance = Random(f"{seed} no key")
 
     async def story(stage: Stage) -> None:
@@ -145,12 +145,13 @@ def test_messages_without_a_key_over_splits(seed: int) -> None:
 
             async def sending() -> None:
                 for number in range(400):
-                    receipts.append(await producer.submit(b"%d" % number))
+                    key = b"\xff\x00" if number % 7 == 0 else None
+                    receipts.append(await producer.submit(b"%d" % number, key=key))
                     if not number % 10:
                         await asyncio.sleep(0.01 * chance.random())
 
             task = asyncio.create_task(sending())
-            for trouble in (split, cut_links, split):
+            for trouble in (split, cut_links, merge, merge, cut_links, split):
                 await asyncio.sleep(0.05 * chance.random())
                 await trouble(stage, chance)
             await task

@@ -526,9 +526,11 @@ def _unknown(name: str, send: Send) -> StorageError:
 
 
 def _hash_of(payload: bytes) -> int | None:
-    """Where the one key of a message stands on the ring; None: it has none, or is a batch."""
+    """Where a message stands on the ring, as it or its key says; None: unknown, or a batch."""
     view = EntryView(_NOWHERE, payload)
     metadata = view.metadata
+    if metadata.HasField("ring_position"):
+        return metadata.ring_position
     # Of an encoded key nobody says whether clients route by its text or by its bytes.
     if view.is_batch or not metadata.partition_key or metadata.partition_key_b64_encoded:
         return None

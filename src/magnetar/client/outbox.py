@@ -29,6 +29,7 @@ from magnetar.client.batch import (
     Stamp,
     batch_entry,
     metadata_for,
+    packed,
     single_entry,
 )
 from magnetar.client.chunks import chunk_entries
@@ -37,6 +38,7 @@ from magnetar.client.routing import entry_bucket_hash
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.segments import Segment
+from magnetar.wire.messages import encode_entry
 
 SentId = MessageId | ScalableMessageId
 """Where a message is: in a regular topic, or in a scalable one."""
@@ -55,7 +57,7 @@ class Pending(Outgoing):
     due_at: float
     """When it is given up (loop time)."""
     place: int = 0
-    """Where it stands on the ring of segments, for a message without a key."""
+    """Where it stands on the ring of segments, in its first segment's part if it has no key."""
     cost: int = 0
     """What it takes of the client's memory limit."""
     ordinal: int = 0
@@ -198,7 +200,7 @@ class Outbox:
     def _add_single(self, message: Pending) -> None:
         is_new = message.sequence_id == UNNUMBERED
         self._number(message)
-        entry = single_entry(message, self._stamp())
+        entry = _entry_of(message, self._stamp())
         size, limit = len(entry.headers_and_payload), self.entry_bytes_max
         if not limit or size <= limit:
             self._waiting.append(Outbound(entry, [message], message.may_be_stored))
@@ -274,3 +276,13 @@ class Outbox:
         self._in_flight.clear()
         self._waiting.clear()
         return [each for each in found if not each.is_settled]
+
+
+def _entry_of(message: Pending, stamp: Stamp) -> Entry:
+    """An entry of one message; with its place if it may be stored, and its key does not tell."""
+    if not message.may_be_stored or isinstance(message.key, str):
+        return single_entry(message, stamp)
+    metadata = metadata_for(message, stamp)
+    metadata.ring_position = message.place
+    payload = packed(message.payload, metadata, stamp.compression)
+    return Entry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))

@@ -33,6 +33,7 @@ from magnetar.errors import (
     ProducerQueueFull,
     SendTimedOut,
 )
+from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
 from magnetar.runtime.clock import Clock
@@ -283,7 +284,10 @@ class Producer(Generic[Value]):
     def _hand_in(self, message: Pending, segment: Segment) -> None:
         self._ordinal += 1
         message.ordinal = self._ordinal
-        message.place = segment.hash_range.start
+        key = message.key
+        message.place = (
+            segment_hash(key_hash(key)) if isinstance(key, bytes) else segment.hash_range.start
+        )
         if message.is_numbered_by_application:
             self._sequence = max(self._sequence, message.sequence_id + 1)
         self._order.append(message)

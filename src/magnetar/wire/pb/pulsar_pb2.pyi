@@ -552,7 +552,7 @@ class EncryptionKeys(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., metadata: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
 
 class MessageMetadata(_message.Message):
-    __slots__ = ("producer_name", "sequence_id", "publish_time", "event_time", "properties", "num_messages_in_batch", "highest_sequence_id", "partition_key", "partition_key_b64_encoded", "null_partition_key", "ordering_key", "entry_hash_min", "entry_hash_max", "compression", "uncompressed_size", "null_value", "schema_version", "schema_id", "encryption_keys", "encryption_algo", "encryption_param", "uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id", "deliver_at_time", "marker_type", "txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to", "compacted_batch_indexes")
+    __slots__ = ("producer_name", "sequence_id", "publish_time", "event_time", "properties", "num_messages_in_batch", "highest_sequence_id", "partition_key", "partition_key_b64_encoded", "null_partition_key", "ordering_key", "entry_hash_min", "entry_hash_max", "compression", "uncompressed_size", "null_value", "schema_version", "schema_id", "encryption_keys", "encryption_algo", "encryption_param", "uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id", "deliver_at_time", "marker_type", "txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to", "compacted_batch_indexes", "ring_position")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -585,6 +585,7 @@ class MessageMetadata(_message.Message):
     REPLICATED_FROM_FIELD_NUMBER: _ClassVar[int]
     REPLICATE_TO_FIELD_NUMBER: _ClassVar[int]
     COMPACTED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    RING_POSITION_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     sequence_id: int
     publish_time: int
@@ -617,7 +618,8 @@ class MessageMetadata(_message.Message):
     replicated_from: str
     replicate_to: _containers.RepeatedScalarFieldContainer[str]
     compacted_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, producer_name: _Optional[str] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., event_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., num_messages_in_batch: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., partition_key: _Optional[str] = ..., partition_key_b64_encoded: _Optional[bool] = ..., null_partition_key: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., entry_hash_min: _Optional[int] = ..., entry_hash_max: _Optional[int] = ..., compression: _Optional[_Union[CompressionType, str]] = ..., uncompressed_size: _Optional[int] = ..., null_value: _Optional[bool] = ..., schema_version: _Optional[bytes] = ..., schema_id: _Optional[bytes] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKeys, _Mapping]]] = ..., encryption_algo: _Optional[str] = ..., encryption_param: _Optional[bytes] = ..., uuid: _Optional[str] = ..., num_chunks_from_msg: _Optional[int] = ..., total_chunk_msg_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., replicated_from: _Optional[str] = ..., replicate_to: _Optional[_Iterable[str]] = ..., compacted_batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    ring_position: int
+    def __init__(self, producer_name: _Optional[str] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., event_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., num_messages_in_batch: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., partition_key: _Optional[str] = ..., partition_key_b64_encoded: _Optional[bool] = ..., null_partition_key: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., entry_hash_min: _Optional[int] = ..., entry_hash_max: _Optional[int] = ..., compression: _Optional[_Union[CompressionType, str]] = ..., uncompressed_size: _Optional[int] = ..., null_value: _Optional[bool] = ..., schema_version: _Optional[bytes] = ..., schema_id: _Optional[bytes] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKeys, _Mapping]]] = ..., encryption_algo: _Optional[str] = ..., encryption_param: _Optional[bytes] = ..., uuid: _Optional[str] = ..., num_chunks_from_msg: _Optional[int] = ..., total_chunk_msg_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., replicated_from: _Optional[str] = ..., replicate_to: _Optional[_Iterable[str]] = ..., compacted_batch_indexes: _Optional[_Iterable[int]] = ..., ring_position: _Optional[int] = ...) -> None: ...
 
 class SingleMessageMetadata(_message.Message):
     __slots__ = ("payload_size", "properties", "partition_key", "partition_key_b64_encoded", "null_partition_key", "ordering_key", "event_time", "sequence_id", "null_value", "compacted_out")
