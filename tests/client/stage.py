@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from magnetar.client.batch import messages_in, open_entry
 from magnetar.client.client import Client
-from magnetar.client.outbox import SentId
+from magnetar.client.message import AnyMessageId
 from magnetar.client.producer import Producer
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.runtime.clock import LoopClock
@@ -112,7 +112,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.sent: dict[str, list[bytes]] = defaultdict(list)
-        self.receipts: list[tuple[str, bytes, asyncio.Future[SentId]]] = []
+        self.receipts: list[tuple[str, bytes, asyncio.Future[AnyMessageId]]] = []
 
     async def send(self, producer: Producer[bytes], key: str, payload: bytes, **how: Any) -> None:
         """Hand a message in, and remember it."""
@@ -136,7 +136,7 @@ class Kept:
         assert found == self.sent
 
 
-async def outcome(receipt: asyncio.Future[SentId]) -> SentId | MagnetarError:
+async def outcome(receipt: asyncio.Future[AnyMessageId]) -> AnyMessageId | MagnetarError:
     try:
         return await receipt
     except MagnetarError as error:

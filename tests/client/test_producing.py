@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from magnetar.client.codec import Compression
-from magnetar.client.outbox import SentId
+from magnetar.client.message import AnyMessageId
 from magnetar.client.producer_settings import AccessMode
+from magnetar.client.schema import STRING, JsonSchema
 from magnetar.errors import (
     AlreadyClosed,
+    IncompatibleSchema,
     InvalidSetting,
     InvalidValue,
     MessageTooLarge,
@@ -172,6 +176,50 @@ def test_large_messages_are_refused_or_cut() -> None:
         assert [each.payload for each in found if each not in chunks] == [
             b"small", large, b"before", b"after",
         ]  # fmt: skip
+
+    play(story)
+
+
+@dataclass
+class Order:
+    number: int
+    what: str
+
+
+def test_values_are_checked_and_versions_told() -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            producer = await client.producer(NAME, schema=JsonSchema(Order))
+            await producer.send(Order(1, "x"), key="k")
+            await producer.send(None, key="k")
+            with pytest.raises(InvalidValue):
+                await producer.send("text", key="k")  # type: ignore[arg-type]
+            with pytest.raises(IncompatibleSchema):
+                await client.producer(NAME, schema=STRING)
+            texts = await client.producer(REGULAR, schema=STRING)
+            await texts.send("text")
+        found = await stored(stage)
+        assert [each.entry.null_value for each in found] == [False, True]
+        assert json.loads(found[0].payload) == {"number": 1, "what": "x"}
+        assert {len(each.entry.schema_version) for each in found} == {8}
+
+    play(story)
+
+
+def test_closing_the_client_ends_what_is_being_opened() -> None:
+    async def story(stage: Stage) -> None:
+        client = new_client(stage)
+        await client.producer(NAME, access_mode=AccessMode.EXCLUSIVE)
+        opening = [
+            asyncio.create_task(client.producer(NAME, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)),
+            asyncio.create_task(client.producer(REGULAR)),
+        ]
+        await asyncio.sleep(0.001)
+        begun = asyncio.get_running_loop().time()
+        await client.close()
+        ends = await asyncio.gather(*opening, return_exceptions=True)
+        assert [type(each) for each in ends] == [AlreadyClosed, AlreadyClosed]
+        assert asyncio.get_running_loop().time() - begun < 5
 
     play(story)
 
@@ -399,7 +447,7 @@ def test_close_sends_what_was_handed_in_and_fails_what_it_cannot() -> None:
     async def story(stage: Stage) -> None:
         client = new_client(stage, operation_timeout=5)
         producer = await client.producer(NAME)
-        receipts: list[asyncio.Future[SentId]] = [
+        receipts: list[asyncio.Future[AnyMessageId]] = [
             await producer.submit(b"%d" % number, key="k") for number in range(50)
         ]
         await client.close()

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Mapping
 from random import Random
 from types import TracebackType
-from typing import Final, Protocol, Self, TypedDict, Unpack
+from typing import Any, Final, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from magnetar.client.budget import Budget
 from magnetar.client.codec import Compression
@@ -23,6 +23,7 @@ from magnetar.client.pool import Connections
 from magnetar.client.producer import Producer
 from magnetar.client.producer_settings import AccessMode, ProducerSettings
 from magnetar.client.routing import Routing
+from magnetar.client.schema import BYTES, Schema
 from magnetar.client.settings import (
     Auth,
     ClientSettings,
@@ -34,6 +35,8 @@ from magnetar.client.settings import (
 from magnetar.errors import AlreadyClosed, NotAllowed
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock, SystemClock
+
+Value = TypeVar("Value")
 
 _NAME_BITS: Final = 48
 
@@ -58,11 +61,6 @@ class ProducerOptions(TypedDict, total=False):
     initial_sequence_id: int | None
     properties: Mapping[str, str]
     routing: Routing
-
-
-class _Bytes:
-    def encode(self, value: bytes, /) -> bytes:
-        return value
 
 
 class Client:
@@ -107,9 +105,29 @@ class Client:
         self._open: dict[_Closable, None] = {}
         self._closing: asyncio.Task[None] | None = None
 
+    @overload
     async def producer(
         self, topic: str, *, name: str | None = None, **options: Unpack[ProducerOptions]
-    ) -> Producer[bytes]:
+    ) -> Producer[bytes]: ...
+
+    @overload
+    async def producer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[Value],
+        name: str | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> Producer[Value]: ...
+
+    async def producer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[Any] = BYTES,
+        name: str | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> Producer[Any]:
         """A producer of a topic, which is created if it may be.
 
             producer = await client.producer(
@@ -128,15 +146,19 @@ class Client:
             self.connections,
             target,
             name=name or self._new_name(),
-            schema=_Bytes(),
-            schema_info=None,
+            schema=schema,
             settings=ProducerSettings(**options),
             memory=self._memory,
             clock=self._clock,
             is_named_by_application=name is not None,
+            on_close=self._forget,
         )
-        await producer.open()
-        self._keep(producer, producer)
+        self._open[producer] = None
+        try:
+            await producer.open()
+        except BaseException:
+            self._forget(producer)
+            raise
         return producer
 
     async def close(self) -> None:
@@ -156,9 +178,8 @@ class Client:
             if isinstance(each, BaseException):
                 raise each
 
-    def _keep(self, made: _Closable, producer: Producer[bytes]) -> None:
-        self._open[made] = None
-        producer.on_close = lambda: self._open.pop(made, None)
+    def _forget(self, closed: _Closable) -> None:
+        self._open.pop(closed, None)
 
     def _new_name(self) -> str:
         return f"magnetar-{self.connections.chance.getrandbits(_NAME_BITS):012x}"

@@ -6,8 +6,8 @@ brokers with scalable topics say so themselves, of others the number of partitio
 Invariants:
 1. `layout` never goes back: an update of a lower epoch is dropped, one of an equal epoch is taken
    (a regular topic and what it is migrated to both have epoch 0).
-2. `changes` advances with every new layout. It is closed if there never can be one: the topic does
-   not exist, or the client may not see it.
+2. `changes` advances with every new layout. It is closed if there never can be one (the topic does
+   not exist, or the client may not see it), and when the watch is stopped.
 3. A watch that lost its connection, or was ended by its broker, is opened again after a pause.
 4. Partitions that are added to a regular topic are noticed within `PARTITIONS_S`.
 """
@@ -21,7 +21,7 @@ from magnetar.client.connection import LAYOUT_WATCH, BrokerConnection
 from magnetar.client.layouts import is_regular, layout_from
 from magnetar.client.pool import Connections
 from magnetar.client.refusals import is_passing, refusal
-from magnetar.errors import DeadlineExceeded, MagnetarError, NotAllowed
+from magnetar.errors import AlreadyClosed, DeadlineExceeded, MagnetarError, NotAllowed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.logs import logger
@@ -60,6 +60,7 @@ class LayoutWatch(Service):
             self.spawn(self._count_partitions(), "partitions")
 
     async def _stop(self) -> None:
+        self.changes.close(AlreadyClosed(f"{self.name} is not followed any more"))
         if self._session is not None:
             self._session.end()
 
@@ -127,11 +128,12 @@ class LayoutWatch(Service):
 
     async def _count_partitions(self) -> None:
         """Brokers tell nobody of new partitions: ask now and then."""
-        await self.changes.past(0)
         while True:
             await asyncio.sleep(PARTITIONS_S)
             known = self.layout
-            if known is None or not is_regular(known):
+            if known is None:
+                continue
+            if not is_regular(known):
                 return  # it was migrated
             try:
                 count = await self._connections.partitions(str(self.topic), create=False)

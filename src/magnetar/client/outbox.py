@@ -33,15 +33,12 @@ from magnetar.client.batch import (
     single_entry,
 )
 from magnetar.client.chunks import chunk_entries
+from magnetar.client.message import AnyMessageId
 from magnetar.client.producer_settings import ProducerSettings
 from magnetar.client.routing import entry_bucket_hash
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
-from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.segments import Segment
 from magnetar.wire.messages import encode_entry
-
-SentId = MessageId | ScalableMessageId
-"""Where a message is: in a regular topic, or in a scalable one."""
 
 UNNUMBERED: Final = -1
 
@@ -53,7 +50,7 @@ _CHUNK_HEADROOM_BYTES: Final = 256
 class Pending(Outgoing):
     """A message that has neither a receipt nor an error yet."""
 
-    receipt: asyncio.Future[SentId]
+    receipt: asyncio.Future[AnyMessageId]
     due_at: float
     """When it is given up (loop time)."""
     place: int = 0

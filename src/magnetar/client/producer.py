@@ -22,9 +22,11 @@ from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from magnetar.client.budget import Budget
 from magnetar.client.layout_watch import LayoutWatch
-from magnetar.client.outbox import UNNUMBERED, Pending, SentId
+from magnetar.client.message import AnyMessageId
+from magnetar.client.outbox import UNNUMBERED, Pending
 from magnetar.client.pool import Connections
 from magnetar.client.producer_settings import ProducerSettings
+from magnetar.client.schema.info import Schema
 from magnetar.client.segment_producers import SegmentProducers
 from magnetar.errors import (
     AlreadyClosed,
@@ -40,10 +42,8 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 from magnetar.wire.messages import TxnId
-from magnetar.wire.pb import pulsar_pb2 as pb
 
 Value = TypeVar("Value")
-Value_contra = TypeVar("Value_contra", contravariant=True)
 
 V5_MARK: Final = ("__pulsar.v5.managed", "true")
 """Tells a broker that this producer follows its regular topic when that becomes a scalable one."""
@@ -53,12 +53,6 @@ MESSAGE_OVERHEAD_BYTES: Final = 512
 
 _LOG: Final = logger(__name__)
 _NO_PROPERTIES: Final[Mapping[str, str]] = {}
-
-
-class Encoder(Protocol[Value_contra]):
-    """The part of a schema that a producer needs."""
-
-    def encode(self, value: Value_contra, /) -> bytes: ...
 
 
 class SendTransaction(Protocol):
@@ -71,7 +65,7 @@ class SendTransaction(Protocol):
         """Called before each send; does nothing if the transaction knows the topic."""
         ...
 
-    def sending(self, receipt: asyncio.Future[SentId]) -> None:
+    def sending(self, receipt: asyncio.Future[AnyMessageId]) -> None:
         """Called with each send; raises if the transaction takes no more."""
         ...
 
@@ -89,18 +83,18 @@ class Producer(Generic[Value]):
         topic: TopicName,
         *,
         name: str,
-        schema: Encoder[Value],
-        schema_info: pb.Schema | None,
+        schema: Schema[Value],
         settings: ProducerSettings,
         memory: Budget,
         clock: Clock,
         is_named_by_application: bool,
+        on_close: Callable[[Producer[Any]], None],
     ) -> None:
         self._connections = connections
         self._topic = topic
         self._name = name
         self._schema = schema
-        self._schema_info = schema_info
+        self._schema_version = b""
         self._settings = settings
         self._memory = memory
         self._clock = clock
@@ -118,8 +112,7 @@ class Producer(Generic[Value]):
         self._failure: MagnetarError | None = None
         self._closing: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self.on_close: Callable[[], None] | None = None
-        """Called once, when it is closed."""
+        self._on_close = on_close
         self._segments = SegmentProducers(self, LayoutWatch(connections, topic))
 
     # --- what it is
@@ -147,7 +140,7 @@ class Producer(Generic[Value]):
 
     async def send(
         self,
-        value: Value,
+        value: Value | None,
         *,
         key: str | bytes | None = None,
         ordering_key: bytes | None = None,
@@ -158,14 +151,15 @@ class Producer(Generic[Value]):
         sequence_id: int | None = None,
         replicate_to: Sequence[str] = (),
         txn: SendTransaction | None = None,
-    ) -> SentId:
+    ) -> AnyMessageId:
         """Send a message and wait until it is stored; where it is.
 
             message_id = await producer.send(b"hello", key="k1", properties={"kind": "greeting"})
 
-        Times are datetimes or milliseconds since 1970. Cancelling the wait does not take the
-        message back. Raises `SendTimedOut` if no receipt came in time, `ProducerQueueFull` if there
-        was no room for it in time, or what the broker refused it with.
+        None is a message without a value. Times are datetimes or milliseconds since 1970.
+        Cancelling the wait does not take the message back. Raises `SendTimedOut` if no receipt came
+        in time, `ProducerQueueFull` if there was no room for it in time, or what the broker refused
+        it with.
         """
         receipt = await self.submit(
             value,
@@ -183,7 +177,7 @@ class Producer(Generic[Value]):
 
     async def submit(
         self,
-        value: Value,
+        value: Value | None,
         *,
         key: str | bytes | None = None,
         ordering_key: bytes | None = None,
@@ -194,7 +188,7 @@ class Producer(Generic[Value]):
         sequence_id: int | None = None,
         replicate_to: Sequence[str] = (),
         txn: SendTransaction | None = None,
-    ) -> asyncio.Future[SentId]:
+    ) -> asyncio.Future[AnyMessageId]:
         """Hand a message in, once there is room; the future is done when it is stored.
 
             receipts = [await producer.submit(each) for each in values]
@@ -213,6 +207,7 @@ class Producer(Generic[Value]):
             ordering_key=ordering_key,
             properties=properties,
             null_value=value is None,
+            schema_version=self._schema_version,
             receipt=self._loop.create_future(),
             due_at=self._loop.time() + self._settings.send_timeout,
             is_numbered_by_application=sequence_id is not None,
@@ -301,7 +296,7 @@ class Producer(Generic[Value]):
 
     # --- receipts and failures
 
-    def stored(self, messages: Sequence[Pending], ids: Sequence[SentId]) -> None:
+    def stored(self, messages: Sequence[Pending], ids: Sequence[AnyMessageId]) -> None:
         for message, sent_id in zip(messages, ids, strict=True):
             if message.is_settled:
                 continue
@@ -401,17 +396,19 @@ class Producer(Generic[Value]):
             "metadata": metadata,
             "txn_enabled": True,
         }
-        if self._schema_info is not None:
-            fields["schema"] = self._schema_info
+        schema = self._schema.info.to_wire()
+        if schema is not None:
+            fields["schema"] = schema
         return fields
 
     def next_sequence(self) -> int:
         self._sequence += 1
         return self._sequence - 1
 
-    def saw_sequence(self, sequence_id: int) -> None:
-        self._last_stored = max(self._last_stored, sequence_id)
-        self._sequence = max(self._sequence, sequence_id + 1)
+    def opened_with(self, last_sequence_id: int, schema_version: bytes) -> None:
+        self._last_stored = max(self._last_stored, last_sequence_id)
+        self._sequence = max(self._sequence, last_sequence_id + 1)
+        self._schema_version = schema_version
 
     def new_number(self) -> int:
         return int(self._connections.chance.random() * 2**53)
@@ -451,9 +448,8 @@ class Producer(Generic[Value]):
             self.fail(closed)
             if self._deadline is not None:
                 self._deadline.cancel()
+            self._on_close(self)
             await self._segments.stop()
-            if self.on_close is not None:
-                self.on_close()
 
     async def __aenter__(self) -> Self:
         return self

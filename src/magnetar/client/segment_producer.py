@@ -22,7 +22,8 @@ from typing import Any, Final, Protocol
 
 from magnetar.client.batch import Stamp
 from magnetar.client.connection import PRODUCER, BrokerConnection
-from magnetar.client.outbox import Outbound, Outbox, Pending, SentId
+from magnetar.client.message import AnyMessageId
+from magnetar.client.outbox import Outbound, Outbox, Pending
 from magnetar.client.pool import Connections
 from magnetar.client.producer_settings import ProducerSettings
 from magnetar.client.refusals import is_passing, refusal
@@ -83,15 +84,15 @@ class Home(Protocol):
 
     def next_sequence(self) -> int: ...
 
-    def saw_sequence(self, sequence_id: int) -> None:
-        """The broker has stored this one already."""
+    def opened_with(self, last_sequence_id: int, schema_version: bytes) -> None:
+        """What the broker knows of this producer's messages, and as what it knows its schema."""
         ...
 
     def new_number(self) -> int:
         """A large number by chance."""
         ...
 
-    def stored(self, messages: Sequence[Pending], ids: Sequence[SentId]) -> None: ...
+    def stored(self, messages: Sequence[Pending], ids: Sequence[AnyMessageId]) -> None: ...
 
     def failed(self, messages: Sequence[Pending], error: MagnetarError) -> None: ...
 
@@ -346,7 +347,7 @@ class SegmentProducer:
         self._opened(answer, connection)
 
     def _opened(self, answer: pb.CommandProducerSuccess, connection: BrokerConnection) -> None:
-        self._home.saw_sequence(answer.last_sequence_id)
+        self._home.opened_with(answer.last_sequence_id, answer.schema_version)
         if answer.HasField("topic_epoch"):
             self._topic_epoch = answer.topic_epoch
         self._outbox.entry_bytes_max = connection.max_message_bytes
@@ -401,7 +402,7 @@ class SegmentProducer:
             self.lost(error)
             return None
 
-    def _ids(self, outbound: Outbound, sent: pb.MessageIdData) -> list[SentId]:
+    def _ids(self, outbound: Outbound, sent: pb.MessageIdData) -> list[AnyMessageId]:
         ledger, entry = _signed(sent.ledgerId), _signed(sent.entryId)
         count = len(outbound.messages)
         partition = self.segment.segment_id if self._home.is_partitioned else -1

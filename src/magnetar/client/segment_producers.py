@@ -23,7 +23,7 @@ from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.outbox import Pending
 from magnetar.client.routing import Router, Turns
 from magnetar.client.segment_producer import Home, SegmentProducer
-from magnetar.errors import DeadlineExceeded, MagnetarError, TopicTerminated
+from magnetar.errors import AlreadyClosed, DeadlineExceeded, MagnetarError, TopicTerminated
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
@@ -158,8 +158,11 @@ class SegmentProducers(Service):
 
     async def _follow(self) -> None:
         version = 0
-        while True:
-            version = await self._watch.changes.past(version)
+        while not self.stopping:
+            try:
+                version = await self._watch.changes.past(version)
+            except AlreadyClosed:
+                return
             await self._adopt()
 
     async def _adopt(self) -> None:
