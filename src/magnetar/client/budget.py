@@ -18,11 +18,13 @@ from collections import deque
 class Budget:
     """So many units, shared by whoever takes them."""
 
-    __slots__ = ("_limit", "_taken", "_waiters")
+    __slots__ = ("_limit", "_resuming", "_taken", "_waiters")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
+        self._resuming = 0
+        """Waiters that have got what they want, and did not run since."""
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -32,7 +34,7 @@ class Budget:
     def try_take(self, units: int) -> bool:
         """Take units if that can be done without waiting."""
         taken = self._taken + units
-        if self._waiters or (taken > self._limit and self._taken):
+        if self._waiters or self._resuming or (taken > self._limit and self._taken):
             return False
         self._taken = taken
         return True
@@ -45,8 +47,11 @@ class Budget:
         self._waiters.append((units, granted))
         try:
             await granted
+            self._resuming -= 1
+            self._grant()
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
+                self._resuming -= 1
                 self.give(units)
             else:
                 granted.cancel()
@@ -67,5 +72,6 @@ class Budget:
                 if self._taken and self._taken + units > self._limit:
                     return
                 self._taken += units
+                self._resuming += 1
                 granted.set_result(None)
             waiters.popleft()

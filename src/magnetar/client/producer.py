@@ -283,12 +283,13 @@ class Producer(Generic[Value]):
         message.place = (
             segment_hash(key_hash(key)) if isinstance(key, bytes) else segment.hash_range.start
         )
-        if message.is_numbered_by_application:
-            self._sequence = max(self._sequence, message.sequence_id + 1)
         self._order.append(message)
         if self._deadline is None and self._settings.send_timeout:
             self._deadline = self._loop.call_at(message.due_at, self._give_up_late)
         self._segments.offer(segment, message)
+        if message.is_numbered_by_application:
+            # Only now: what waited in a batch was given its numbers before this one.
+            self._sequence = max(self._sequence, message.sequence_id + 1)
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -364,7 +365,7 @@ class Producer(Generic[Value]):
             text = f"{self._name}: no receipt within {seconds} s"
             error = SendTimedOut(f"{text}: {cause}" if cause else text)
             self.failed(late, error)
-            self._segments.gave_up(error)
+            self._segments.gave_up()
 
     # --- the segments' side
 

@@ -189,10 +189,10 @@ class SegmentProducer:
         stranded, self._stranded = self._stranded, []
         return self._outbox.left() + [each for each in stranded if not each.is_settled]
 
-    def gave_up(self, error: MagnetarError) -> None:
-        """Messages were given up: what is in flight of them is not written again."""
+    def gave_up(self) -> None:
+        """Messages were given up: begin anew without those that are in flight."""
         if self._open is not None and self._outbox.has_dead_in_flight:
-            self.lost(error)
+            self.lost(DeadlineExceeded(f"{self.topic} gave no receipt in time"))
 
     def _set_timer(self) -> None:
         # An idle segment has no reason to wait: the batch is what this turn of the loop brings.

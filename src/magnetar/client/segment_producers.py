@@ -132,10 +132,10 @@ class SegmentProducers(Service):
         for each in self._producers.values():
             each.close_batches()
 
-    def gave_up(self, error: MagnetarError) -> None:
+    def gave_up(self) -> None:
         """Messages were given up."""
         for each in self._producers.values():
-            each.gave_up(error)
+            each.gave_up()
 
     def segment_terminated(self) -> None:
         self._terminated.advance()
