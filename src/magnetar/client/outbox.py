@@ -53,16 +53,20 @@ class Pending(Outgoing):
     receipt: asyncio.Future[AnyMessageId]
     due_at: float
     """When it is given up (loop time)."""
+    own_size: int
+    """`size`, which is asked for again and again."""
     place: int = 0
     """Where it stands on the ring of segments, in its first segment's part if it has no key."""
-    cost: int = 0
-    """What it takes of the client's memory limit."""
     ordinal: int = 0
     """Counts the messages of its producer."""
     is_numbered_by_application: bool = False
     may_be_stored: bool = False
     """It was written to a segment that takes no more messages, and nobody knows if it is there."""
     is_settled: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.own_size
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +138,7 @@ class Outbox:
 
     def add(self, message: Pending) -> None:
         """Take a message; raises `MessageTooLarge`, and has then not taken it."""
-        is_large = 0 < self.entry_bytes_max <= message.cost
+        is_large = 0 < self.entry_bytes_max <= message.own_size
         if not self._settings.batching or is_large or message.may_be_stored:
             self.close_batches()
             self._add_single(message)

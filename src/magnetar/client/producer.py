@@ -210,6 +210,7 @@ class Producer(Generic[Value]):
             schema_version=self._schema_version,
             receipt=self._loop.create_future(),
             due_at=self._loop.time() + self._settings.send_timeout,
+            own_size=_size_of(payload, key, properties),
             is_numbered_by_application=sequence_id is not None,
         )
         if event_time is not None:
@@ -218,12 +219,12 @@ class Producer(Generic[Value]):
             message.deliver_at_ms = self._delivery_time(deliver_at, deliver_after)
         if replicate_to:
             message.replicate_to = tuple(replicate_to)
-        message.cost = message.size + MESSAGE_OVERHEAD_BYTES
+        cost = message.own_size + MESSAGE_OVERHEAD_BYTES
         if not self._room.try_take(1):
-            await self._wait_for(self._room, 1, message)
-        if not self._memory.try_take(message.cost):
+            await self._wait_for(self._room, 1)
+        if not self._memory.try_take(cost):
             try:
-                await self._wait_for(self._memory, message.cost, message)
+                await self._wait_for(self._memory, cost)
             except BaseException:
                 self._room.give(1)
                 raise
@@ -265,7 +266,7 @@ class Producer(Generic[Value]):
         seconds = after.total_seconds() if isinstance(after, timedelta) else float(after or 0)
         return self._clock.now_ms() + round(seconds * 1000)
 
-    async def _wait_for(self, budget: Budget, units: int, message: Pending) -> None:
+    async def _wait_for(self, budget: Budget, units: int) -> None:
         seconds = self._settings.send_timeout or None
         self._segments.close_batches()
         try:
@@ -334,7 +335,7 @@ class Producer(Generic[Value]):
 
     def _give_back(self, message: Pending) -> None:
         self._room.give(1)
-        self._memory.give(message.cost)
+        self._memory.give(message.own_size + MESSAGE_OVERHEAD_BYTES)
 
     def _forget_settled(self) -> None:
         order = self._order
@@ -380,10 +381,6 @@ class Producer(Generic[Value]):
     @property
     def clock(self) -> Clock:
         return self._clock
-
-    @property
-    def is_partitioned(self) -> bool:
-        return self._segments.is_partitioned
 
     def opening_fields(self, *, is_regular: bool) -> dict[str, Any]:
         metadata = [
@@ -470,3 +467,11 @@ def _milliseconds(moment: datetime | int) -> int:
     if moment.tzinfo is None:
         raise InvalidValue(f"{moment} has no time zone", hint="use datetime.now(UTC), for example")
     return round(moment.timestamp() * 1000)
+
+
+def _size_of(payload: bytes, key: str | bytes | None, properties: Mapping[str, str]) -> int:
+    """About what a message takes in a batch and in memory."""
+    size = len(payload) + (0 if key is None else len(key))
+    for name, text in properties.items():
+        size += len(name) + len(text)
+    return size

@@ -42,6 +42,7 @@ from magnetar.errors import (
     WireCode,
 )
 from magnetar.model.ids import MessageId, ScalableMessageId
+from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
@@ -74,9 +75,6 @@ class Home(Protocol):
 
     @property
     def clock(self) -> Clock: ...
-
-    @property
-    def is_partitioned(self) -> bool: ...
 
     def opening_fields(self, *, is_regular: bool) -> dict[str, Any]:
         """What PRODUCER says, but for names and numbers."""
@@ -112,6 +110,8 @@ class SegmentProducer:
         self.is_regular = segment.legacy_topic_name is not None
         name = home.name
         self.name = name if self.is_regular else f"{name}-seg-{segment.segment_id}"
+        partition = TopicName.parse(topic).partition
+        self._partition = -1 if partition is None else partition
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         """Done when it was opened for the first time, or was refused for good."""
@@ -405,7 +405,7 @@ class SegmentProducer:
     def _ids(self, outbound: Outbound, sent: pb.MessageIdData) -> list[AnyMessageId]:
         ledger, entry = _signed(sent.ledgerId), _signed(sent.entryId)
         count = len(outbound.messages)
-        partition = self.segment.segment_id if self._home.is_partitioned else -1
+        partition = self._partition
         if count == 1:
             plain = [MessageId(ledger, entry, partition)]
         else:

@@ -102,14 +102,6 @@ class SegmentProducers(Service):
 
     # --- messages
 
-    @property
-    def is_partitioned(self) -> bool:
-        """The messages of a regular topic with partitions have those in their ids."""
-        layout = self._layout
-        return self._router.is_legacy and any(
-            segment.legacy_topic_name != str(self._watch.topic) for segment in layout.active
-        )
-
     def segment_of(self, key: str | bytes | None) -> Segment:
         """The segment of a new message."""
         if key is not None:

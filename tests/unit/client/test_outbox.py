@@ -36,16 +36,15 @@ class Sender:
         )
 
     def message(self, key: str | None, payload: bytes, number: int = UNNUMBERED) -> Pending:
-        made = Pending(
+        return Pending(
             payload=payload,
             key=key,
             sequence_id=number,
             receipt=self.loop.create_future(),
             due_at=0,
+            own_size=len(payload) + len(key or ""),
             is_numbered_by_application=number != UNNUMBERED,
         )
-        made.cost = made.size
-        return made
 
     def close(self) -> None:
         self.loop.close()
