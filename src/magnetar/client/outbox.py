@@ -61,7 +61,9 @@ class Pending(Outgoing):
     """Counts the messages of its producer."""
     is_numbered_by_application: bool = False
     may_be_stored: bool = False
-    """It was written to a segment that takes no more messages, and nobody knows if it is there."""
+    """It was written to a segment that takes no more messages, and has no receipt."""
+    is_in_doubt: bool = False
+    """The connection was lost as well: nobody but the broker can know if it is there."""
     is_settled: bool = False
 
     @property
@@ -76,6 +78,9 @@ class Outbound:
     entry: Entry
     messages: list[Pending]
     may_be_stored: bool
+    """It was written, here or elsewhere."""
+    is_in_doubt: bool = False
+    """It was written, and its connection was lost before an answer came."""
     is_chunk: bool = False
     is_whole: bool = True
     """With its receipt its messages are stored: not so of a chunk, but for the last one."""
@@ -257,8 +262,14 @@ class Outbox:
             raise RemoteProtocolError(f"message {sequence_id} was answered before earlier ones")
         return None
 
-    def requeue(self) -> None:
-        """What is in flight is to be sent again, before everything else."""
+    def requeue(self, *, in_doubt: bool) -> None:
+        """What is in flight is to be sent again, before everything else.
+
+        `in_doubt`: the broker may have stored it without a word reaching us.
+        """
+        if in_doubt:
+            for each in self._in_flight:
+                each.is_in_doubt = True
         self._in_flight.extend(self._waiting)
         self._waiting = deque(each for each in self._in_flight if not each.is_dead)
         self._in_flight = deque()
@@ -269,6 +280,7 @@ class Outbox:
         for outbound in (*self._in_flight, *self._waiting):
             for message in outbound.messages if outbound.is_whole else ():
                 message.may_be_stored = outbound.may_be_stored
+                message.is_in_doubt |= outbound.is_in_doubt
                 if not outbound.may_be_stored and not message.is_numbered_by_application:
                     message.sequence_id = UNNUMBERED
                 found.append(message)

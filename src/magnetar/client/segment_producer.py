@@ -136,6 +136,9 @@ class SegmentProducer:
         self._is_pumping = False
         self._is_ending = False
         self._closed_by_broker = False
+        self._is_append_refused = False
+        self._leaves_doubt = False
+        """What was in flight when the last connection ended may be stored."""
         self._trouble: MagnetarError | None = None
         self._news = Signal()
         self._epoch = 0
@@ -246,7 +249,7 @@ class SegmentProducer:
                     await self._serve()
                 except MagnetarError as error:
                     self._note(error)
-                self._outbox.requeue()
+                self._outbox.requeue(in_doubt=self._leaves_doubt)
                 if self.takes_messages:
                     await self._pause()
         finally:
@@ -299,9 +302,11 @@ class SegmentProducer:
         number = connection.register(PRODUCER, self)
         self._trouble = None
         self._closed_by_broker = False
+        self._is_append_refused = False
         try:
             await self._open_at(connection, number)
             self._open = (connection, number)
+            self._leaves_doubt = True
             self._pump_soon()
             version = self._news.version
             while self._goes_on:
@@ -309,6 +314,8 @@ class SegmentProducer:
             if not self._closed_by_broker and connection.is_open:
                 # Its answer comes behind the receipts of what is in flight.
                 await connection.request("CLOSE_PRODUCER", producer_id=number)
+            # Brokers answer what they have taken before they close a producer.
+            self._leaves_doubt = not connection.is_open or self._is_append_refused
             if self._trouble is not None:
                 raise self._trouble
         except (DeadlineExceeded, AlreadyClosed, asyncio.CancelledError):
@@ -389,6 +396,7 @@ class SegmentProducer:
     def _take_error(self, body: pb.CommandSendError) -> None:
         error = refusal(f"a message to {self.topic}", body.error, body.message)
         if error.wire_code not in _MESSAGE_REFUSED:
+            self._is_append_refused |= not isinstance(error, TopicTerminated)
             self.lost(error)
             return
         outbound = self._answered(body.sequence_id)

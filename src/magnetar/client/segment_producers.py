@@ -9,7 +9,10 @@ Invariants:
    layout, in order and before anything newer.
 2. A message without a key moves only within the part of the ring that its first segment had, so
    that its sequence id is above those of what its new segment has.
-3. The producer of a terminated segment keeps what it has, for the next layout. A regular topic that
+3. What a transaction sent to a segment that is gone, and what got neither receipt nor refusal
+   because the connection was lost, fails: before its end a transaction's messages are not known to
+   other segments, which would store them once more.
+4. The producer of a terminated segment keeps what it has, for the next layout. A regular topic that
    was terminated and gets no successor within `TERMINATED_S` fails its producer.
 """
 
@@ -23,7 +26,13 @@ from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.outbox import Pending
 from magnetar.client.routing import Router, Turns
 from magnetar.client.segment_producer import Home, SegmentProducer
-from magnetar.errors import AlreadyClosed, DeadlineExceeded, MagnetarError, TopicTerminated
+from magnetar.errors import (
+    AlreadyClosed,
+    ConnectionLost,
+    DeadlineExceeded,
+    MagnetarError,
+    TopicTerminated,
+)
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
@@ -175,9 +184,16 @@ class SegmentProducers(Service):
             del self._producers[each.segment.segment_id]
         left = [message for each in gone for message in each.left()]
         self._set_layout(layout)
+        lost: list[Pending] = []
         # Those that may be stored first, by their ids; then the others, as they came.
         for message in sorted(left, key=_place_in_order):
-            self.offer(self._again(message), message)
+            if message.is_in_doubt and message.txn is not None:
+                lost.append(message)
+            else:
+                self.offer(self._again(message), message)
+        if lost:
+            text = "the connection was lost, and then the segment was replaced by others"
+            self._home.failed(lost, ConnectionLost(text, hint="abort the transaction"))
         if gone:
             _LOG.info("segments-left", producer=self._home.name, moved=len(left), now=len(active))
 

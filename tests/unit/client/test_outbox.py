@@ -102,7 +102,7 @@ def test_what_was_sent_is_sent_again_first_and_with_the_same_bytes() -> None:
     assert sender.outbox.answered(0) is first[0]
     sender.outbox.add(sender.message("k", b"new"))
     first[2].messages[0].is_settled = True  # given up meanwhile
-    sender.outbox.requeue()
+    sender.outbox.requeue(in_doubt=True)
     again = sender.outbox.send_some(1 << 20)
     assert again[:3] == [first[1], first[3], first[4]]
     assert again[3].messages[0].payload == b"new"
