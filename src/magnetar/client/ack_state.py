@@ -30,6 +30,9 @@ from magnetar.model.ids import Position
 
 HAND_OFFS_MAX: Final = 8192
 
+_UNKNOWN_ROOM: Final = 1000
+"""As many messages may follow one in its batch, if its id does not say."""
+
 WHOLE: Final = -1
 """The index of a message that is an entry of its own."""
 
@@ -45,6 +48,14 @@ class AckItem(NamedTuple):
 def all_of(batch_size: int) -> int:
     """The set of all messages of an entry."""
     return (1 << max(1, batch_size)) - 1
+
+
+def size_from(index: int, size: int) -> int:
+    """The size of a batch; where an id does not say it, one that is large enough.
+
+    Bits beyond the end of a batch mean nothing to a broker.
+    """
+    return size if index < size else index + _UNKNOWN_ROOM
 
 
 def bit_of(index: int) -> int:
@@ -107,7 +118,7 @@ class IndividualAcks:
 
     def ack(self, position: Position, index: int, size: int) -> None:
         """The application is done with it; also of a message that another consumer handed out."""
-        entry = self._entry(position, size)
+        entry = self._entry(position, size_from(index, size))
         bit = all_of(entry.size) if index == WHOLE else bit_of(index)
         entry.open &= ~bit
         entry.held &= ~bit
@@ -121,6 +132,29 @@ class IndividualAcks:
         if entry is not None:
             entry.held &= ~bit_of(index)
             self._tidy(position, entry)
+
+    def give_back_all(self, position: Position) -> None:
+        """As `give_back`, for every message of an entry."""
+        entry = self._entries.get(position)
+        if entry is not None:
+            entry.held = 0
+            self._tidy(position, entry)
+
+    def ack_through(self, mark: Mark) -> list[Position]:
+        """Acknowledge what the application has up to a message; the entries it is done with."""
+        done = []
+        for position in [each for each in self._entries if each <= mark.position]:
+            entry = self._entries[position]
+            covered = entry.held
+            if position == mark.position and mark.place[1] < entry.size - 1:
+                covered &= all_of(mark.batch_index + 1)
+            if covered:
+                entry.open &= ~covered
+                entry.held &= ~covered
+                self._waiting[position] = None
+            if not entry.held:
+                done.append(position)
+        return done
 
     # --- the connection's side
 
@@ -178,7 +212,7 @@ class Mark(NamedTuple):
     @property
     def place(self) -> tuple[Position, int]:
         """For comparisons, among them with the same message under an id without its index."""
-        ends_entry = self.batch_index == WHOLE or self.batch_index >= self.batch_size - 1
+        ends_entry = self.batch_index == WHOLE or self.batch_index == self.batch_size - 1
         return (self.position, (1 << 31) if ends_entry else self.batch_index)
 
 
@@ -245,19 +279,34 @@ class CumulativeAcks:
         """What is to be sent now, if anything moved."""
         if not self.has_news:
             return None
-        mark = self._sent = self._acked
-        size = mark.batch_size if mark.batch_size > 1 else 0
-        if mark.batch_index == WHOLE or mark.batch_index >= mark.batch_size - 1:
-            return AckItem(mark.position, 0, size)
-        return AckItem(mark.position, all_of(size) & ~all_of(mark.batch_index + 1), size)
+        self._sent = self._acked
+        return ack_item(self._acked)
 
     def confirm(self) -> None:
         """The broker has what was taken last."""
         self._confirmed = self._sent
 
+    def confirmed_elsewhere(self, mark: Mark) -> None:
+        """The broker has an acknowledgement up to here, by another way."""
+        self._confirmed = max(self._confirmed, mark, key=_place)
+        self._sent = max(self._sent, mark, key=_place)
+        self._acked = max(self._acked, mark, key=_place)
+
     def reconnected(self) -> None:
         """What was in flight is sent again."""
         self._sent = self._confirmed
+
+    def started_anew(self) -> None:
+        """The broker knows nothing: everything acknowledged is sent again."""
+        self._sent = self._confirmed = BEFORE_ALL
+
+
+def ack_item(mark: Mark) -> AckItem:
+    """The acknowledgement of everything up to a message."""
+    if mark.batch_index == WHOLE or mark.batch_index == mark.batch_size - 1:
+        return AckItem(mark.position, 0, mark.batch_size if mark.batch_size > 1 else 0)
+    size = size_from(mark.batch_index, mark.batch_size)
+    return AckItem(mark.position, all_of(size) & ~all_of(mark.batch_index + 1), size)
 
 
 class HandOffs:

@@ -134,6 +134,11 @@ class ChunkAssembler:
             return Taken(given_up=(*given_up, *ids))
         return Taken(b"".join(known.chunks), ids, given_up=tuple(given_up))
 
+    @property
+    def next_expiry(self) -> float | None:
+        """When `expired` has something to give; None: nothing waits."""
+        return min((each.expires_at for each in self._incomplete.values()), default=None)
+
     def expired(self, now: float) -> tuple[MessageId, ...]:
         """Give up what waited too long for its next chunk."""
         late = [uuid for uuid, each in self._incomplete.items() if each.expires_at <= now]

@@ -14,11 +14,12 @@ import asyncio
 from collections.abc import Mapping
 from random import Random
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, overload
 
 from magnetar.client.budget import Budget
 from magnetar.client.codec import Compression
 from magnetar.client.connection import Connect
+from magnetar.client.makes_consumers import Closable, MakesConsumers
 from magnetar.client.pool import Connections
 from magnetar.client.producer import Producer
 from magnetar.client.producer_settings import AccessMode, ProducerSettings
@@ -41,10 +42,6 @@ Value = TypeVar("Value")
 _NAME_BITS: Final = 48
 
 
-class _Closable(Protocol):
-    async def close(self) -> None: ...
-
-
 class ProducerOptions(TypedDict, total=False):
     """The options of `Client.producer`; `ProducerSettings` says what each means."""
 
@@ -63,12 +60,14 @@ class ProducerOptions(TypedDict, total=False):
     routing: Routing
 
 
-class Client:
+class Client(MakesConsumers):
     """A client of one service.
 
     async with Client("pulsar://localhost:6650") as client:
         async with await client.producer("orders") as producer:
             await producer.send(b"hello")
+        async with await client.consumer("orders", "billing") as consumer:
+            await consumer.ack(await consumer.receive())
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Client:
         self.connections = Connections(settings, connect=connect, chance=chance)
         self._clock = clock or SystemClock()
         self._memory = Budget(memory_limit)
-        self._open: dict[_Closable, None] = {}
+        self._open: dict[Closable, None] = {}
         self._closing: asyncio.Task[None] | None = None
 
     @overload
@@ -153,7 +152,7 @@ class Client:
             is_named_by_application=name is not None,
             on_close=self._forget,
         )
-        self._open[producer] = None
+        self._keep(producer)
         try:
             await producer.open()
         except BaseException:
@@ -178,7 +177,13 @@ class Client:
             if isinstance(each, BaseException):
                 raise each
 
-    def _forget(self, closed: _Closable) -> None:
+    async def _producer_for(self, topic: str) -> Producer[bytes]:
+        return await self.producer(topic)
+
+    def _keep(self, made: Closable) -> None:
+        self._open[made] = None
+
+    def _forget(self, closed: Closable) -> None:
         self._open.pop(closed, None)
 
     def _new_name(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import Checkpoint, MessageId, ScalableMessageId
@@ -40,8 +40,17 @@ class Source(Protocol):
         """As the application knows it: not that of a segment."""
         ...
 
+    @property
+    def wire_topic(self) -> str:
+        """As the broker knows it."""
+        ...
+
     def id_of(self, message_id: MessageId, turn: int) -> AnyMessageId:
         """The id of a message for the application."""
+        ...
+
+    def handing_out(self, message: Message[Any]) -> None:
+        """The application has it from now on."""
         ...
 
 

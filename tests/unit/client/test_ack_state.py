@@ -16,6 +16,7 @@ from magnetar.client.ack_state import (
     HandOffs,
     IndividualAcks,
     Mark,
+    ack_item,
     all_of,
     bit_of,
 )
@@ -106,6 +107,16 @@ def test_an_ack_of_an_id_that_was_stored_names_the_rest_of_its_batch() -> None:
     assert acks.take(10) == [AckItem(Position(3, 5), 0, 0)]
     acks.forget()
     assert acks.unconfirmed == 0
+
+
+def test_an_id_that_does_not_say_how_large_its_batch_is_acknowledges_nothing_else() -> None:
+    acks = IndividualAcks()
+    acks.ack(Position(3, 4), 2, 0)
+    (item,) = acks.take(1)
+    assert item.unacked & 0b11111 == 0b11011
+    assert ack_item(Mark(Position(3, 4), 2, 0)).unacked & 0b11111 == 0b11000
+    cumulative = CumulativeAcks(Mark(Position(3, 4), 2, 0))
+    assert cumulative.arrived(Position(3, 4), 5) == 0b11000
 
 
 def test_what_a_transaction_acknowledged_comes_again_after_its_abort() -> None:
@@ -212,6 +223,23 @@ def test_hand_offs_name_nothing_later_and_the_newest_exactly(
     if len(added) <= limit:
         assert found == (exact[-1] if exact else None)
     assert offs.through(asked) is None
+
+
+def test_everything_up_to_a_message_is_acknowledged_and_nothing_behind_it() -> None:
+    acks = IndividualAcks()
+    for entry in range(3):
+        for index in range(3):
+            acks.handed(Position(1, entry), index, 3)
+    assert acks.ack_through(Mark(Position(1, 1), 1, 3)) == [Position(1, 0)]
+    assert acks.take(9) == [AckItem(Position(1, 0), 0, 3), AckItem(Position(1, 1), 0b100, 3)]
+    assert [acks.is_held(Position(1, 1), index) for index in range(3)] == [False, False, True]
+    assert acks.ack_through(Mark(Position(1, 2))) == [
+        Position(1, 0),
+        Position(1, 1),
+        Position(1, 2),
+    ]
+    acks.give_back_all(Position(1, 2))
+    assert acks.held_entries == 0
 
 
 @pytest.mark.parametrize(("size", "mask"), [(0, 1), (1, 1), (3, 7)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 
@@ -23,6 +25,10 @@ from tests.unit.client.outgoing import MESSAGES, STAMPS
 
 class _Source:
     topic = "topic://t/n/x"
+    wire_topic = "segment://t/n/x/0000-ffff-3"
+
+    def handing_out(self, message: Message[Any]) -> None:
+        raise AssertionError("nobody hands it out here")
 
     def id_of(self, message_id: MessageId, turn: int) -> AnyMessageId:
         return ScalableMessageId(3, message_id)

@@ -1,0 +1,47 @@
+"""An acknowledgement that may be awaited until the broker has it durably.
+
+Owns: `Acknowledged`.
+
+Invariants:
+1. It need not be awaited: it is sent anyway, and a failure is logged.
+2. Cancelling a wait for it takes nothing back, and does not disturb others who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable, Sequence
+
+from magnetar.errors import MagnetarError
+
+
+class Acknowledged:
+    """`await` it to know that the broker has it for good; raises if the broker never will."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[asyncio.Future[None]]) -> None:
+        self._parts = parts
+
+    @classmethod
+    def all_of(cls, each: Iterable[Acknowledged]) -> Acknowledged:
+        """Those of several segments as one."""
+        return cls([part for one in each for part in one._parts])
+
+    def done(self) -> bool:
+        return all(part.done() for part in self._parts)
+
+    def __await__(self) -> Generator[None, None, None]:
+        for part in self._parts:
+            yield from asyncio.shield(part).__await__()
+
+
+NOTHING_TO_DO = Acknowledged(())
+
+
+def abandoned(error: MagnetarError) -> Acknowledged:
+    """One that the broker will never have."""
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    failed.set_exception(error)
+    failed.exception()  # nobody needs to await it
+    return Acknowledged((failed,))

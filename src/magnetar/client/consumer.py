@@ -1,0 +1,224 @@
+"""A consumer of regular topics, with the subscription types of Pulsar.
+
+Owns: `Consumer`, for one topic (partitioned or not), for several, or for all whose name matches a
+pattern.
+
+Invariants:
+1. Every partition of every topic is consumed; partitions and topics that come later too.
+2. Cumulative acknowledgements are only for types that deliver in order, and cover one partition.
+3. A pattern is looked for again every `PATTERN_S`: a topic that is gone is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.consumer_settings import ConsumerSettings
+from magnetar.client.dead_letter import MakeProducer
+from magnetar.client.feeds import SegmentKey
+from magnetar.client.message import AnyMessageId, Message
+from magnetar.client.pool import Connections
+from magnetar.client.queue_consumer import QueueConsumer
+from magnetar.client.queue_segment import QueueSegment
+from magnetar.client.schema.info import Schema
+from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
+from magnetar.client.wire_ids import id_from, plain_id, wire_id
+from magnetar.errors import (
+    InvalidValue,
+    MagnetarError,
+    NotAllowed,
+    TopicTerminated,
+)
+from magnetar.model.ids import MessageId
+from magnetar.model.names import NamespaceName, TopicName
+from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType
+from magnetar.runtime.logs import logger
+
+T = TypeVar("T")
+
+PATTERN_S: Final = 60.0
+
+_LOG: Final = logger(__name__)
+
+
+class TopicPattern:
+    """Topics of a namespace whose full name matches a regular expression."""
+
+    def __init__(self, namespace: NamespaceName, pattern: str) -> None:
+        self.namespace = namespace
+        self.pattern = pattern
+
+    async def topics(self, connections: Connections) -> set[TopicName]:
+        answer = await connections.topics(str(self.namespace), pattern=self.pattern)
+        return {TopicName.parse(each).without_partition() for each in answer.topics}
+
+
+class Consumer(QueueConsumer[T]):
+    """Consumes regular topics.
+
+    async with await client.consumer("orders", "billing") as consumer:
+        message = await consumer.receive()
+        await consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        topics: Iterable[TopicName],
+        *,
+        subscription: str,
+        subscription_type: SubscriptionType,
+        key_shared: KeySharedPolicy | None,
+        pattern: TopicPattern | None,
+        schema: Schema[T],
+        settings: ConsumerSettings,
+        name: str,
+        make_producer: MakeProducer,
+    ) -> None:
+        super().__init__(
+            connections,
+            topics,
+            subscription=subscription,
+            schema=schema,
+            settings=settings,
+            name=name,
+            make_producer=make_producer,
+            create_if_missing=pattern is None,
+        )
+        self._type = subscription_type
+        self._key_shared = key_shared
+        self._pattern = pattern
+
+    @property
+    def subscription_type(self) -> SubscriptionType:
+        return self._type
+
+    # --- receiving and settling
+
+    async def receive(self, timeout: float | None = None) -> Message[T]:  # noqa: ASYNC109
+        """The next message; the application has it from now on.
+
+        Raises `DeadlineExceeded` if none came within `timeout` seconds, and `TopicTerminated` once
+        every topic was terminated and all of its messages are acknowledged.
+        """
+        self._check_open()
+        if self._is_at_end and not len(self._inbox):
+            raise TopicTerminated(f"{', '.join(self.topics)}: there will be no more messages")
+        return await super().receive(timeout)
+
+    @property
+    def _is_at_end(self) -> bool:
+        feeds = self._feeds.present.values()
+        return bool(feeds) and self._pattern is None and all(each.reached_end for each in feeds)
+
+    def ack_cumulative(self, message: Message[Any] | AnyMessageId) -> Acknowledged:
+        """Acknowledge everything that was received of a topic or partition, up to a message."""
+        self._check_open()
+        if not self._type.takes_cumulative_acks:
+            raise NotAllowed(
+                f"a {self._type.name} subscription has no order to acknowledge up to",
+                hint="acknowledge each message with ack",
+            )
+        feed, message_id = self._feed_and_id(message)
+        is_stale = isinstance(message, Message) and (
+            feed is not None and message.generation != feed.generation
+        )
+        return NOTHING_TO_DO if feed is None or is_stale else feed.ack_through(message_id)
+
+    # --- moving
+
+    async def seek(self, target: MessageId | datetime | int) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            await consumer.seek(EARLIEST)
+            await consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. On a partitioned topic, a message moves only
+        its own partition, and a time, the earliest or the latest message all of them.
+        """
+        self._check_open()
+        feeds = list(self._feeds.present.values())
+        if isinstance(target, MessageId):
+            fields: dict[str, Any] = {"message_id": wire_id(target)}
+            if target.partition >= 0:
+                feeds = [self._feeds.present[self._key_of(target)]]
+        else:
+            fields = {"message_publish_time": _milliseconds(target)}
+        for feed in feeds:
+            assert isinstance(feed, QueueSegment), "that is what this consumer makes"
+            await feed.seek(**fields)
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
+        """Delete the subscription, with everything that it has not acknowledged, and close."""
+        self._check_open()
+        for feed in list(self._feeds.present.values()):
+            await feed.ask("UNSUBSCRIBE", force=force)
+        await self.close()
+
+    async def last_message_ids(self) -> dict[str, MessageId]:
+        """The last message of each topic or partition, acknowledged or not."""
+        self._check_open()
+        found = {}
+        for feed in list(self._feeds.present.values()):
+            answer = await feed.ask("GET_LAST_MESSAGE_ID")
+            found[feed.topic] = plain_id(id_from(answer.last_message_id))
+        return found
+
+    # --- its parts
+
+    async def _open(self) -> None:
+        if self._pattern is not None:
+            for topic in sorted(await self._pattern.topics(self._connections), key=str):
+                await self._add_topic(topic, are_new=False)
+            self._feeds.spawn(self._look_again(self._pattern), "pattern")
+        await super()._open()
+
+    async def _look_again(self, pattern: TopicPattern) -> None:
+        while True:
+            await asyncio.sleep(PATTERN_S)
+            try:
+                found = await pattern.topics(self._connections)
+                present = set(self._watches)
+                for topic in sorted(found, key=str):
+                    if str(topic) not in present:
+                        await self._add_topic(topic, are_new=True)
+                for gone in present - {str(topic) for topic in found}:
+                    await self._remove_topic(gone)
+            except MagnetarError as error:
+                _LOG.info("pattern-not-looked-for", pattern=pattern.pattern, reason=str(error))
+
+    def _subscribe_fields(self) -> Mapping[str, Any]:
+        fields: dict[str, Any] = {"subType": int(self._type)}
+        if self._type is SubscriptionType.KEY_SHARED:
+            fields["keySharedMeta"] = _key_shared_meta(self._key_shared or KeySharedPolicy())
+        return fields
+
+    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
+        return QueueSegment(
+            self,
+            spec,
+            dead_letters=self._dead_letters,
+            takes_redelivery_ids=not self._type.takes_cumulative_acks,
+        )
+
+
+def _key_shared_meta(policy: KeySharedPolicy) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "keySharedMode": int(policy.mode),
+        "allowOutOfOrderDelivery": policy.out_of_order,
+    }
+    if policy.mode is KeySharedMode.STICKY:
+        meta["hashRanges"] = [{"start": each.start, "end": each.end} for each in policy.ranges]
+    return meta
+
+
+def _milliseconds(time: datetime | int) -> int:
+    if isinstance(time, int):
+        return time
+    if time.tzinfo is None:
+        raise InvalidValue(f"{time} has no time zone", hint="use datetime.now(UTC)")
+    return round(time.timestamp() * 1000)

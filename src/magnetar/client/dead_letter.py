@@ -1,0 +1,124 @@
+"""Messages that fail again and again, put aside in a topic of their own.
+
+Owns: `DeadLetters`, the dead letters of one consumer.
+
+Invariants:
+1. A message is acknowledged only after its copy is stored. If that fails it is given back, and
+   comes again.
+2. A message is put aside when it was delivered `max_redeliveries` times more than once: at its next
+   delivery, or when the application gives it back for the last time.
+3. One message at a time is put aside. Those that wait are within the limits of what is fetched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from magnetar.client.consumer_settings import DeadLetterPolicy
+from magnetar.client.message import Message
+from magnetar.client.producer import Producer
+from magnetar.client.queue_segment import QueueSegment
+from magnetar.errors import MagnetarError
+from magnetar.model.ids import ScalableMessageId
+from magnetar.model.names import TopicName
+from magnetar.runtime.logs import logger
+from magnetar.runtime.signal import Signal
+
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+"""Properties of a dead letter: where it comes from."""
+
+RETRY_S: Final = 5.0
+
+_LOG: Final = logger(__name__)
+
+MakeProducer = Callable[[str], Awaitable[Producer[bytes]]]
+
+
+class DeadLetters:
+    """Puts messages of one consumer aside. `run` is its work."""
+
+    def __init__(
+        self, policy: DeadLetterPolicy, subscription: str, make_producer: MakeProducer
+    ) -> None:
+        self._policy = policy
+        self._subscription = subscription
+        self._make_producer = make_producer
+        self._producers: dict[str, Producer[bytes]] = {}
+        self._waiting: deque[tuple[Message[Any], Callable[[], None]]] = deque()
+        self._arrived = Signal()
+
+    def wants(self, message: Message[Any], *, is_given_back: bool) -> bool:
+        most = self._policy.max_redeliveries
+        return (
+            message.redelivery_count >= most if is_given_back else message.redelivery_count > most
+        )
+
+    def put(self, message: Message[Any], *, then: Callable[[], None]) -> None:
+        self._waiting.append((message, then))
+        self._arrived.advance()
+
+    async def run(self) -> None:
+        version = 0
+        while True:
+            while self._waiting:
+                message, then = self._waiting.popleft()
+                try:
+                    await self._put_aside(message)
+                finally:
+                    then()
+            version = await self._arrived.past(version)
+
+    async def close(self) -> None:
+        """Close the producers."""
+        for producer in self._producers.values():
+            await producer.close()
+
+    async def _put_aside(self, message: Message[Any]) -> None:
+        feed = message.source
+        assert isinstance(feed, QueueSegment), "only they have dead letters"
+        topic = self.topic_for(message)
+        try:
+            producer = await self._producer(topic)
+            await producer.send(
+                message.data,
+                key=message.key_bytes if message.key is None else message.key,
+                ordering_key=message.ordering_key,
+                properties=self._properties(message),
+                event_time=message.event_time_ms,
+            )
+        except MagnetarError as error:
+            _LOG.error("dead-letter-failed", error, topic=topic, message=str(message.raw_id))
+            feed.give_back_later(message, RETRY_S)
+            return
+        feed.ack(message.raw_id, message.chunk_ids)
+
+    def topic_for(self, message: Message[Any]) -> str:
+        """Where the dead letters of its topic go."""
+        if self._policy.topic is not None:
+            return self._policy.topic
+        name = TopicName.parse(message.topic).without_partition()
+        suffix = "-DLQ" if name.domain.is_scalable else f"-{self._subscription}-DLQ"
+        return f"{name}{suffix}"
+
+    def _properties(self, message: Message[Any]) -> dict[str, str]:
+        message_id = message.id
+        raw = message.raw_id
+        text = f"{raw.ledger_id}:{raw.entry_id}:{raw.partition}:{raw.batch_index}"
+        if isinstance(message_id, ScalableMessageId):
+            text = f"{message_id.segment_id}:{text}"
+        return {
+            **message.properties,
+            REAL_TOPIC: message.topic,
+            REAL_SUBSCRIPTION: self._subscription,
+            ORIGIN_MESSAGE_ID: text,
+        }
+
+    async def _producer(self, topic: str) -> Producer[bytes]:
+        known = self._producers.get(topic)
+        if known is None:
+            known = self._producers[topic] = await self._make_producer(topic)
+        return known

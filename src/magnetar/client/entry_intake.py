@@ -1,0 +1,195 @@
+"""From what a broker delivers to messages in the inbox, for one segment.
+
+Owns: `EntryIntake`: batches, chunks, what is acknowledged already, and what cannot be read.
+
+Invariants:
+1. Of an entry, exactly the messages that its feed admits get into the inbox, in their order.
+2. Permits for what does not get there are given back at once.
+3. What cannot be read gets there all the same, as one message whose value raises: nothing is lost
+   without the application knowing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn, Protocol
+
+from magnetar.client.ack_state import WHOLE, all_of, bit_of
+from magnetar.client.batch import OpenedEntry, messages_in, open_entry, unpacked
+from magnetar.client.chunks import ChunkAssembler
+from magnetar.client.inbox import Inbox
+from magnetar.client.message import Message, MessageId, Source
+from magnetar.client.wire_ids import position_of
+from magnetar.errors import UnreadableMessage
+from magnetar.model.batch_indexes import unacked_of
+from magnetar.model.ids import Position
+from magnetar.runtime.logs import logger
+from magnetar.wire.messages import Delivered
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_LOG: Final = logger(__name__)
+_ACK_SET_WORDS: Final = 1024
+
+
+class Admission(Source, Protocol):
+    """The segment's consumer, which decides what is let in."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def admit(self, position: Position, size: int, unacked: int) -> int:
+        """The set of messages of an entry that are to be handed out."""
+        ...
+
+    def discard(self, position: Position, index: int, size: int) -> None:
+        """Acknowledge something that is not for the application."""
+        ...
+
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
+        """These chunks cannot become a message here."""
+        ...
+
+    def deliver(self, message: Message[Any]) -> None:
+        """A message that was let in."""
+        ...
+
+    def give_permits(self, count: int) -> None: ...
+
+
+class EntryIntake:
+    """What one segment's consumer does with each entry."""
+
+    def __init__(
+        self, feed: Admission, inbox: Inbox[Any], *, chunked_messages_max: int, chunk_timeout: float
+    ) -> None:
+        self._feed = feed
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._chunks = ChunkAssembler(
+            messages_max=chunked_messages_max, expire_s=chunk_timeout or float("inf")
+        )
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When `expire` has something to do."""
+        due = self._chunks.next_expiry
+        return None if due is None or due == float("inf") else due
+
+    def expire(self, now: float) -> None:
+        """Give up messages whose next chunk does not come."""
+        given_up = self._chunks.expired(now)
+        if given_up:
+            self._feed.give_up_chunks(given_up)
+
+    def reconnected(self) -> None:
+        self._chunks.clear()
+
+    def take(self, delivered: Delivered) -> None:
+        body = delivered.body
+        position = position_of(body.message_id)
+        try:
+            if not delivered.checksum_ok:
+                raise UnreadableMessage(f"the checksum of {position} does not hold")
+            opened = open_entry(delivered.headers_and_payload)
+            if opened.metadata.num_chunks_from_msg > 1:
+                self._take_chunk(body, opened)
+            elif opened.is_batch:
+                self._take_batch(body, opened)
+            else:
+                self._take_single(body, opened.metadata, opened.payload, self._inbox.schemas.decode)
+        except UnreadableMessage as error:
+            _LOG.warning(
+                "message-unreadable",
+                topic=self._feed.wire_topic,
+                position=str(position),
+                reason=str(error),
+            )
+            metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
+            self._take_single(body, metadata, delivered.headers_and_payload, _raising(error))
+
+    def _take_single(
+        self,
+        body: pb.CommandMessage,
+        metadata: pb.MessageMetadata,
+        data: bytes,
+        decode: Callable[[bytes, bytes], Any],
+        chunk_ids: tuple[MessageId, ...] = (),
+    ) -> None:
+        wire = body.message_id
+        position = position_of(wire)
+        if not self._feed.admit(position, 1, 0):
+            self._feed.give_permits(1)
+            return
+        self._feed.deliver(
+            Message(
+                source=self._feed,
+                raw_id=MessageId(*position, wire.partition),
+                data=data,
+                metadata=metadata,
+                single=None,
+                decode=decode,
+                redelivery_count=body.redelivery_count,
+                chunk_ids=chunk_ids,
+                generation=self._feed.generation,
+            )
+        )
+
+    def _take_batch(self, body: pb.CommandMessage, opened: OpenedEntry) -> None:
+        feed, add, decode = self._feed, self._feed.deliver, self._inbox.schemas.decode
+        singles = messages_in(opened)
+        size = len(singles)
+        wire = body.message_id
+        position = position_of(wire)
+        unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
+        mask = feed.admit(position, size, unacked)
+        added = 0
+        for index, (single, payload) in enumerate(singles):
+            if not mask & bit_of(index):
+                continue
+            if single.compacted_out:
+                feed.discard(position, index, size)
+                continue
+            added += 1
+            add(
+                Message(
+                    source=feed,
+                    raw_id=MessageId(*position, wire.partition, index, size),
+                    data=payload,
+                    metadata=opened.metadata,
+                    single=single,
+                    decode=decode,
+                    redelivery_count=body.redelivery_count,
+                    generation=feed.generation,
+                )
+            )
+        counted = (all_of(size) & (unacked or ~0)).bit_count()
+        if added < counted:
+            feed.give_permits(counted - added)
+
+    def _take_chunk(self, body: pb.CommandMessage, opened: OpenedEntry) -> None:
+        feed, metadata = self._feed, opened.metadata
+        message_id = MessageId(*position_of(body.message_id), body.message_id.partition)
+        taken = self._chunks.add(metadata, opened.payload, message_id, self._loop.time())
+        for each in taken.repeated:
+            feed.discard(each.position, WHOLE, 0)
+        if taken.given_up:
+            feed.give_up_chunks(taken.given_up)
+        if taken.payload is None:
+            feed.give_permits(1)
+            return
+        decode: Callable[[bytes, bytes], Any] = self._inbox.schemas.decode
+        payload = taken.payload
+        try:
+            if metadata.compression:
+                payload = unpacked(payload, metadata)
+        except UnreadableMessage as error:
+            decode = _raising(error)
+        self._take_single(body, metadata, payload, decode, taken.ids)
+
+
+def _raising(error: UnreadableMessage) -> Callable[[bytes, bytes], NoReturn]:
+    def decode(_data: bytes, _version: bytes) -> NoReturn:
+        raise error.with_traceback(None)
+
+    return decode

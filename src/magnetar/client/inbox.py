@@ -1,0 +1,99 @@
+"""Where the messages of all segments of a consumer wait for the application.
+
+Owns: `Inbox`.
+
+Invariants:
+1. Messages leave in the order of their arrival, each once. A wait that is cancelled or times out
+   takes none with it.
+2. A message is handed out, and its source told so, in the step in which it leaves.
+3. It holds what its sources ask the broker for and no more: they limit themselves.
+4. After `fail`, what is there can still be taken unless it was dropped; then the failure is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from magnetar.client.message import Message, Source
+from magnetar.client.schema_versions import SchemaVersions
+from magnetar.errors import DeadlineExceeded, MagnetarError
+from magnetar.runtime.signal import Signal
+
+T = TypeVar("T")
+
+
+class Inbox(Generic[T]):
+    """The messages of one consumer."""
+
+    def __init__(self, schemas: SchemaVersions[T]) -> None:
+        self.arrivals = Signal()
+        self.schemas = schemas
+        self._waiting: deque[Message[T]] = deque()
+        self._turn = 0
+        self._failure: MagnetarError | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, message: Message[T]) -> None:
+        self._waiting.append(message)
+        if self.arrivals.waiters:
+            self.arrivals.advance()
+
+    def drop(self, feed: Source) -> list[Message[T]]:
+        """Take out what a feed put in and nobody has: it is returned."""
+        dropped = [each for each in self._waiting if each.source is feed]
+        if dropped:
+            self._waiting = deque(each for each in self._waiting if each.source is not feed)
+        return dropped
+
+    def fail(self, error: MagnetarError) -> None:
+        """No more will come."""
+        if self._failure is None:
+            self._failure = error
+        self.arrivals.advance()
+
+    async def take(self, timeout_s: float | None = None) -> Message[T]:
+        """The next message; raises `DeadlineExceeded` if none came in time."""
+        message = self.take_now()
+        if message is not None:
+            return message
+        try:
+            async with asyncio.timeout(timeout_s):
+                while message is None:
+                    await self._wait()
+                    message = self.take_now()
+                return message
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no message came within {timeout_s} s") from error
+
+    async def take_many(self, messages_max: int, timeout_s: float | None) -> list[Message[T]]:
+        """As many as are there, up to a limit; waits for the first one only."""
+        taken = [await self.take(timeout_s)]
+        while len(taken) < messages_max:
+            message = self.take_now()
+            if message is None:
+                break
+            taken.append(message)
+        return taken
+
+    def take_now(self) -> Message[T] | None:
+        """The next message, if there is one and its schema is known."""
+        if not self._waiting or not self.schemas.is_known(self._waiting[0].schema_version):
+            return None
+        message = self._waiting.popleft()
+        self._turn += 1
+        message.turn = self._turn
+        message.source.handing_out(message)
+        return message
+
+    async def _wait(self) -> None:
+        if self._waiting:
+            first = self._waiting[0]
+            await self.schemas.learn(first.source.wire_topic, first.schema_version)
+            return
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        await self.arrivals.past(self.arrivals.version)

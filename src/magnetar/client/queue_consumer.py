@@ -1,0 +1,164 @@
+"""A queue consumer: each message goes to one of many, and is acknowledged on its own.
+
+Owns: `QueueConsumer`, for scalable topics (and regular ones, which have partitions as segments).
+
+Invariants:
+1. It is subscribed, Shared, to every segment of its topics, sealed ones too.
+2. There is no order among messages; a message that is given back, or that another consumer left
+   behind, comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from magnetar.client.ack_outbox import AckTransaction
+from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.consumer_settings import ConsumerSettings
+from magnetar.client.dead_letter import DeadLetters, MakeProducer
+from magnetar.client.feeds import SegmentKey
+from magnetar.client.layout_consumer import LayoutConsumer
+from magnetar.client.message import AnyMessageId, Message
+from magnetar.client.pool import Connections
+from magnetar.client.queue_segment import QueueSegment
+from magnetar.client.schema.info import Schema
+from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
+from magnetar.client.wire_ids import plain_id
+from magnetar.errors import ConsumerNotFound, InvalidValue
+from magnetar.model.ids import ScalableMessageId
+from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import SubscriptionType
+
+T = TypeVar("T")
+
+
+class QueueConsumer(LayoutConsumer[T]):
+    """Shares the messages of a topic with the other consumers of its subscription.
+
+    async with await client.queue_consumer("topic://public/default/jobs", "workers") as consumer:
+        async for message in consumer:
+            try:
+                await work(message.value)
+            except Exception:
+                consumer.nack(message)
+            else:
+                consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        topics: Iterable[TopicName],
+        *,
+        subscription: str,
+        schema: Schema[T],
+        settings: ConsumerSettings,
+        name: str,
+        make_producer: MakeProducer,
+        create_if_missing: bool = True,
+    ) -> None:
+        super().__init__(
+            connections,
+            topics,
+            subscription=subscription,
+            schema=schema,
+            settings=settings,
+            name=name,
+            create_if_missing=create_if_missing,
+        )
+        self._dead_letters = (
+            None
+            if settings.dead_letter is None
+            else DeadLetters(settings.dead_letter, subscription, make_producer)
+        )
+
+    # --- settling
+
+    def ack(
+        self, message: Message[Any] | AnyMessageId, *, txn: AckTransaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge a message, or one whose id was stored.
+
+            consumer.ack(message)             # soon
+            await consumer.ack(message)       # the broker has it for good
+            consumer.ack(message, txn=txn)    # together with the transaction
+
+        A message of which this consumer was told to seek away is not acknowledged.
+        """
+        self._check_open()
+        feed, message_id = self._feed_and_id(message)
+        chunk_ids = message.chunk_ids if isinstance(message, Message) else ()
+        if feed is None:
+            return NOTHING_TO_DO
+        if isinstance(message, Message) and txn is not None:
+            feed.refuse_stale(message)
+        elif isinstance(message, Message) and message.generation != feed.generation:
+            return NOTHING_TO_DO
+        if txn is not None:
+            return feed.ack_in(txn, message_id, chunk_ids)
+        return feed.ack(message_id, chunk_ids)
+
+    def ack_many(
+        self, messages: Iterable[Message[Any] | AnyMessageId], *, txn: AckTransaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge several messages."""
+        return Acknowledged.all_of([self.ack(each, txn=txn) for each in messages])
+
+    def nack(self, message: Message[Any]) -> None:
+        """Give a message back: it is delivered again, to this or another consumer, after a while.
+
+        How long follows from `nack_delay` and from how often it was delivered already. With dead
+        letters, a message that was delivered often enough goes there instead.
+        """
+        self._check_open()
+        feed = message.source
+        if not isinstance(feed, QueueSegment):
+            raise InvalidValue(f"{message!r} was not received by this consumer")
+        feed.nack(message)
+
+    def _feed_and_id(self, message: Message[Any] | AnyMessageId) -> tuple[QueueSegment | None, Any]:
+        """The segment of a message; None: it is no more, and so has nothing to acknowledge."""
+        if isinstance(message, Message):
+            feed = message.source
+            if not isinstance(feed, QueueSegment) or feed.home is not self:
+                raise InvalidValue(f"{message!r} was not received by this consumer")
+            return feed, message.raw_id
+        found = self._feeds.present.get(self._key_of(message))
+        if found is not None:
+            assert isinstance(found, QueueSegment), "that is what this consumer makes"
+            return found, plain_id(message)
+        topic, segment_id = self._key_of(message)
+        watch = self._watches.get(topic)
+        if watch is None or watch.layout is None or segment_id in watch.layout.segments:
+            raise ConsumerNotFound(f"{message} is of no segment that is consumed here")
+        return None, plain_id(message)
+
+    def _key_of(self, message_id: AnyMessageId) -> SegmentKey:
+        if isinstance(message_id, ScalableMessageId):
+            topic = message_id.parent_topic or self._only_topic(message_id)
+            return topic, message_id.segment_id
+        return self._only_topic(message_id), max(0, message_id.partition)
+
+    def _only_topic(self, message_id: AnyMessageId) -> str:
+        if len(self._watches) != 1:
+            raise InvalidValue(f"{message_id} names no topic, and this consumer has several")
+        return next(iter(self._watches))
+
+    # --- its parts
+
+    async def _open(self) -> None:
+        await super()._open()
+        if self._dead_letters is not None:
+            self._feeds.spawn(self._dead_letters.run(), "dead letters")
+
+    async def _close_sources(self) -> None:
+        await super()._close_sources()
+        if self._dead_letters is not None:
+            await self._dead_letters.close()
+
+    def _subscribe_fields(self) -> Mapping[str, Any]:
+        return {"subType": int(SubscriptionType.SHARED)}
+
+    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
+        return QueueSegment(self, spec, dead_letters=self._dead_letters)

@@ -1,0 +1,276 @@
+"""A segment whose messages are acknowledged one by one.
+
+Owns: `QueueSegment`, for queue consumers and all consumers of regular topics, and
+`SharedStreamSegment`, for a segment that several stream consumers share by entry buckets.
+
+Invariants:
+1. What the application has is not handed out again, whatever the broker delivers after a lost
+   connection; what it gave back, or had for longer than `processing_timeout`, is asked for again.
+2. No more is fetched while `unacked_max` entries are not settled.
+3. A message that was delivered too often goes to the dead letters instead of the application.
+4. In a shared stream, a cumulative acknowledgement covers exactly what was handed out of this
+   segment up to that turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from magnetar.client.ack_outbox import AckTransaction
+from magnetar.client.ack_state import (
+    WHOLE,
+    AckItem,
+    IndividualAcks,
+    Mark,
+    all_of,
+    bit_of,
+    size_from,
+)
+from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.message import Message, MessageId
+from magnetar.client.nacks import Deadlines
+from magnetar.client.segment_consumer import Home, SegmentConsumer, SegmentSpec
+from magnetar.client.wire_ids import wire_position
+from magnetar.model.ids import Position
+
+REDELIVERIES_PER_COMMAND: Final = 1000
+_EVERYTHING: Final = 1 << 62
+
+
+class DeadLetterBox(Protocol):
+    """Takes messages that were delivered too often."""
+
+    def wants(self, message: Message[Any], *, is_given_back: bool) -> bool:
+        """Whether it was delivered too often."""
+        ...
+
+    def put(self, message: Message[Any], *, then: Callable[[], None]) -> None:
+        """Store it elsewhere and acknowledge it, or give it back; in any case call `then`."""
+        ...
+
+
+class QueueSegment(SegmentConsumer):
+    """One segment, each message on its own."""
+
+    def __init__(
+        self,
+        home: Home,
+        spec: SegmentSpec,
+        *,
+        dead_letters: DeadLetterBox | None = None,
+        takes_redelivery_ids: bool = True,
+    ) -> None:
+        super().__init__(home, spec)
+        self._acks = IndividualAcks()
+        self._nacked = Deadlines()
+        self._processing = Deadlines()
+        self._held: dict[Position, int] = {}
+        """Messages of each entry that the application has, by the count of deliveries."""
+        self._dead_letters = dead_letters
+        self._takes_ids = takes_redelivery_ids
+
+    # --- the application's side
+
+    def ack(self, message_id: MessageId, chunk_ids: Sequence[MessageId] = ()) -> Acknowledged:
+        """Acknowledge one message."""
+        self._settle(message_id)
+        for each in chunk_ids or (message_id,):
+            self._acks.ack(each.position, each.batch_index, each.batch_size)
+        return self.acked()
+
+    def ack_in(
+        self,
+        txn: AckTransaction,
+        message_id: MessageId,
+        chunk_ids: Sequence[MessageId] = (),
+    ) -> Acknowledged:
+        """Acknowledge one message in a transaction; an abort brings it back."""
+        items = []
+        for each in chunk_ids or (message_id,):
+            left = 0
+            if each.batch_index >= 0:
+                size = size_from(each.batch_index, each.batch_size)
+                left = all_of(size) & ~bit_of(each.batch_index)
+            items.append(AckItem(each.position, left, each.batch_size))
+        acked = self.acked_in(txn, items, cumulative=False, on_end=_nothing)
+        self._settle(message_id)
+        for each in chunk_ids or (message_id,):
+            self._acks.give_back(each.position, each.batch_index)
+        return acked
+
+    def ack_through(self, message_id: MessageId) -> Acknowledged:
+        """Acknowledge everything that was handed out of this segment up to a message."""
+        mark = Mark(message_id.position, message_id.batch_index, message_id.batch_size)
+        for position in self._acks.ack_through(mark):
+            self._forget(position)
+        return self.acked()
+
+    def nack(self, message: Message[Any]) -> None:
+        """Have it delivered again after a while."""
+        if message.generation != self.generation or self.has_ended:
+            return
+        if self._dead_letters is not None and self._dead_letters.wants(message, is_given_back=True):
+            self._dead_letters.put(message, then=lambda: None)
+            return
+        delay = self.settings.nack_delay.after(message.redelivery_count)
+        self._nacked.set(message.raw_id.position, self.loop.time() + delay)
+        self._give_back(message)
+        self.news.advance()
+
+    def give_back_later(self, message: Message[Any], delay_s: float) -> None:
+        """As `nack`, after a time of the caller's choice, and never to the dead letters."""
+        self._nacked.set(message.raw_id.position, self.loop.time() + delay_s)
+        self._give_back(message)
+        self.news.advance()
+
+    async def seek(self, **target: Any) -> None:
+        """Move the subscription; nothing that was received before counts any more."""
+        await self.ask("SEEK", **target)
+        self.generation += 1
+        self._acks.forget()
+        self._nacked.clear()
+        self._processing.clear()
+        self._held.clear()
+        self.reached_end = False
+        self.restart()
+
+    # --- what is let in
+
+    def admit(self, position: Position, size: int, unacked: int) -> int:
+        mask = self._acks.arrived(position, size, unacked)
+        for index in range(max(1, size)):
+            if mask & bit_of(index):
+                self._acks.handed(position, index if size > 1 else WHOLE, size)
+        return mask
+
+    def deliver(self, message: Message[Any]) -> None:
+        if self._dead_letters is None or not self._dead_letters.wants(message, is_given_back=False):
+            super().deliver(message)
+            return
+        self._dead_letters.put(message, then=lambda: self.give_permits(1))
+
+    def discard(self, position: Position, index: int, size: int) -> None:
+        self._acks.ack(position, index, size)
+        self.news.advance()
+
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
+        at = self.loop.time() + self.settings.nack_delay.after(0)
+        for each in ids:
+            self._nacked.set(each.position, at)
+        self.news.advance()
+
+    def _handed_out(self, message: Message[Any]) -> None:
+        position = message.raw_id.position
+        self._held[position] = self._held.get(position, 0) + 1
+        settings = self.settings
+        if settings.processing_timeout:
+            extra = 0.0
+            if settings.processing_delay is not None:
+                extra = settings.processing_delay.after(message.redelivery_count)
+            self._processing.set(position, self.loop.time() + settings.processing_timeout + extra)
+            self.news.advance()
+
+    def _dropped(self, messages: Sequence[Message[Any]]) -> None:
+        for message in messages:
+            self._acks.give_back(message.raw_id.position, message.raw_id.batch_index)
+
+    def _settle(self, message_id: MessageId) -> None:
+        position = message_id.position
+        left = self._held.get(position)
+        if left is None or not self._acks.is_held(position, message_id.batch_index):
+            return
+        if left > 1:
+            self._held[position] = left - 1
+        else:
+            self._forget(position)
+
+    def _forget(self, position: Position) -> None:
+        self._held.pop(position, None)
+        self._processing.drop(position)
+
+    def _give_back(self, message: Message[Any]) -> None:
+        self._settle(message.raw_id)
+        for each in message.chunk_ids or (message.raw_id,):
+            self._acks.give_back(each.position, each.batch_index)
+
+    # --- acknowledgements and redelivery
+
+    @property
+    def has_acks(self) -> bool:
+        return self._acks.waiting > 0
+
+    def take_acks(self) -> tuple[list[AckItem], bool]:
+        return self._acks.take(_EVERYTHING), False
+
+    def confirm_acks(self, items: Sequence[AckItem]) -> None:
+        self._acks.confirm(items)
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._held
+
+    @property
+    def _may_ask(self) -> bool:
+        return len(self._held) < self.settings.unacked_max
+
+    def _reconnected(self) -> None:
+        self._acks.reconnected()
+        # The broker delivers everything that is not acknowledged, the sooner the better.
+        self._nacked.clear()
+
+    def _next_due(self) -> float | None:
+        dues = (super()._next_due(), self._nacked.next_at, self._processing.next_at)
+        return min((each for each in dues if each is not None), default=None)
+
+    def _do_due(self, now: float) -> None:
+        super()._do_due(now)
+        positions = self._nacked.due(now)
+        for position in self._processing.due(now):
+            self._held.pop(position, None)
+            self._acks.give_back_all(position)
+            positions.append(position)
+        if positions and not self._takes_ids:
+            self.restart()
+            return
+        for start in range(0, len(positions), REDELIVERIES_PER_COMMAND):
+            part = positions[start : start + REDELIVERIES_PER_COMMAND]
+            ids = [wire_position(position) for position in part]
+            self.tell("REDELIVER_UNACKNOWLEDGED_MESSAGES", message_ids=ids)
+
+
+class SharedStreamSegment(QueueSegment):
+    """A segment of a stream consumer, shared with others by entry buckets."""
+
+    def __init__(self, home: Home, spec: SegmentSpec) -> None:
+        super().__init__(home, spec)
+        self._order: deque[tuple[int, MessageId, tuple[MessageId, ...]]] = deque()
+
+    def _handed_out(self, message: Message[Any]) -> None:
+        super()._handed_out(message)
+        self._order.append((message.turn, message.raw_id, message.chunk_ids))
+
+    def ack_turns(self, turn: int, txn: AckTransaction | None) -> Acknowledged:
+        """Acknowledge what was handed out up to this turn."""
+        acked = NOTHING_TO_DO
+        while self._order and self._order[0][0] <= turn:
+            _, message_id, chunk_ids = self._order.popleft()
+            if txn is None:
+                acked = self.ack(message_id, chunk_ids)
+            else:
+                acked = self.ack_in(txn, message_id, chunk_ids)
+        return acked
+
+    def last_handed(self, turn: int) -> MessageId | None:
+        """The last message that was handed out up to this turn and is not acknowledged."""
+        found = None
+        for at, message_id, _ in self._order:
+            if at > turn:
+                break
+            found = message_id
+        return found
+
+
+def _nothing(_committed: bool) -> None:
+    """The broker delivers again what an aborted transaction had acknowledged."""

@@ -1,0 +1,112 @@
+"""A reader of a regular topic: from a message on, without a subscription.
+
+Owns: `Reader`.
+
+Invariants:
+1. It reads every message behind its start once, in the order of each partition, over lost
+   connections too.
+2. Only the earliest and the latest message are a start for more than one partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from magnetar.client.consumer_settings import ConsumerSettings
+from magnetar.client.feeds import SegmentKey
+from magnetar.client.layout_consumer import LayoutConsumer
+from magnetar.client.pool import Connections
+from magnetar.client.schema.info import Schema
+from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
+from magnetar.client.stream_segment import ReaderSegment
+from magnetar.client.wire_ids import id_from
+from magnetar.errors import InvalidSetting
+from magnetar.model.ids import EARLIEST, LATEST, MessageId
+from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import SubscriptionType
+
+T = TypeVar("T")
+
+
+class Reader(LayoutConsumer[T]):
+    """Reads a regular topic.
+
+    async with await client.reader("orders", start=EARLIEST) as reader:
+        while await reader.has_message_available():
+            message = await reader.receive()
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        topic: TopicName,
+        *,
+        start: MessageId,
+        inclusive: bool,
+        schema: Schema[T],
+        settings: ConsumerSettings,
+        name: str,
+    ) -> None:
+        super().__init__(
+            connections,
+            [topic],
+            subscription=f"reader-{name}",
+            schema=schema,
+            settings=settings,
+            name=name,
+        )
+        self._start = start
+        self._inclusive = inclusive
+
+    async def has_message_available(self) -> bool:
+        """Whether there is a message that was not received yet."""
+        self._check_open()
+        if len(self._inbox):
+            return True
+        for feed in self._readers():
+            answer = await feed.ask("GET_LAST_MESSAGE_ID")
+            last = id_from(answer.last_message_id)
+            position = feed.position
+            if last.entry_id < 0:
+                continue
+            if position == EARLIEST or last.position > position.position:
+                return True
+            if last.position == position.position and 0 <= position.batch_index < last.batch_index:
+                return True
+        return False
+
+    async def seek(self, target: MessageId, *, inclusive: bool = False) -> None:
+        """Go on behind another message, or with it."""
+        self._check_open()
+        readers = self._readers()
+        self._check_start(target, len(readers))
+        for feed in readers:
+            feed.jump(target, inclusive=inclusive)
+
+    # --- its parts
+
+    async def _open(self) -> None:
+        await super()._open()
+        (watch,) = self._watches.values()
+        assert watch.layout is not None, "it is open"
+        self._check_start(self._start, len(watch.layout.segments))
+
+    def _check_start(self, start: MessageId, partitions: int) -> None:
+        if partitions > 1 and start not in (EARLIEST, LATEST):
+            raise InvalidSetting(
+                f"{start} is of one partition, and the topic has {partitions}",
+                hint="read the partition by its name, or start at the earliest or latest message",
+            )
+
+    def _readers(self) -> list[ReaderSegment]:
+        feeds = self._feeds.present.values()
+        return [feed for feed in feeds if isinstance(feed, ReaderSegment)]
+
+    def _subscribe_fields(self) -> Mapping[str, Any]:
+        return {"subType": int(SubscriptionType.EXCLUSIVE)}
+
+    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
+        is_later = key[1] not in self._first[key[0]]
+        start = EARLIEST if is_later else self._start
+        return ReaderSegment(self, spec, start=start, inclusive=self._inclusive and not is_later)

@@ -1,0 +1,211 @@
+"""A stream consumer: messages in the order of their keys, acknowledged up to one.
+
+Owns: `StreamConsumer`, a member of a group that shares the segments of a scalable topic.
+
+Invariants:
+1. It consumes what the controller assigns to it. A segment that it loses is kept until everything
+   that was handed out of it is acknowledged: only then may the next member have it.
+2. A cumulative acknowledgement covers what had been handed out when its message was, in every
+   segment, and nothing that still waited for the application. Only segments that advanced send one.
+3. A segment that was there at first begins at `initial_position`, a later one at its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from magnetar.client.ack_outbox import AckTransaction
+from magnetar.client.ack_state import Mark
+from magnetar.client.acknowledged import Acknowledged, abandoned
+from magnetar.client.assignment import AssignmentSession
+from magnetar.client.consumer_settings import ConsumerSettings
+from magnetar.client.feeds import SegmentKey
+from magnetar.client.layout_watch import LayoutWatch
+from magnetar.client.message import AnyMessageId, Message, MessageId
+from magnetar.client.pool import Connections
+from magnetar.client.queue_segment import SharedStreamSegment
+from magnetar.client.receiving import Receiving, feed_of
+from magnetar.client.schema.info import Schema
+from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
+from magnetar.client.stream_segment import StreamSegment
+from magnetar.errors import AlreadyClosed, InvalidValue, MagnetarError
+from magnetar.model.ids import ScalableMessageId, SegmentPosition
+from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.runtime.logs import logger
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+T = TypeVar("T")
+
+_LOG = logger(__name__)
+
+
+class StreamConsumer(Receiving[T]):
+    """Gets the messages of each key in order.
+
+    async with await client.stream_consumer("topic://public/default/orders", "billing") as consumer:
+        async for message in consumer:
+            apply(message.value)
+            consumer.ack_cumulative(message)
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        topic: TopicName,
+        *,
+        subscription: str,
+        schema: Schema[T],
+        settings: ConsumerSettings,
+        name: str,
+    ) -> None:
+        super().__init__(connections, schema, settings, name)
+        self._topic = topic
+        self._subscription = subscription
+        self._watch = LayoutWatch(connections, topic)
+        self._session = AssignmentSession(
+            connections,
+            self._watch,
+            subscription=subscription,
+            consumer_name=name,
+            kind=pb.STREAM,
+        )
+        self._first: frozenset[int] = frozenset()
+
+    @property
+    def topic(self) -> str:
+        return str(self._topic)
+
+    @property
+    def subscription(self) -> str:
+        return self._subscription
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that are this member's now."""
+        return tuple(sorted(segment_id for _, segment_id in self._feeds.present))
+
+    # --- acknowledging
+
+    def ack_cumulative(
+        self, message: Message[Any] | ScalableMessageId, *, txn: AckTransaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge everything that was received up to a message, in all segments.
+
+            consumer.ack_cumulative(message)            # soon
+            await consumer.ack_cumulative(message)      # the broker has it for good
+
+        In a transaction that is aborted, what is not acknowledged is delivered again.
+        """
+        self._check_open()
+        if isinstance(message, ScalableMessageId):
+            return self._ack_positions(message, txn)
+        feed = feed_of(message)
+        if feed.home is not self or not message.turn:
+            raise InvalidValue(f"{message!r} was not received by this consumer")
+        if txn is not None:
+            feed.refuse_stale(message)
+        if feed.has_ended:
+            return abandoned(_not_here(feed))
+        acked = []
+        for each in list(self._feeds.present.values()):
+            assert isinstance(each, StreamSegment | SharedStreamSegment), "nothing else is made"
+            acked.append(each.ack_turns(message.turn, txn))
+        return Acknowledged.all_of(acked)
+
+    def _ack_positions(
+        self, message_id: ScalableMessageId, txn: AckTransaction | None
+    ) -> Acknowledged:
+        """Up to where an id that was stored says that each segment had been received."""
+        places = {message_id.segment_id: message_id.message_id, **dict(message_id.positions)}
+        acked = []
+        for segment_id, raw in places.items():
+            feed = self._feeds.present.get((self.topic, segment_id))
+            if isinstance(feed, StreamSegment):
+                mark = Mark(raw.position, raw.batch_index, raw.batch_size)
+                acked.append(
+                    feed.ack_through(mark) if txn is None else feed.ack_through_in(txn, mark)
+                )
+            elif isinstance(feed, SharedStreamSegment) and txn is None:
+                acked.append(feed.ack_through(raw))
+            elif segment_id == message_id.segment_id:
+                raise AlreadyClosed(
+                    f"segment {segment_id} cannot be acknowledged here by a stored id",
+                    hint="it is another member's, or shared with others",
+                )
+        return Acknowledged.all_of(acked)
+
+    def id_of(self, feed: SegmentConsumer, message_id: MessageId, turn: int) -> AnyMessageId:
+        positions = []
+        for (_, segment_id), each in sorted(self._feeds.present.items()):
+            if isinstance(each, StreamSegment | SharedStreamSegment):
+                last = message_id if each is feed else each.last_handed(turn)
+                if last is not None:
+                    positions.append(SegmentPosition(segment_id, last))
+        assert feed.spec.segment_id is not None, "a member has segments only"
+        return ScalableMessageId(
+            feed.spec.segment_id, message_id, tuple(positions), parent_topic=self.topic
+        )
+
+    # --- its parts
+
+    @property
+    def waits_for_others(self) -> bool:
+        return True
+
+    async def _open(self) -> None:
+        await self._watch.start()
+        layout = await self._watch.first()
+        self._first = frozenset(layout.segments)
+        await self._session.start()
+        await self._session.first()
+        self._feeds.follow(self._session.changes, "assignments")
+
+    async def _close_sources(self) -> None:
+        try:
+            await self._session.leave()
+        except MagnetarError as error:
+            _LOG.info("member-not-left", member=self._name, reason=str(error))
+        await self._session.stop()
+        await self._watch.stop()
+
+    def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
+        assignment = self._session.assignment
+        assert assignment is not None, "it is open"
+        found = {(self.topic, each.segment_id): self._spec(each) for each in assignment.segments}
+        self._gone &= found.keys()
+        return {key: spec for key, spec in found.items() if key not in self._gone}
+
+    def _spec(self, assigned: pb.ScalableAssignedSegment) -> SegmentSpec:
+        fields: dict[str, Any] = {"subType": int(SubscriptionType.EXCLUSIVE)}
+        if assigned.bucket_ranges:
+            ranges = [{"start": each.start, "end": each.end} for each in assigned.bucket_ranges]
+            fields["subType"] = int(SubscriptionType.KEY_SHARED)
+            fields["keySharedMeta"] = {
+                "keySharedMode": pb.STICKY,
+                "hashRanges": ranges,
+                "entryBucketDispatch": True,
+            }
+        if assigned.segment_id not in self._first:
+            fields["initialPosition"] = int(InitialPosition.EARLIEST)
+        return SegmentSpec(
+            wire_topic=assigned.segment_topic,
+            topic=self.topic,
+            subscription=self._subscription,
+            consumer_name=f"{self._name}-seg-{assigned.segment_id}",
+            fields=fields,
+            segment_id=assigned.segment_id,
+        )
+
+    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
+        if "keySharedMeta" in spec.fields:
+            return SharedStreamSegment(self, spec)
+        return StreamSegment(self, spec)
+
+
+def _not_here(feed: SegmentConsumer) -> MagnetarError:
+    return AlreadyClosed(
+        f"segment {feed.spec.segment_id} is not consumed here any more",
+        hint="its messages that were not acknowledged go to another member",
+    )

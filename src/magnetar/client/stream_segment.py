@@ -1,0 +1,228 @@
+"""A segment whose messages are acknowledged in order, all up to one.
+
+Owns: `StreamSegment`, an exclusive consumer of a segment; `ReaderSegment`, one that keeps no
+subscription: it begins behind a position, and remembers how far it was read.
+
+Invariants:
+1. Messages are handed out in the order of the segment, each once in the life of this object: what a
+   new connection delivers again is skipped. Only `rewind` brings back what is not acknowledged.
+2. A cumulative acknowledgement in a transaction counts as acknowledged here once the transaction is
+   committed. If it is aborted, everything after the last acknowledgement is delivered again, and
+   what the application still has of it cannot be acknowledged in another transaction.
+3. A reader's position is that of the last message that the application took. A reader that began at
+   the latest message has a position of its own before it is subscribed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from magnetar.client.ack_outbox import AckTransaction
+from magnetar.client.ack_state import (
+    BEFORE_ALL,
+    WHOLE,
+    AckItem,
+    CumulativeAcks,
+    HandOffs,
+    Mark,
+    ack_item,
+)
+from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.connection import BrokerConnection
+from magnetar.client.message import Message, MessageId
+from magnetar.client.segment_consumer import Home, SegmentConsumer, SegmentSpec
+from magnetar.client.wire_ids import id_from, wire_id
+from magnetar.errors import MagnetarError, TopicNotFound
+from magnetar.model.ids import EARLIEST, LATEST, Position
+
+
+class StreamSegment(SegmentConsumer):
+    """One segment, in order."""
+
+    def __init__(self, home: Home, spec: SegmentSpec, start: Mark = BEFORE_ALL) -> None:
+        super().__init__(home, spec)
+        self._acks = CumulativeAcks(start)
+        self._hand_offs = HandOffs()
+        self._in_transactions: list[Mark] = []
+
+    # --- the application's side
+
+    def ack_turns(self, turn: int, txn: AckTransaction | None) -> Acknowledged:
+        """Acknowledge what was handed out up to this turn."""
+        mark = self._hand_offs.through(turn)
+        if mark is None:
+            return NOTHING_TO_DO
+        return self.ack_through(mark) if txn is None else self.ack_through_in(txn, mark)
+
+    def ack_through(self, mark: Mark) -> Acknowledged:
+        """Acknowledge everything up to a message."""
+        if not self._acks.ack_through(mark) and not self._outbox.is_waited_for:
+            return NOTHING_TO_DO
+        return self.acked()
+
+    def ack_through_in(self, txn: AckTransaction, mark: Mark) -> Acknowledged:
+        """As `ack_through`, in a transaction."""
+        latest = max([self._acks.acked_through, *self._in_transactions], key=lambda m: m.place)
+        if mark.place <= latest.place:
+            return NOTHING_TO_DO
+        generation = self.generation
+
+        def on_end(committed: bool) -> None:
+            if mark in self._in_transactions:
+                self._in_transactions.remove(mark)
+            if committed:
+                self._acks.confirmed_elsewhere(mark)
+                self.news.advance()
+            elif generation == self.generation:
+                self.rewind()
+
+        self._in_transactions.append(mark)
+        try:
+            return self.acked_in(txn, [ack_item(mark)], cumulative=True, on_end=on_end)
+        except MagnetarError:
+            self._in_transactions.remove(mark)
+            raise
+
+    def last_handed(self, turn: int) -> MessageId | None:
+        """The last message that was handed out up to this turn and is not acknowledged."""
+        mark = self._hand_offs.last_before(turn)
+        return None if mark is None else mark_id(mark)
+
+    def rewind(self) -> None:
+        """Have everything delivered again that is not acknowledged."""
+        self.generation += 1
+        self._acks.rewind()
+        self._hand_offs.clear()
+        self.restart()
+
+    # --- what is let in
+
+    def admit(self, position: Position, size: int, unacked: int) -> int:
+        return self._acks.arrived(position, size, unacked)
+
+    def discard(self, position: Position, index: int, size: int) -> None:
+        """It is covered by the next acknowledgement."""
+
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
+        """Their message began before this consumer did: it is not for this one."""
+
+    def _handed_out(self, message: Message[Any]) -> None:
+        raw = message.raw_id
+        mark = Mark(raw.position, raw.batch_index, raw.batch_size)
+        self._acks.handed(mark)
+        self._hand_offs.add(message.turn, mark)
+
+    def _dropped(self, messages: Sequence[Message[Any]]) -> None:
+        """They come again, in their order."""
+
+    # --- acknowledgements
+
+    @property
+    def has_acks(self) -> bool:
+        return self._acks.has_news
+
+    def take_acks(self) -> tuple[list[AckItem], bool]:
+        item = self._acks.take()
+        return ([] if item is None else [item]), True
+
+    def confirm_acks(self, items: Sequence[AckItem]) -> None:
+        if items:
+            self._acks.confirm()
+
+    @property
+    def is_settled(self) -> bool:
+        return self._acks.is_settled
+
+    def _reconnected(self) -> None:
+        self._acks.reconnected()
+
+
+class ReaderSegment(StreamSegment):
+    """One segment without a subscription, from a position on."""
+
+    def __init__(
+        self, home: Home, spec: SegmentSpec, *, start: MessageId, inclusive: bool = False
+    ) -> None:
+        begin = BEFORE_ALL if start in (EARLIEST, LATEST) or inclusive else _mark(start)
+        super().__init__(home, spec, begin)
+        self._start = start
+        self._attempts = 0
+
+    @property
+    def position(self) -> MessageId:
+        """Up to where it was read; `LATEST` only until it is subscribed."""
+        handed = self._acks.handed_through
+        return self._start if handed is BEFORE_ALL else mark_id(handed)
+
+    def jump(self, start: MessageId, *, inclusive: bool) -> None:
+        """Go on from elsewhere; what is in the inbox is dropped."""
+        self.generation += 1
+        begin = BEFORE_ALL if start in (EARLIEST, LATEST) or inclusive else _mark(start)
+        self._acks = CumulativeAcks(begin)
+        self._hand_offs.clear()
+        self._start = start
+        self.reached_end = False
+        self.restart()
+
+    def _handed_out(self, message: Message[Any]) -> None:
+        super()._handed_out(message)
+        # Only so can the broker tell that everything was read.
+        self._hand_offs.clear()
+        self._acks.ack_through(self._acks.handed_through)
+        if self.settings.queue_size == 1 or len(self.home.inbox) == 0:
+            self.news.advance()
+
+    @property
+    def is_settled(self) -> bool:
+        return True
+
+    def _reconnected(self) -> None:
+        # The broker delivers the entry of the start again. Only once that is acknowledged can it
+        # tell that everything was read.
+        self._acks.started_anew()
+
+    def _may_go_on(self, error: MagnetarError) -> bool:
+        if isinstance(error, TopicNotFound) and self.spec.segment_id is not None:
+            self.reached_end = True  # a segment that is deleted has nothing more to read
+            return False
+        return super()._may_go_on(error)
+
+    async def _subscribe(self, connection: BrokerConnection, number: int) -> None:
+        if self.position == LATEST:
+            await self._find_latest(connection, number)
+        await self._subscribe_at(connection, number, self.position)
+
+    async def _find_latest(self, connection: BrokerConnection, number: int) -> None:
+        """From here on it has a place of its own, which a checkpoint can name."""
+        await self._subscribe_at(connection, number, LATEST)
+        last = await connection.request("GET_LAST_MESSAGE_ID", consumer_id=number)
+        await connection.request("CLOSE_CONSUMER", consumer_id=number)
+        found = id_from(last.last_message_id)
+        if found.entry_id < 0:
+            self._start = EARLIEST
+            return
+        self._start = MessageId(found.ledger_id, found.entry_id)
+        self._acks = CumulativeAcks(Mark(found.position))
+
+    async def _subscribe_at(
+        self, connection: BrokerConnection, number: int, start: MessageId
+    ) -> None:
+        self._attempts += 1
+        fields = self._subscribe_fields(number)
+        # A name of its own each time: what is left of an earlier one stands elsewhere.
+        fields["subscription"] = f"{self.spec.subscription}-{self.generation}-{self._attempts}"
+        fields["durable"] = False
+        fields["start_message_id"] = wire_id(start)
+        fields.pop("initialPosition")
+        await connection.request("SUBSCRIBE", **fields)
+
+
+def _mark(message_id: MessageId) -> Mark:
+    return Mark(message_id.position, message_id.batch_index, message_id.batch_size)
+
+
+def mark_id(mark: Mark) -> MessageId:
+    """The id of a message within its segment."""
+    size = mark.batch_size if mark.batch_index != WHOLE else 0
+    return MessageId(*mark.position, -1, mark.batch_index, size)
