@@ -205,7 +205,7 @@ class Producer(Generic[Value]):
             sequence_id=UNNUMBERED if sequence_id is None else sequence_id,
             key=key,
             ordering_key=ordering_key,
-            properties=properties,
+            properties=dict(properties) if properties else _NO_PROPERTIES,
             null_value=value is None,
             schema_version=self._schema_version,
             receipt=self._loop.create_future(),

@@ -3,8 +3,8 @@
 A frame is `u32 total`, `u32 size of the command`, BaseCommand, and for SEND and MESSAGE what
 `messages.py` describes. `total` counts everything after itself; all numbers are big-endian.
 
-The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`) put varints from a table
-together by hand; they cost a fraction of building and serializing a BaseCommand.
+The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`) put varints from a
+table together by hand; they cost a fraction of building and serializing a BaseCommand.
 
 Invariants:
 1. What an encoder here makes is byte for byte what protobuf makes of the same command.
