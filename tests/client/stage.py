@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from random import Random
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from magnetar.client.batch import messages_in, open_entry
 from magnetar.client.client import Client
@@ -67,7 +68,10 @@ async def stored(stage: Stage, topic: str = NAME) -> list[Stored]:
 
 
 async def _stored_in(stage: Stage, topic: str) -> list[Stored]:
-    driver = await stage.driver()
+    asked = await stage.driver(stage.world.ready[0].name)
+    found = await asked.request("LOOKUP", topic=topic)
+    await asked.close()
+    driver = await stage.driver(urlsplit(found.brokerServiceUrl).hostname)
     try:
         return await _read(driver, topic)
     finally:

@@ -46,10 +46,12 @@ def test_another_client_reads_what_this_one_sent(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_opening_and_closing_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("turns", [30, pytest.param(1000, marks=pytest.mark.slow)])
+def test_opening_and_closing_leaves_nothing_behind(tmp_path: Path, turns: int) -> None:
     async def story() -> None:
         async with serving(tmp_path) as server:
-            for turn in range(30):
+            for turn in range(turns):
                 async with Client(server.service_url) as client:
                     for _ in range(3):
                         producer = await client.producer(TOPICS[turn % 2])

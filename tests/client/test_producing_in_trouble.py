@@ -62,7 +62,35 @@ async def trickle(
         await asyncio.sleep(0.02 * chance.random())
 
 
-def run(seed: int, *troubles: Trouble, count: int = 500, disk: bool = False, **how: Any) -> None:
+async def fall_silent(stage: Stage, chance: Random) -> None:
+    """Nothing arrives for a while; then it does, or the connections break."""
+    links = [link for host in stage.world.hosts.values() for link in host.network.links]
+    for link in links:
+        link.fall_silent(client=chance.random() < 0.5)
+    await asyncio.sleep(2 * chance.random())
+    if chance.random() < 0.5:
+        for link in links:
+            link.recover()
+    else:
+        await cut_links(stage, chance)
+
+
+async def replace(stage: Stage, chance: Random) -> None:
+    """One of several brokers dies; another has its topics until and after it comes again."""
+    host = chance.choice(list(stage.world.hosts.values()))
+    await host.kill()
+    await asyncio.sleep(10 * chance.random())
+    assert await host.start()
+
+
+def run(
+    seed: int,
+    *troubles: Trouble,
+    count: int = 500,
+    disk: bool = False,
+    brokers: str = "a",
+    **how: Any,
+) -> None:
     """Send while these happen, in this order."""
     chance = Random(f"{seed} trouble")
 
@@ -78,7 +106,7 @@ def run(seed: int, *troubles: Trouble, count: int = 500, disk: bool = False, **h
             await producer.flush()
         await kept.check(stage)
 
-    play(story, disk=disk)
+    play(story, disk=disk, brokers=brokers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -94,6 +122,32 @@ def test_splits_and_merges_with_broken_connections(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS[:4])
 def test_splits_and_restarts(seed: int) -> None:
     run(seed, split, restart, merge, restart, disk=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_topics_that_move_between_brokers(seed: int) -> None:
+    run(seed, split, replace, cut_links, replace, brokers="ab", send_timeout=120.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("group", range(8))
+def test_any_trouble(group: int) -> None:
+    """200 seeds: whatever may happen, in any order, with any options."""
+    for seed in range(25 * group, 25 * group + 25):
+        chance = Random(f"{seed} any trouble")
+        disk = chance.random() < 0.5
+        kinds = [split, merge, cut_links, fall_silent, *([restart] if disk else [])]
+        run(
+            seed,
+            *(chance.choice(kinds) for _ in range(chance.randrange(2, 9))),
+            count=chance.randrange(50, 500),
+            disk=disk,
+            batching=chance.random() < 0.8,
+            max_pending=chance.choice([5, 50, 10_000]),
+            batch_messages=chance.choice([3, 1000]),
+            send_timeout=300.0,
+        )
 
 
 @pytest.mark.parametrize("seed", SEEDS[:4])
