@@ -149,6 +149,7 @@ class BrokerConnection(asyncio.Protocol):
         self.max_message_bytes = MESSAGE_BYTES_MAX
         self.features = pb.FeatureFlags()
         """What the broker says that it can do."""
+        self.is_magnetar = False
         self.is_writable = True
         """The transport takes more without queueing it."""
         self._settings = settings
@@ -168,15 +169,23 @@ class BrokerConnection(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, address: BrokerAddress, settings: ClientSettings, connect: Connect
+        cls,
+        address: BrokerAddress,
+        settings: ClientSettings,
+        connect: Connect,
+        *,
+        behind: BrokerAddress | None = None,
     ) -> BrokerConnection:
-        """Connect and shake hands; raises `NotConnected`, or what the broker answered."""
+        """Connect and shake hands; raises `NotConnected`, or what the broker answered.
+
+        `behind`: the address is that of a proxy, and this is the broker that is meant.
+        """
         made: BrokerConnection | None = None
         try:
             async with asyncio.timeout(settings.connect_timeout):
                 auth_data = await settings.auth.data()
                 _, made = await connect(lambda: cls(address, settings), address.host, address.port)
-                await made._shake_hands(auth_data)
+                await made._shake_hands(auth_data, behind)
         except BaseException as error:
             if made is not None:
                 made.abort()
@@ -190,7 +199,7 @@ class BrokerConnection(asyncio.Protocol):
             raise
         return made
 
-    async def _shake_hands(self, auth_data: bytes) -> None:
+    async def _shake_hands(self, auth_data: bytes, behind: BrokerAddress | None) -> None:
         fields: dict[str, Any] = {
             "client_version": CLIENT_VERSION,
             "protocol_version": PROTOCOL_VERSION,
@@ -199,10 +208,13 @@ class BrokerConnection(asyncio.Protocol):
         }
         if auth_data:
             fields["auth_data"] = auth_data
+        if behind is not None:
+            fields["proxy_to_broker_url"] = f"{behind.host}:{behind.port}"
         answer: pb.CommandConnected = await self.request("CONNECT", **fields)
         if answer.HasField("max_message_size") and answer.max_message_size > 0:
             self.max_message_bytes = answer.max_message_size
         self.features = answer.feature_flags
+        self.is_magnetar = answer.server_version.startswith("Magnetar")
         self._keepalive = self._loop.call_later(self._settings.keepalive, self._listen)
 
     # --- requests

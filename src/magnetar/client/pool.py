@@ -9,7 +9,7 @@ Invariants:
    replaced by the next who asks.
 2. The addresses of the service URL take turns: one that cannot be reached gives way to the next.
 3. A lookup follows at most `redirects_max` redirects. `proxy_through_service_url` means: go on
-   using the connection to the service URL.
+   using the address of the service URL, and say to the proxy there which broker is meant.
 4. After `close` there is no connection, and nobody gets one.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random, SystemRandom
 from ssl import SSLContext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from magnetar.client.backoff import Backoff
 from magnetar.client.connection import BrokerConnection, Connect
@@ -41,6 +41,14 @@ Result = TypeVar("Result")
 _MOST_BROKERS: Final = 10_000
 
 
+class _Place(NamedTuple):
+    """One of the connections to one broker."""
+
+    address: BrokerAddress
+    behind: BrokerAddress | None
+    number: int
+
+
 class Connections:
     """All connections of one client."""
 
@@ -55,8 +63,8 @@ class Connections:
         self.chance = chance or SystemRandom()
         self._connect = connect
         self._tls: SSLContext | None = None
-        self._open: dict[tuple[BrokerAddress, int], BrokerConnection] = {}
-        self._opening: dict[tuple[BrokerAddress, int], asyncio.Lock] = {}
+        self._open: dict[_Place, BrokerConnection] = {}
+        self._opening: dict[_Place, asyncio.Lock] = {}
         self._service_turn = 0
         self._index = 0
         self._closed = False
@@ -88,10 +96,12 @@ class Connections:
         assert failure is not None, "a service URL has an address"
         raise failure
 
-    async def to(self, address: BrokerAddress) -> BrokerConnection:
-        """The connection to a broker, made if there is none."""
+    async def to(
+        self, address: BrokerAddress, *, behind: BrokerAddress | None = None
+    ) -> BrokerConnection:
+        """The connection to a broker (or through a proxy to the one behind it), made if needed."""
         self._index = (self._index + 1) % self.settings.connections_per_broker
-        place = (address, self._index)
+        place = _Place(address, behind, self._index)
         known = self._open.get(place)
         if known is not None and known.is_open:
             return known
@@ -102,7 +112,8 @@ class Connections:
                 return known
             if len(self._open) >= _MOST_BROKERS:
                 self._forget_lost()
-            made = await BrokerConnection.open(address, self.settings, self._way_to(address))
+            way = self._way_to(address)
+            made = await BrokerConnection.open(address, self.settings, way, behind=behind)
             if self._closed:
                 made.abort()
                 self._check_open()
@@ -153,10 +164,10 @@ class Connections:
             answer = await asked.request("LOOKUP", authoritative=authoritative, **fields)
             if answer.response == pb.CommandLookupTopicResponse.Failed:
                 raise RequestError(f"the lookup of {topic} failed: {answer.message}")
+            url = self.url_of(answer.brokerServiceUrl, answer.brokerServiceUrlTls)
             if answer.proxy_through_service_url:
-                found = await self.service()
+                found = await self._through(asked, url)
             else:
-                url = self.url_of(answer.brokerServiceUrl, answer.brokerServiceUrlTls)
                 found = await self.at(url)
             if answer.response == pb.CommandLookupTopicResponse.Connect:
                 return found
@@ -164,6 +175,13 @@ class Connections:
         raise RequestError(
             f"the lookup of {topic} was redirected more than {settings.redirects_max} times"
         )
+
+    async def _through(self, asked: BrokerConnection, url: str | None) -> BrokerConnection:
+        """The broker of this URL, which is reached at the address that was asked."""
+        if url is None or asked.is_magnetar:
+            return asked  # it means itself: no proxy of Magnetar's exists
+        (behind, *_) = ServiceUrl.parse(url).addresses
+        return asked if behind == asked.address else await self.to(asked.address, behind=behind)
 
     async def partitions(self, topic: str, *, create: bool = True) -> int:
         """How many partitions a regular topic has; 0: it is not partitioned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,5 +109,28 @@ def test_an_operation_is_tried_again_while_trouble_passes() -> None:
 
         with pytest.raises(TopicNotFound):
             await retrying("it", refused, connections.backoff(), 10)
+
+    play(story)
+
+
+def test_a_broker_behind_a_proxy_is_named_in_the_handshake() -> None:
+    async def story(broker: FakeBroker) -> None:
+        def proxied(url: str) -> Callable[[Peer, Any], None]:
+            return lambda peer, body: peer.say(
+                "LOOKUP_RESPONSE", request_id=body.request_id, response=CONNECT,
+                brokerServiceUrl=url, proxy_through_service_url=True,
+            )  # fmt: skip
+
+        connections = broker.connections()
+        service = await connections.service()
+        broker.handlers["LOOKUP"] = proxied(URL)
+        assert await connections.lookup("t") is service, "it means itself"
+        broker.handlers["LOOKUP"] = proxied("pulsar://inside:7000")
+        found = await connections.lookup("t")
+        assert found is not service
+        assert found.address == service.address
+        assert await connections.lookup("t") is found
+        assert [each.proxy_to_broker_url for each in broker.said("CONNECT")] == ["", "inside:7000"]
+        await connections.close()
 
     play(story)
