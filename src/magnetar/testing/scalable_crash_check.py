@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple
 
+from magnetar.client.layouts import layout_from
 from magnetar.errors import InvariantBroken, RequestError
 from magnetar.model.hashing import key_hash
 from magnetar.model.ids import Position
@@ -28,7 +29,7 @@ from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.scalable.records import segment_topic
 from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_crash_child import SUBSCRIPTIONS
-from magnetar.testing.scalable_links import CLIENT_VERSION, layout_from, route
+from magnetar.testing.scalable_links import CLIENT_VERSION, route
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Delivered, Received, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
