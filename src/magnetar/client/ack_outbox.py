@@ -100,7 +100,8 @@ class AckOutbox:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._acks.has_acks or self._group is not None or self._txn_groups)
+        """There is something to send, or somebody to tell that there is nothing any more."""
+        return self._acks.has_acks or self.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:

@@ -68,16 +68,20 @@ class Feeds(Service):
             async with asyncio.timeout(self._open_timeout):
                 await self._reconciled.past(0)
                 for feed in list(self.present.values()):
-                    try:
-                        await feed.until_subscribed()
-                    except MagnetarError as error:
-                        if not self._plan.tolerates(feed, error):
-                            raise
+                    await self._until_subscribed(feed)
         except TimeoutError as error:
             troubles = [str(feed.trouble) for feed in self.present.values() if feed.trouble]
             cause = f": {troubles[0]}" if troubles else ""
             text = f"{self.name} was not open within {self._open_timeout} s{cause}"
             raise DeadlineExceeded(text) from error
+
+    async def _until_subscribed(self, feed: SegmentConsumer) -> None:
+        try:
+            await feed.until_subscribed()
+        except MagnetarError as error:
+            # Released: it is not wanted any more, or not in this way.
+            if not feed.is_releasing and not self._plan.tolerates(feed, error):
+                raise
 
     async def _stop(self) -> None:
         feeds = list(self.present.values())

@@ -309,7 +309,7 @@ class SegmentConsumer(ABC):
         if self.loop.time() >= self._release_by:
             return True
         is_open = self._waits_for_application and not self.is_settled
-        return not is_open and not self._outbox.has_work and not self._outbox.is_waited_for
+        return not is_open and not self._outbox.has_work
 
     def _may_go_on(self, error: MagnetarError) -> bool:
         self.trouble = error

@@ -1,0 +1,215 @@
+"""Consumers while segments split and merge, connections break and brokers die.
+
+Whatever happens, an application that settles what it receives gets every message; one consumer of a
+kind that keeps order gets each of them once, and those of a key in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from magnetar.client.ack_state import CumulativeAcks, IndividualAcks
+from magnetar.client.checkpoint_consumer import FROM_EARLIEST
+from magnetar.client.client import Client
+from magnetar.client.message import Checkpoint, Message
+from magnetar.client.receiving import Receiving
+from magnetar.errors import AlreadyClosed
+from magnetar.model.subscriptions import InitialPosition
+from tests.client.stage import Kept, new_client, play
+from tests.client.test_producing_in_trouble import (
+    Trouble,
+    cut_links,
+    merge,
+    restart,
+    split,
+    trickle,
+)
+from tests.server.scalable_stage import NAME, Stage
+
+SEEDS = range(8)
+COUNT = 400
+FIRST = InitialPosition.EARLIEST
+QUIET_S = 100.0
+
+Consume = Callable[[Client, "Got", Random], Awaitable[None]]
+"""Receives until nothing more comes."""
+
+
+class Got:
+    """What an application received, in the order in which it did."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, list[bytes]] = defaultdict(list)
+
+    def add(self, message: Message[bytes]) -> None:
+        assert message.key is not None
+        self.by_key[message.key].append(message.value)
+
+    def check_exact(self, kept: Kept) -> None:
+        wrong = {
+            key: (self.by_key[key], sent)
+            for key, sent in kept.sent.items()
+            if self.by_key[key] != sent
+        }
+        assert not wrong, f"received and sent: {wrong}"
+
+    def check_all(self, kept: Kept, *, once: bool) -> None:
+        for key, sent in kept.sent.items():
+            assert set(self.by_key[key]) == set(sent)
+            assert not once or len(self.by_key[key]) == len(sent)
+
+
+async def each_message(consumer: Receiving[bytes], got: Got, settle: Any, chance: Random) -> None:
+    """Some are settled at once, others only when there are more of them."""
+    open_ones: list[Message[bytes]] = []
+    while messages := await consumer.receive_many(chance.randrange(1, 40), timeout=QUIET_S):
+        for message in messages:
+            got.add(message)
+            open_ones.append(message)
+        if chance.random() < 0.4:
+            await asyncio.sleep(0.05 * chance.random())
+        if chance.random() < 0.7:
+            await settle(open_ones)
+            open_ones = []
+        else:
+            asyncio.get_running_loop().call_later(5.0, lambda ones=open_ones: settle(ones))
+            open_ones = []
+
+
+async def by_queue(client: Client, got: Got, chance: Random) -> None:
+    async with await client.queue_consumer(NAME, "s", initial_position=FIRST) as consumer:
+        await each_message(consumer, got, consumer.ack_many, chance)
+
+
+async def by_queues(client: Client, got: Got, chance: Random) -> None:
+    await asyncio.gather(*(by_queue(client, got, chance) for _ in range(3)))
+
+
+async def by_stream(client: Client, got: Got, chance: Random) -> None:
+    async with await client.stream_consumer(NAME, "s", initial_position=FIRST) as consumer:
+
+        def settle(messages: list[Message[bytes]]) -> Any:
+            return consumer.ack_cumulative(messages[-1])
+
+        await each_message(consumer, got, settle, chance)
+
+
+async def by_streams(client: Client, got: Got, chance: Random) -> None:
+    await asyncio.gather(*(by_stream(client, got, chance) for _ in range(2)))
+
+
+async def by_checkpoint(client: Client, got: Got, chance: Random) -> None:
+    """The consumer is made anew again and again, from its bytes."""
+    place = FROM_EARLIEST
+    while True:
+        consumer = await client.checkpoint_consumer(NAME, start=place)
+        for _ in range(chance.randrange(1, 12)):
+            messages = await consumer.receive_many(chance.randrange(1, 40), timeout=QUIET_S)
+            if not messages:
+                await consumer.close()
+                return
+            for message in messages:
+                got.add(message)
+        place = Checkpoint.from_bytes(consumer.checkpoint().to_bytes())
+        await consumer.close()
+
+
+def run(seed: int, consume: Consume, *troubles: Trouble, disk: bool = False) -> tuple[Got, Kept]:
+    chance = Random(f"{seed} consuming")
+    got, kept = Got(), Kept()
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            consuming = asyncio.create_task(consume(client, got, chance))
+            sending = asyncio.create_task(trickle(kept, producer, COUNT, chance))
+            for trouble in troubles:
+                await asyncio.sleep(0.3 * chance.random())
+                await trouble(stage, chance)
+            await sending
+            await producer.flush()
+            await consuming
+
+    play(story, disk=disk)
+    return got, kept
+
+
+CHANGES = (split, split, merge, split, merge)
+BREAKS = (cut_links, split, cut_links, cut_links, merge, cut_links, split, cut_links)
+
+
+@pytest.mark.parametrize("troubles", [CHANGES, BREAKS], ids=["changes", "breaks"])
+@pytest.mark.parametrize("consume", [by_queue, by_stream, by_checkpoint])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_consumer_gets_everything_once(
+    seed: int, consume: Consume, troubles: tuple[Trouble, ...]
+) -> None:
+    got, kept = run(seed, consume, *troubles)
+    if consume is by_queue:
+        got.check_all(kept, once=True)
+    else:
+        got.check_exact(kept)
+
+
+@pytest.mark.parametrize("consume", [by_queue, by_stream, by_checkpoint])
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_one_consumer_gets_everything_once_over_restarts(seed: int, consume: Consume) -> None:
+    got, kept = run(seed, consume, split, restart, merge, restart, disk=True)
+    if consume is by_queue:
+        got.check_all(kept, once=True)
+    else:
+        got.check_exact(kept)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_several_queue_consumers_lose_nothing(seed: int) -> None:
+    got, kept = run(seed, by_queues, *BREAKS)
+    got.check_all(kept, once=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_members_of_a_group_keep_the_order_of_each_key(seed: int) -> None:
+    got, kept = run(seed, by_streams, *CHANGES)
+    got.check_exact(kept)
+
+
+def test_harm_of_forgetting_what_the_application_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CumulativeAcks, "handed", lambda self, mark: None)
+    got, kept = run(1, by_stream, *BREAKS)
+    with pytest.raises(AssertionError, match="received and sent"):
+        got.check_exact(kept)
+
+
+def test_harm_of_forgetting_acknowledgements_that_were_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(IndividualAcks, "reconnected", IndividualAcks.forget)
+    harmed = 0
+    for seed in SEEDS:
+        got, kept = run(seed, by_queue, *BREAKS)
+        try:
+            got.check_all(kept, once=True)
+        except AssertionError:
+            harmed += 1
+    assert harmed
+
+
+def test_what_is_acknowledged_after_the_close_is_refused() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client:
+            consumer = await client.queue_consumer(NAME, "s", initial_position=FIRST)
+            async with await client.producer(NAME) as producer:
+                await producer.send(b"x", key="k")
+            message = await consumer.receive(timeout=5.0)
+            await consumer.close()
+            with pytest.raises(AlreadyClosed):
+                consumer.ack(message)
+
+    play(story)
