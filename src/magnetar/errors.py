@@ -241,6 +241,8 @@ class TransactionCoordinatorNotFound(RequestError):
     wire_code = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
     retryable = True
     hint = "look up the coordinators again"
+    coordinator: int | None = None
+    """The one that was meant, where the broker says so."""
 
 
 class InvalidTxnStatus(RequestError):
@@ -347,6 +349,13 @@ class SendTimedOut(ClientError):
     """No receipt came in time: whether the message is stored is unknown."""
 
     name = "send-timed-out"
+
+
+class TransactionAborted(ClientError):
+    """The transaction was not committed: a part of it failed, or its time was over."""
+
+    name = "transaction-aborted"
+    hint = "begin a new transaction and do its work again"
 
 
 class UnreadableMessage(ClientError):

@@ -40,7 +40,7 @@ class Txn:
     async def enlist(self, topic: str) -> None:
         self.topics.add(topic)
 
-    def sending(self, receipt: asyncio.Future[AnyMessageId]) -> None:
+    def sending(self, receipt: asyncio.Future[AnyMessageId], _: object) -> None:
         self.receipts.append(receipt)
 
     async def end(self, action: pb.TxnAction) -> None:

@@ -31,6 +31,16 @@ class Acknowledged:
     def done(self) -> bool:
         return all(part.done() for part in self._parts)
 
+    def raise_failure(self) -> None:
+        """Of one that is done: raise why the broker will never have it, if that is so."""
+        for part in self._parts:
+            part.result()
+
+    @property
+    def has_failed(self) -> bool:
+        """The broker never had it, or refused it."""
+        return any(part.done() and part.exception() is not None for part in self._parts)
+
     def __await__(self) -> Generator[None, None, None]:
         for part in self._parts:
             yield from asyncio.shield(part).__await__()

@@ -20,6 +20,7 @@ from magnetar.client.budget import Budget
 from magnetar.client.codec import Compression
 from magnetar.client.connection import Connect
 from magnetar.client.makes_consumers import Closable, MakesConsumers
+from magnetar.client.makes_transactions import MakesTransactions
 from magnetar.client.pool import Connections
 from magnetar.client.producer import Producer
 from magnetar.client.producer_settings import AccessMode, ProducerSettings
@@ -60,7 +61,7 @@ class ProducerOptions(TypedDict, total=False):
     routing: Routing
 
 
-class Client(MakesConsumers):
+class Client(MakesConsumers, MakesTransactions):
     """A client of one service.
 
     async with Client("pulsar://localhost:6650") as client:
@@ -87,6 +88,7 @@ class Client(MakesConsumers):
         clock: Clock | None = None,
     ) -> None:
         """`auth` may be a token. `connect`, `chance` and `clock` are for simulations."""
+        super().__init__()
         settings = ClientSettings(
             service_url=ServiceUrl.parse(service_url),
             auth=TokenAuth(auth) if isinstance(auth, str) else auth or NoAuth(),
@@ -161,7 +163,7 @@ class Client(MakesConsumers):
         return producer
 
     async def close(self) -> None:
-        """Close every producer and consumer, then every connection."""
+        """Close every producer and consumer, abort what is open, then close every connection."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(
                 self._close(), name="client close"
@@ -172,6 +174,7 @@ class Client(MakesConsumers):
         closed = await asyncio.gather(
             *(each.close() for each in list(self._open)), return_exceptions=True
         )
+        await self._leave_coordinators()
         await self.connections.close()
         for each in closed:
             if isinstance(each, BaseException):

@@ -38,7 +38,7 @@ from magnetar.client.producer_settings import ProducerSettings
 from magnetar.client.routing import entry_bucket_hash
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.segments import Segment
-from magnetar.wire.messages import encode_entry
+from magnetar.wire.messages import TxnId, encode_entry
 
 UNNUMBERED: Final = -1
 
@@ -273,6 +273,16 @@ class Outbox:
         self._in_flight.extend(self._waiting)
         self._waiting = deque(each for each in self._in_flight if not each.is_dead)
         self._in_flight = deque()
+
+    def unsent(self, txn_id: TxnId) -> list[Pending]:
+        """The messages of a transaction that were never written, chunked ones left out."""
+        self.close_batches()
+        return [
+            message
+            for outbound in self._waiting
+            if outbound.entry.txn == txn_id and not outbound.may_be_stored and not outbound.is_chunk
+            for message in outbound.messages
+        ]
 
     def left(self) -> list[Pending]:
         """Everything, in order, to go elsewhere."""

@@ -65,8 +65,11 @@ class SendTransaction(Protocol):
         """Called before each send; does nothing if the transaction knows the topic."""
         ...
 
-    def sending(self, receipt: asyncio.Future[AnyMessageId]) -> None:
-        """Called with each send; raises if the transaction takes no more."""
+    def sending(self, receipt: asyncio.Future[AnyMessageId], sender: Producer[Any]) -> None:
+        """Called with each send; raises if the transaction takes no more.
+
+        From then on `sender` may be asked to `hurry`, and to `drop` what it was given.
+        """
         ...
 
 
@@ -173,7 +176,8 @@ class Producer(Generic[Value]):
             replicate_to=replicate_to,
             txn=txn,
         )
-        return await receipt
+        # A transaction must know what became of it, even if nobody waits here any more.
+        return await (receipt if txn is None else asyncio.shield(receipt))
 
     async def submit(
         self,
@@ -235,7 +239,7 @@ class Producer(Generic[Value]):
                 message.txn = txn.txn_id
                 await txn.enlist(self._segments.topic_of(segment))
                 self._check_usable()
-                txn.sending(message.receipt)
+                txn.sending(message.receipt, self)
         except BaseException:
             self._give_back(message)
             raise
@@ -257,6 +261,14 @@ class Producer(Generic[Value]):
             self._flushing -= 1
             if not self._flushing:
                 self._failures.clear()
+
+    def hurry(self) -> None:
+        """Send what is being gathered in batches."""
+        self._segments.close_batches()
+
+    def drop(self, txn_id: TxnId, error: MagnetarError) -> None:
+        """Fail those messages of a transaction that were not sent yet."""
+        self.failed(self._segments.unsent(txn_id), error)
 
     def _delivery_time(self, at: datetime | int | None, after: timedelta | float | None) -> int:
         if at is not None:

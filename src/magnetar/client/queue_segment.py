@@ -94,7 +94,16 @@ class QueueSegment(SegmentConsumer):
                 size = size_from(each.batch_index, each.batch_size)
                 left = all_of(size) & ~bit_of(each.batch_index)
             items.append(AckItem(each.position, left, each.batch_size))
-        acked = self.acked_in(txn, items, cumulative=False, on_end=_nothing)
+        generation = self.generation
+
+        def on_end(committed: bool) -> None:
+            # What the broker had is delivered again by itself.
+            if not committed and acked.has_failed and generation == self.generation:
+                for each in items:
+                    self._nacked.set(each.position, self.loop.time())
+                self.news.advance()
+
+        acked = self.acked_in(txn, items, cumulative=False, on_end=on_end)
         self._settle(message_id)
         for each in chunk_ids or (message_id,):
             self._acks.give_back(each.position, each.batch_index)
@@ -270,7 +279,3 @@ class SharedStreamSegment(QueueSegment):
                 break
             found = message_id
         return found
-
-
-def _nothing(_committed: bool) -> None:
-    """The broker delivers again what an aborted transaction had acknowledged."""

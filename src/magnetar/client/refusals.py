@@ -101,7 +101,10 @@ def raise_refusal(what: str, reply: Any) -> None:
     names = reply.DESCRIPTOR.fields_by_name
     for code, text in _ERROR_FIELDS:
         if code in names and reply.HasField(code):
-            raise refusal(what, getattr(reply, code), getattr(reply, text))
+            error = refusal(what, getattr(reply, code), getattr(reply, text))
+            if isinstance(error, TransactionCoordinatorNotFound) and "tc_id" in names:
+                error.coordinator = reply.tc_id if reply.HasField("tc_id") else None
+            raise error
 
 
 def is_passing(error: Exception) -> bool:

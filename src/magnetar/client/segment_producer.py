@@ -48,7 +48,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
 from magnetar.wire.commands import TYPES
 from magnetar.wire.frames import encode_send
-from magnetar.wire.messages import Command, Received
+from magnetar.wire.messages import Command, Received, TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _RECEIPT: Final = TYPES["SEND_RECEIPT"]
@@ -191,6 +191,12 @@ class SegmentProducer:
         """What has no receipt, in order, to go elsewhere; call it when it `is_over`."""
         stranded, self._stranded = self._stranded, []
         return self._outbox.left() + [each for each in stranded if not each.is_settled]
+
+    def unsent(self, txn_id: TxnId) -> list[Pending]:
+        """The messages of a transaction that were not written to a connection."""
+        self.close_batches()  # what is not dropped must not wait for a timer any more
+        stranded = [each for each in self._stranded if each.txn == txn_id]
+        return self._outbox.unsent(txn_id) + [each for each in stranded if not each.may_be_stored]
 
     def gave_up(self) -> None:
         """Messages were given up: begin anew without those that are in flight."""

@@ -37,6 +37,7 @@ from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.wire.messages import TxnId
 
 TERMINATED_S: Final = 5.0
 
@@ -132,6 +133,10 @@ class SegmentProducers(Service):
     def close_batches(self) -> None:
         for each in self._producers.values():
             each.close_batches()
+
+    def unsent(self, txn_id: TxnId) -> list[Pending]:
+        """The messages of a transaction that were not written to a connection."""
+        return [each for made in self._producers.values() for each in made.unsent(txn_id)]
 
     def gave_up(self) -> None:
         """Messages were given up."""

@@ -1,0 +1,353 @@
+"""Transactions of the client with real brokers on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from magnetar.client.client import Client
+from magnetar.client.message import Message
+from magnetar.client.txn_state import TransactionState
+from magnetar.errors import (
+    DeadlineExceeded,
+    GroupFenced,
+    InvalidSetting,
+    InvalidTxnStatus,
+    NotAllowed,
+    TransactionAborted,
+    TransactionConflict,
+)
+from magnetar.model.subscriptions import InitialPosition
+from tests.client.stage import new_client, play, stored
+from tests.server.scalable_stage import NAME, Stage
+
+FIRST = InitialPosition.EARLIEST
+REGULAR = "persistent://public/default/plain"
+OUTPUT = "persistent://public/default/results"
+
+
+async def payloads(stage: Stage, topic: str = NAME) -> list[bytes]:
+    return sorted(each.payload for each in await stored(stage, topic))
+
+
+async def nothing_more(consumer: Any) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await consumer.receive(timeout=5.0)
+
+
+async def received(consumer: Any, count: int) -> list[Message[bytes]]:
+    return [await consumer.receive(timeout=20.0) for _ in range(count)]
+
+
+kinds = pytest.mark.parametrize(
+    ("topic", "scalable"), [(NAME, None), (REGULAR, None), (REGULAR, False), (NAME, False)]
+)
+
+
+@kinds
+def test_commits_and_aborts(topic: str, scalable: bool | None) -> None:
+    async def story(stage: Stage) -> None:
+        if topic == NAME:
+            await stage.create(2)
+        async with new_client(stage) as client, await client.producer(topic) as producer:
+            async with client.transaction(scalable=scalable) as txn:
+                assert txn.state is TransactionState.OPEN
+                for number in range(10):
+                    await producer.send(b"good %d" % number, key=f"k{number}", txn=txn)
+            assert txn.state is TransactionState.COMMITTED
+            with pytest.raises(ZeroDivisionError):
+                async with client.transaction(scalable=scalable) as bad:
+                    await producer.send(b"bad", key="k", txn=bad)
+                    raise ZeroDivisionError
+            assert bad.state is TransactionState.ABORTED
+            other = await client.transaction(scalable=scalable)
+            await producer.send(b"other", key="k", txn=other)
+            await other.abort()
+            await other.abort()
+            with pytest.raises(TransactionAborted):
+                await other.commit()
+            await txn.commit()
+            with pytest.raises(InvalidTxnStatus):
+                await txn.abort()
+            with pytest.raises(TransactionAborted):
+                await producer.send(b"late", key="k", txn=txn)
+            await producer.send(b"plain", key="k")
+            assert not client.connections.count == 0
+        found = await payloads(stage, topic)
+        assert found == sorted([b"good %d" % number for number in range(10)] + [b"plain"])
+
+    play(story)
+
+
+def test_a_commit_waits_for_what_was_only_handed_in() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with (
+            new_client(stage) as client,
+            await client.producer(NAME, batch_delay=10.0) as producer,
+        ):
+            await producer.send(b"first", key="k0")
+            begun = asyncio.get_running_loop().time()
+            async with client.transaction() as txn:
+                for number in range(100):
+                    await producer.submit(b"%d" % number, key=f"k{number}", txn=txn)
+            assert asyncio.get_running_loop().time() - begun < 1, "batches are sent at once"
+        assert len(await payloads(stage)) == 101
+
+    play(story)
+
+
+def test_an_abort_drops_what_was_not_sent() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with (
+            new_client(stage) as client,
+            await client.producer(NAME, batch_delay=10.0) as producer,
+        ):
+            txn = await client.transaction()
+            first = asyncio.ensure_future(producer.send(b"under way", key="k", txn=txn))
+            while not producer.pending:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            receipts = [await producer.submit(b"x", key="k", txn=txn) for _ in range(10)]
+            await txn.abort()
+            assert (await asyncio.gather(first, return_exceptions=True))[0] is not None
+            for receipt in receipts:
+                assert isinstance(receipt.exception(), TransactionAborted)
+            assert producer.pending == 0
+            await producer.send(b"plain", key="k")
+        assert await payloads(stage) == [b"plain"]
+
+    play(story)
+
+
+def test_a_cancelled_block_aborts() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            states = []
+
+            async def work() -> None:
+                async with client.transaction() as txn:
+                    states.append(txn)
+                    await producer.send(b"x", key="k", txn=txn)
+                    await asyncio.sleep(100)
+
+            task = asyncio.create_task(work())
+            await asyncio.sleep(1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert states[0].state is TransactionState.ABORTED
+        assert await payloads(stage) == []
+
+    play(story)
+
+
+def test_a_cancelled_send_is_known_to_its_transaction() -> None:
+    """What nobody waits for is committed, or fails the commit; it is never left out silently."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            async with client.transaction() as txn:
+                await producer.send(b"1", key="k", txn=txn)
+                task = asyncio.create_task(producer.send(b"2", key="k", txn=txn))
+                while not producer.pending:
+                    await asyncio.sleep(0)
+                task.cancel()
+            assert txn.state is TransactionState.COMMITTED
+            with pytest.raises(TransactionAborted):
+                async with client.transaction() as other:
+                    (await producer.submit(b"3", key="k", txn=other)).cancel()
+        assert await payloads(stage) == [b"1", b"2"]
+
+    play(story)
+
+
+def test_cancelling_a_commit_takes_nothing_back() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            txn = await client.transaction()
+            await producer.send(b"x", key="k", txn=txn)
+            task = asyncio.create_task(txn.commit())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await txn.commit()
+            assert txn.state is TransactionState.COMMITTED
+        assert await payloads(stage) == [b"x"]
+
+    play(story)
+
+
+def test_a_timeout_aborts() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            with pytest.raises(TransactionAborted, match="timed out"):
+                async with client.transaction(timeout=5) as txn:
+                    await producer.send(b"x", key="k", txn=txn)
+                    await asyncio.sleep(6)
+            assert txn.state is TransactionState.TIMED_OUT
+            await txn.abort()
+            with pytest.raises(TransactionAborted):
+                await producer.send(b"y", key="k", txn=txn)
+            await producer.send(b"plain", key="k")
+            with pytest.raises(InvalidSetting):
+                client.transaction(timeout=0)
+        assert await payloads(stage) == [b"plain"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("topic", [NAME, REGULAR])
+def test_acknowledgements_take_part(topic: str) -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            make: Callable[..., Any] = client.queue_consumer if topic == NAME else client.consumer
+            async with await client.producer(topic) as producer:
+                consumer = await make(topic, "s", initial_position=FIRST)
+                for number in range(6):
+                    await producer.send(b"%d" % number, key=f"k{number}")
+                messages = await received(consumer, 6)
+                async with client.transaction() as txn:
+                    for each in messages[:3]:
+                        consumer.ack(each, txn=txn)
+                bad = await client.transaction()
+                for each in messages[3:]:
+                    consumer.ack(each, txn=bad)
+                await bad.abort()
+                again = await received(consumer, 3)
+                assert {m.value for m in again} == {m.value for m in messages[3:]}
+                await consumer.ack_many(again)
+                await nothing_more(consumer)
+                await consumer.close()
+
+    play(story)
+
+
+def test_conflicts_abort_cleanly() -> None:
+    async def story(stage: Stage) -> None:
+        async with (
+            new_client(stage) as client,
+            await client.producer(NAME) as producer,
+            await client.producer(OUTPUT) as output,
+            await client.queue_consumer(NAME, "s", initial_position=FIRST) as consumer,
+        ):
+            await producer.send(b"x", key="k")
+            message = await consumer.receive(timeout=20.0)
+            first, second = await client.transaction(), await client.transaction()
+            await output.send(b"first", txn=first)
+            await consumer.ack(message, txn=first)
+            await output.send(b"second", txn=second)
+            with pytest.raises(TransactionConflict):
+                await consumer.ack(message, txn=second)
+            with pytest.raises(TransactionAborted):
+                await output.send(b"more", txn=second)
+            with pytest.raises(TransactionConflict):
+                await second.commit()
+            assert second.state is TransactionState.ABORTED
+            await first.commit()
+            await nothing_more(consumer)
+            await client.close()
+            assert await payloads(stage, OUTPUT) == [b"first"]
+
+    play(story)
+
+
+def test_streams_acknowledge_only_what_advanced() -> None:
+    """Many transactions over three segments, one after the other: none conflicts."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(3)
+        async with (
+            new_client(stage) as client,
+            await client.producer(NAME) as producer,
+            await client.stream_consumer(NAME, "s", initial_position=FIRST) as consumer,
+        ):
+            seen = []
+            for number in range(20):
+                await producer.send(b"%d" % number, key=f"k{number}")
+                message = await consumer.receive(timeout=20.0)
+                async with client.transaction() as txn:
+                    consumer.ack_cumulative(message, txn=txn)
+                seen.append(message.value)
+            assert seen == [b"%d" % number for number in range(20)]
+            await producer.send(b"again", key="k1")
+            message = await consumer.receive(timeout=20.0)
+            txn = await client.transaction()
+            await consumer.ack_cumulative(message, txn=txn)
+            await txn.abort()
+            assert (await consumer.receive(timeout=20.0)).value == b"again"
+
+    play(story)
+
+
+def test_closing_the_client_aborts_what_is_open() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        client = new_client(stage)
+        producer = await client.producer(NAME)
+        txn = await client.transaction()
+        await producer.send(b"x", key="k", txn=txn)
+        await client.close()
+        assert txn.state is TransactionState.ABORTED
+        assert await payloads(stage) == []
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        assert not [name for name in names if "transaction coordinators" in name]
+
+    play(story)
+
+
+def test_groups_commit_their_members_together() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            group = await client.open_group("app", generation="g", run="r1")
+            assert group.committed_sequence == -1
+
+            async def task(payload: bytes) -> Any:
+                async with group.transaction(0) as txn:
+                    await producer.submit(payload, key="k", txn=txn)
+                return txn
+
+            first, second, loser = [await task(b"%d" % number) for number in range(3)]
+            with pytest.raises(NotAllowed):
+                await first.commit()
+            assert first.state is TransactionState.COMMITTING
+            assert await group.commit(0, [first, second.txn_id])
+            states = [each.state for each in (first, second, loser)]
+            assert states == [TransactionState.COMMITTED] * 2 + [TransactionState.ABORTED]
+            assert not await group.commit(0, [first.txn_id, second.txn_id]), "it was before"
+            status = await group.status()
+            assert set(status.committed) == {first.txn_id, second.txn_id}
+            assert (status.epoch, status.run, status.committed_sequence) == (1, "r1", 0)
+            await _fencing(client, group)
+        assert await payloads(stage) == [b"0", b"1", b"9"]
+
+    play(story)
+
+
+async def _fencing(client: Client, former: Any) -> None:
+    """A later run ends the former one; another process takes part by the ticket."""
+    late = await former.transaction(1)
+    present = await client.open_group("app", generation="g", run="r2")
+    assert present.committed_sequence == 0
+    with pytest.raises(GroupFenced):
+        await former.commit(1, [late])
+    with pytest.raises(GroupFenced):
+        await former.transaction(2)
+    elsewhere = await client.group(present.ticket)
+    async with (
+        await client.producer(NAME) as producer,
+        elsewhere.transaction(1) as txn,
+    ):
+        await producer.send(b"9", key="k", txn=txn)
+    assert await present.commit(1, [txn.txn_id])
+    assert (await client.group_status("app")).committed == (txn.txn_id,)
