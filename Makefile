@@ -124,6 +124,10 @@ bench-txn-large: $(STAMP) ## one transaction of up to 10^6 messages: memory, tim
 bench-txn-recovery: $(STAMP) ## from process start to a delivery, 10^6 finished and 10^4 open ones
 	$(BIN)/python -m bench.txn_recovery
 
+.PHONY: bench-client
+bench-client: $(STAMP) ## our client beside the official one: single messages, batches, Arrow
+	$(BIN)/python -m bench.client
+
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
 	$(BIN)/python -m bench.diff $(if $(BASE),--base "$(BASE)")
@@ -132,6 +136,10 @@ bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, 
 format: $(STAMP) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+.PHONY: blocking
+blocking: $(STAMP) ## write the blocking classes of the client from the asyncio ones
+	$(BIN)/python scripts/make_blocking.py
 
 .PHONY: lock
 lock: $(STAMP) ## resolve pyproject.toml anew into requirements/*.txt

@@ -1,0 +1,121 @@
+"""Blocking: `Consumer`, for threads.
+
+Written by `make blocking` from `magnetar.client.consumer`; edit that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
+from magnetar.client.blocking.transactions import Transaction
+from magnetar.client.consumer import Consumer as AsyncConsumer
+from magnetar.client.message import AnyMessageId, Message
+from magnetar.model.ids import MessageId
+from magnetar.model.subscriptions import SubscriptionType
+
+T = TypeVar("T")
+
+
+class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
+    """Consumes regular topics.
+
+    with client.consumer("orders", "billing") as consumer:
+        message = consumer.receive()
+        consumer.ack(message).wait()
+    """
+
+    @property
+    def subscription_type(self) -> SubscriptionType:
+        return self._call(lambda: self._wrapped.subscription_type)
+
+    def receive(self, timeout: float | None = None) -> Message[T]:
+        """The next message; the application has it from now on.
+
+        Raises `DeadlineExceeded` if none came within `timeout` seconds, and `TopicTerminated` once
+        every topic was terminated and all of its messages are acknowledged.
+        """
+        return self._wait(lambda: self._wrapped.receive(timeout))
+
+    def ack_cumulative(self, message: Message[Any] | AnyMessageId) -> Acknowledged:
+        """Acknowledge everything that was received of a topic or partition, up to a message."""
+        return self._acknowledged(lambda: self._wrapped.ack_cumulative(message))
+
+    def seek(self, target: MessageId | datetime | int) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            consumer.seek(EARLIEST)
+            consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. On a partitioned topic, a message moves only
+        its own partition, and a time, the earliest or the latest message all of them.
+        """
+        self._wait(lambda: self._wrapped.seek(target))
+
+    def unsubscribe(self, *, force: bool = False) -> None:
+        """Delete the subscription, with everything that it has not acknowledged, and close."""
+        self._wait(lambda: self._wrapped.unsubscribe(force=force))
+
+    def last_message_ids(self) -> dict[str, MessageId]:
+        """The last message of each topic or partition, acknowledged or not."""
+        return self._wait(lambda: self._wrapped.last_message_ids())
+
+    def ack(
+        self, message: Message[Any] | AnyMessageId, *, txn: Transaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge a message, or one whose id was stored.
+
+            consumer.ack(message)             # soon
+            consumer.ack(message).wait()       # the broker has it for good
+            consumer.ack(message, txn=txn)    # together with the transaction
+
+        A message of which this consumer was told to seek away is not acknowledged.
+        """
+        return self._acknowledged(lambda: self._wrapped.ack(message, txn=wrapped_of(txn)))
+
+    def ack_many(
+        self, messages: Iterable[Message[Any] | AnyMessageId], *, txn: Transaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge several messages."""
+        given = [wrapped_of(each) for each in messages]
+        return self._acknowledged(lambda: self._wrapped.ack_many(given, txn=wrapped_of(txn)))
+
+    def nack(self, message: Message[Any]) -> None:
+        """Give a message back: it is delivered again, to this or another consumer, after a while.
+
+        How long follows from `nack_delay` and from how often it was delivered already. With dead
+        letters, a message that was delivered often enough goes there instead.
+        """
+        self._call(lambda: self._wrapped.nack(message))
+
+    @property
+    def subscription(self) -> str:
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+        return self._call(lambda: self._wrapped.topics)
+
+    @property
+    def name(self) -> str:
+        """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
+        return self._call(lambda: self._wrapped.name)
+
+    def receive_many(
+        self, max_messages: int = 100, timeout: float | None = None
+    ) -> list[Message[T]]:
+        """The messages that are there, up to a limit; waits only until there is one.
+
+            for message in consumer.receive_many(500, timeout=1.0):
+                ...
+
+        Empty if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        """The messages, until it is closed."""
+        return self._iterate(lambda: self._wrapped.__aiter__())

@@ -1,0 +1,124 @@
+"""Blocking: `Producer`, for threads.
+
+Written by `make blocking` from `magnetar.client.producer`; edit that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from magnetar.client.blocking.handle import Handle, wrapped_of
+from magnetar.client.blocking.transactions import Transaction
+from magnetar.client.message import AnyMessageId
+from magnetar.client.producer import _NO_PROPERTIES
+from magnetar.client.producer import Producer as AsyncProducer
+
+Value = TypeVar("Value")
+
+
+class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
+    """Sends messages to one topic. Made by `Client.producer`.
+
+    with client.producer("topic://public/default/orders") as producer:
+        producer.send(b"hello", key="k1")
+    """
+
+    @property
+    def topic(self) -> str:
+        return self._call(lambda: self._wrapped.topic)
+
+    @property
+    def name(self) -> str:
+        """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
+        return self._call(lambda: self._wrapped.name)
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest sequence id that has a receipt, or that the broker had before; -1: none."""
+        return self._call(lambda: self._wrapped.last_sequence_id)
+
+    @property
+    def pending(self) -> int:
+        """How many messages have no receipt."""
+        return self._call(lambda: self._wrapped.pending)
+
+    def send(
+        self,
+        value: Value | None,
+        *,
+        key: str | bytes | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+        replicate_to: Sequence[str] = (),
+        txn: Transaction | None = None,
+    ) -> AnyMessageId:
+        """Send a message and wait until it is stored; where it is.
+
+            message_id = producer.send(b"hello", key="k1", properties={"kind": "greeting"})
+
+        None is a message without a value. Times are datetimes or milliseconds since 1970.
+        Cancelling the wait does not take the message back. Raises `SendTimedOut` if no receipt came
+        in time, `ProducerQueueFull` if there was no room for it in time, or what the broker refused
+        it with.
+        """
+        return self._wait(
+            lambda: self._wrapped.send(
+                value,
+                key=key,
+                ordering_key=ordering_key,
+                properties=properties,
+                event_time=event_time,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+                sequence_id=sequence_id,
+                replicate_to=replicate_to,
+                txn=wrapped_of(txn),
+            )
+        )
+
+    def submit(
+        self,
+        value: Value | None,
+        *,
+        key: str | bytes | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+        replicate_to: Sequence[str] = (),
+        txn: Transaction | None = None,
+    ) -> Future[AnyMessageId]:
+        """Hand a message in, once there is room; the future is done when it is stored.
+
+            receipts = [producer.submit(each) for each in values]
+            producer.flush()
+
+        A failure is logged, so that the future need not be awaited.
+        """
+        return self._stored_later(
+            lambda: self._wrapped.submit(
+                value,
+                key=key,
+                ordering_key=ordering_key,
+                properties=properties,
+                event_time=event_time,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+                sequence_id=sequence_id,
+                replicate_to=replicate_to,
+                txn=wrapped_of(txn),
+            )
+        )
+
+    def flush(self) -> None:
+        """Wait until everything handed in so far is stored; raises the first failure among it."""
+        self._wait(lambda: self._wrapped.flush())

@@ -1,0 +1,97 @@
+"""Blocking: `QueueConsumer`, for threads.
+
+Written by `make blocking` from `magnetar.client.queue_consumer`; edit that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
+from magnetar.client.blocking.transactions import Transaction
+from magnetar.client.message import AnyMessageId, Message
+from magnetar.client.queue_consumer import QueueConsumer as AsyncQueueConsumer
+
+T = TypeVar("T")
+
+
+class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
+    """Shares the messages of a topic with the other consumers of its subscription.
+
+    with client.queue_consumer("topic://public/default/jobs", "workers") as consumer:
+        for message in consumer:
+            try:
+                work(message.value)
+            except Exception:
+                consumer.nack(message)
+            else:
+                consumer.ack(message)
+    """
+
+    def ack(
+        self, message: Message[Any] | AnyMessageId, *, txn: Transaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge a message, or one whose id was stored.
+
+            consumer.ack(message)             # soon
+            consumer.ack(message).wait()       # the broker has it for good
+            consumer.ack(message, txn=txn)    # together with the transaction
+
+        A message of which this consumer was told to seek away is not acknowledged.
+        """
+        return self._acknowledged(lambda: self._wrapped.ack(message, txn=wrapped_of(txn)))
+
+    def ack_many(
+        self, messages: Iterable[Message[Any] | AnyMessageId], *, txn: Transaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge several messages."""
+        given = [wrapped_of(each) for each in messages]
+        return self._acknowledged(lambda: self._wrapped.ack_many(given, txn=wrapped_of(txn)))
+
+    def nack(self, message: Message[Any]) -> None:
+        """Give a message back: it is delivered again, to this or another consumer, after a while.
+
+        How long follows from `nack_delay` and from how often it was delivered already. With dead
+        letters, a message that was delivered often enough goes there instead.
+        """
+        self._call(lambda: self._wrapped.nack(message))
+
+    @property
+    def subscription(self) -> str:
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+        return self._call(lambda: self._wrapped.topics)
+
+    @property
+    def name(self) -> str:
+        """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
+        return self._call(lambda: self._wrapped.name)
+
+    def receive(self, timeout: float | None = None) -> Message[T]:
+        """The next message; the application has it from now on.
+
+            message = consumer.receive(timeout=5.0)
+
+        Raises `DeadlineExceeded` if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive(timeout))
+
+    def receive_many(
+        self, max_messages: int = 100, timeout: float | None = None
+    ) -> list[Message[T]]:
+        """The messages that are there, up to a limit; waits only until there is one.
+
+            for message in consumer.receive_many(500, timeout=1.0):
+                ...
+
+        Empty if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        """The messages, until it is closed."""
+        return self._iterate(lambda: self._wrapped.__aiter__())

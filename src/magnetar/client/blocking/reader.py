@@ -1,0 +1,72 @@
+"""Blocking: `Reader`, for threads.
+
+Written by `make blocking` from `magnetar.client.reader`; edit that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from magnetar.client.blocking.handle import Handle
+from magnetar.client.message import Message
+from magnetar.client.reader import Reader as AsyncReader
+from magnetar.model.ids import MessageId
+
+T = TypeVar("T")
+
+
+class Reader(Handle[AsyncReader[T]], Generic[T]):
+    """Reads a regular topic.
+
+    with client.reader("orders", start=EARLIEST) as reader:
+        while reader.has_message_available():
+            message = reader.receive()
+    """
+
+    def has_message_available(self) -> bool:
+        """Whether there is a message that was not received yet."""
+        return self._wait(lambda: self._wrapped.has_message_available())
+
+    def seek(self, target: MessageId, *, inclusive: bool = False) -> None:
+        """Go on behind another message, or with it."""
+        self._wait(lambda: self._wrapped.seek(target, inclusive=inclusive))
+
+    @property
+    def subscription(self) -> str:
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+        return self._call(lambda: self._wrapped.topics)
+
+    @property
+    def name(self) -> str:
+        """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
+        return self._call(lambda: self._wrapped.name)
+
+    def receive(self, timeout: float | None = None) -> Message[T]:
+        """The next message; the application has it from now on.
+
+            message = consumer.receive(timeout=5.0)
+
+        Raises `DeadlineExceeded` if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive(timeout))
+
+    def receive_many(
+        self, max_messages: int = 100, timeout: float | None = None
+    ) -> list[Message[T]]:
+        """The messages that are there, up to a limit; waits only until there is one.
+
+            for message in consumer.receive_many(500, timeout=1.0):
+                ...
+
+        Empty if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        """The messages, until it is closed."""
+        return self._iterate(lambda: self._wrapped.__aiter__())

@@ -1,0 +1,84 @@
+"""Blocking: `StreamConsumer`, for threads.
+
+Written by `make blocking` from `magnetar.client.stream_consumer`; edit that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
+from magnetar.client.blocking.transactions import Transaction
+from magnetar.client.message import Message
+from magnetar.client.stream_consumer import StreamConsumer as AsyncStreamConsumer
+from magnetar.model.ids import ScalableMessageId
+
+T = TypeVar("T")
+
+
+class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
+    """Gets the messages of each key in order.
+
+    with client.stream_consumer("topic://public/default/orders", "billing") as consumer:
+        for message in consumer:
+            apply(message.value)
+            consumer.ack_cumulative(message)
+    """
+
+    @property
+    def topic(self) -> str:
+        return self._call(lambda: self._wrapped.topic)
+
+    @property
+    def subscription(self) -> str:
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that are this member's now."""
+        return self._call(lambda: self._wrapped.segments)
+
+    def ack_cumulative(
+        self, message: Message[Any] | ScalableMessageId, *, txn: Transaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge everything that was received up to a message, in all segments.
+
+            consumer.ack_cumulative(message)            # soon
+            consumer.ack_cumulative(message).wait()      # the broker has it for good
+
+        In a transaction that is aborted, what is not acknowledged is delivered again.
+        """
+        return self._acknowledged(
+            lambda: self._wrapped.ack_cumulative(message, txn=wrapped_of(txn))
+        )
+
+    @property
+    def name(self) -> str:
+        """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
+        return self._call(lambda: self._wrapped.name)
+
+    def receive(self, timeout: float | None = None) -> Message[T]:
+        """The next message; the application has it from now on.
+
+            message = consumer.receive(timeout=5.0)
+
+        Raises `DeadlineExceeded` if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive(timeout))
+
+    def receive_many(
+        self, max_messages: int = 100, timeout: float | None = None
+    ) -> list[Message[T]]:
+        """The messages that are there, up to a limit; waits only until there is one.
+
+            for message in consumer.receive_many(500, timeout=1.0):
+                ...
+
+        Empty if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        """The messages, until it is closed."""
+        return self._iterate(lambda: self._wrapped.__aiter__())
