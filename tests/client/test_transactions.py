@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.message import Message
+from magnetar.client.transactions import Transaction
 from magnetar.client.txn_state import TransactionState
 from magnetar.errors import (
     DeadlineExceeded,
@@ -42,6 +43,12 @@ async def received(consumer: Any, count: int) -> list[Message[bytes]]:
     return [await consumer.receive(timeout=20.0) for _ in range(count)]
 
 
+async def turns(count: int) -> None:
+    """Let others run for so many turns of the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 kinds = pytest.mark.parametrize(
     ("topic", "scalable"), [(NAME, None), (REGULAR, None), (REGULAR, False), (NAME, False)]
 )
@@ -54,15 +61,20 @@ def test_commits_and_aborts(topic: str, scalable: bool | None) -> None:
             await stage.create(2)
         async with new_client(stage) as client, await client.producer(topic) as producer:
             async with client.transaction(scalable=scalable) as txn:
-                assert txn.state is TransactionState.OPEN
                 for number in range(10):
                     await producer.send(b"good %d" % number, key=f"k{number}", txn=txn)
             assert txn.state is TransactionState.COMMITTED
-            with pytest.raises(ZeroDivisionError):
+            begun: list[Transaction] = []
+
+            async def fail() -> None:
                 async with client.transaction(scalable=scalable) as bad:
+                    begun.append(bad)
                     await producer.send(b"bad", key="k", txn=bad)
                     raise ZeroDivisionError
-            assert bad.state is TransactionState.ABORTED
+
+            with pytest.raises(ZeroDivisionError):
+                await fail()
+            assert begun[0].state is TransactionState.ABORTED
             other = await client.transaction(scalable=scalable)
             await producer.send(b"other", key="k", txn=other)
             await other.abort()
@@ -75,7 +87,6 @@ def test_commits_and_aborts(topic: str, scalable: bool | None) -> None:
             with pytest.raises(TransactionAborted):
                 await producer.send(b"late", key="k", txn=txn)
             await producer.send(b"plain", key="k")
-            assert not client.connections.count == 0
         found = await payloads(stage, topic)
         assert found == sorted([b"good %d" % number for number in range(10)] + [b"plain"])
 
@@ -108,13 +119,13 @@ def test_an_abort_drops_what_was_not_sent() -> None:
             await client.producer(NAME, batch_delay=10.0) as producer,
         ):
             txn = await client.transaction()
-            first = asyncio.ensure_future(producer.send(b"under way", key="k", txn=txn))
-            while not producer.pending:
-                await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await producer.send(b"stored", key="k", txn=txn)
+            first = await producer.submit(b"under way", key="k", txn=txn)
+            await turns(5)
             receipts = [await producer.submit(b"x", key="k", txn=txn) for _ in range(10)]
             await txn.abort()
-            assert (await asyncio.gather(first, return_exceptions=True))[0] is not None
+            assert first.done()
+            assert first.exception() is None, "it was waited for"
             for receipt in receipts:
                 assert isinstance(receipt.exception(), TransactionAborted)
             assert producer.pending == 0
@@ -156,8 +167,7 @@ def test_a_cancelled_send_is_known_to_its_transaction() -> None:
             async with client.transaction() as txn:
                 await producer.send(b"1", key="k", txn=txn)
                 task = asyncio.create_task(producer.send(b"2", key="k", txn=txn))
-                while not producer.pending:
-                    await asyncio.sleep(0)
+                await turns(10)
                 task.cancel()
             assert txn.state is TransactionState.COMMITTED
             with pytest.raises(TransactionAborted):
@@ -190,10 +200,11 @@ def test_a_timeout_aborts() -> None:
     async def story(stage: Stage) -> None:
         await stage.create(1)
         async with new_client(stage) as client, await client.producer(NAME) as producer:
+            txn = await client.transaction(timeout=5)
+            await producer.send(b"x", key="k", txn=txn)
+            await asyncio.sleep(6)
             with pytest.raises(TransactionAborted, match="timed out"):
-                async with client.transaction(timeout=5) as txn:
-                    await producer.send(b"x", key="k", txn=txn)
-                    await asyncio.sleep(6)
+                await txn.leave(None)
             assert txn.state is TransactionState.TIMED_OUT
             await txn.abort()
             with pytest.raises(TransactionAborted):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def walk(events: list[TxnEvent]) -> list[TransactionState]:
 @given(st.lists(st.sampled_from(TxnEvent)))
 def test_the_end_is_the_end(events: list[TxnEvent]) -> None:
     states = walk(events)
-    for before, then in zip(states, states[1:], strict=False):
+    for before, then in pairwise(states):
         assert then is before or not before.is_final
     assert len({state for state in states if state.is_final}) <= 1
 
@@ -34,7 +36,6 @@ def test_the_end_is_the_end(events: list[TxnEvent]) -> None:
 @given(st.lists(st.sampled_from(TxnEvent)))
 def test_only_a_coordinator_commits_and_only_if_asked(events: list[TxnEvent]) -> None:
     if walk(events)[-1] is S.COMMITTED:
-        assert E.COMMIT in events[: events.index(E.COMMITTED) + 1] or E.COMMITTED in events
         last = walk(events).index(S.COMMITTED) - 1
         assert events[last] is E.COMMITTED
         assert {S.COMMITTING, S.ABORTING} & set(walk(events[:last]))
