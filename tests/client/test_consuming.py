@@ -453,8 +453,8 @@ def test_wrong_options_are_refused_before_anything_is_connected() -> None:
         async with new_client(stage) as client:
             with pytest.raises(NotAllowed, match="scalable topic"):
                 await client.consumer(NAME, "s")
-            with pytest.raises(NotAllowed, match="regular topic"):
-                await client.stream_consumer(REGULAR, "s")
+            with pytest.raises(NotAllowed, match="is a segment"):
+                await client.stream_consumer("segment://t/n/x/0000-ffff-0", "s")
             with pytest.raises(InvalidSetting):
                 await client.queue_consumer(NAME, "s", queue_size=0)
             with pytest.raises(InvalidSetting):

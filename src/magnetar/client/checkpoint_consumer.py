@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from magnetar.client.assignment import AssignmentSession
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.feeds import SegmentKey
+from magnetar.client.layout_consumer import marked
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import Checkpoint, MessageId
 from magnetar.client.pool import Connections
@@ -169,7 +170,11 @@ class CheckpointConsumer(Receiving[T]):
         }
 
     def _spec(self, segment_id: int, topic: str) -> SegmentSpec:
-        fields: dict[str, Any] = {"subType": int(SubscriptionType.EXCLUSIVE)}
+        fields: dict[str, Any] = {
+            "subType": int(SubscriptionType.EXCLUSIVE),
+            # A regular topic that it reads may become a scalable one meanwhile.
+            "metadata": marked(self._settings.properties),
+        }
         return SegmentSpec(
             wire_topic=topic,
             topic=self.topic,

@@ -5,8 +5,10 @@ pattern.
 
 Invariants:
 1. Every partition of every topic is consumed; partitions and topics that come later too.
-2. Cumulative acknowledgements are only for types that deliver in order, and cover one partition.
-3. A pattern is looked for again every `PATTERN_S`: a topic that is gone is let go.
+2. Once every topic was terminated and all of its messages are acknowledged, a receive raises
+   `TopicTerminated`, and an iteration ends.
+3. Cumulative acknowledgements are only for types that deliver in order, and cover one partition.
+4. A pattern is looked for again every `PATTERN_S`: a topic that is gone is let go.
 """
 
 from __future__ import annotations
@@ -92,28 +94,20 @@ class Consumer(QueueConsumer[T]):
         self._type = subscription_type
         self._key_shared = key_shared
         self._pattern = pattern
+        self._inbox.end = self._end
 
     @property
     def subscription_type(self) -> SubscriptionType:
         return self._type
 
-    # --- receiving and settling
+    # --- settling
 
-    async def receive(self, timeout: float | None = None) -> Message[T]:  # noqa: ASYNC109
-        """The next message; the application has it from now on.
-
-        Raises `DeadlineExceeded` if none came within `timeout` seconds, and `TopicTerminated` once
-        every topic was terminated and all of its messages are acknowledged.
-        """
-        self._check_open()
-        if self._is_at_end and not len(self._inbox):
-            raise TopicTerminated(f"{', '.join(self.topics)}: there will be no more messages")
-        return await super().receive(timeout)
-
-    @property
-    def _is_at_end(self) -> bool:
+    def _end(self) -> MagnetarError | None:
+        """Every topic was terminated, and everything of it is acknowledged."""
         feeds = self._feeds.present.values()
-        return bool(feeds) and self._pattern is None and all(each.reached_end for each in feeds)
+        if not feeds or self._pattern is not None or not all(each.end_is_final for each in feeds):
+            return None
+        return TopicTerminated(f"{', '.join(self.topics)}: there will be no more messages")
 
     def ack_cumulative(self, message: Message[Any] | AnyMessageId) -> Acknowledged:
         """Acknowledge everything that was received of a topic or partition, up to a message."""

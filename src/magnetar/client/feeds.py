@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.errors import DeadlineExceeded, InvariantBroken, MagnetarError
@@ -25,6 +25,10 @@ from magnetar.runtime.signal import Signal
 
 SegmentKey: TypeAlias = tuple[str, int]
 """A topic, as the application knows it, and a segment of it."""
+
+
+SUCCESSOR_S: Final = 5.0
+"""A topic that was terminated has this long to get successors: it may become a scalable one."""
 
 
 class Plan(Protocol):
@@ -138,3 +142,7 @@ class Feeds(Service):
         while not feed.reached_end and not feed.has_ended:
             await feed.ends.past(feed.ends.version)
         self.stirred.advance()
+        if feed.reached_end:
+            await asyncio.sleep(SUCCESSOR_S)
+            feed.end_is_final = True
+            feed.home.inbox.arrivals.advance()

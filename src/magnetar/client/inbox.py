@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from magnetar.client.message import Message, Source
@@ -33,6 +34,8 @@ class Inbox(Generic[T]):
         self._waiting: deque[Message[T]] = deque()
         self._turn = 0
         self._failure: MagnetarError | None = None
+        self.end: Callable[[], MagnetarError | None] = _no_end
+        """Why nothing more can come, if that is so; asked whenever `arrivals` advances."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -96,4 +99,10 @@ class Inbox(Generic[T]):
             return
         if self._failure is not None:
             raise self._failure.with_traceback(None)
+        if (ended := self.end()) is not None:
+            raise ended
         await self.arrivals.past(self.arrivals.version)
+
+
+def _no_end() -> MagnetarError | None:
+    return None

@@ -104,9 +104,7 @@ class LayoutConsumer(Receiving[T]):
         is_legacy = segment.legacy_topic_name is not None
         name = self._name
         if is_legacy:
-            # Without it the topic could not become a scalable one under this consumer.
-            properties = [*self._settings.properties.items(), V5_MARK]
-            fields["metadata"] = [{"key": key, "value": value} for key, value in properties]
+            fields["metadata"] = marked(self._settings.properties)
         else:
             name = f"{name}-seg-{segment.segment_id}"
         return SegmentSpec(
@@ -117,3 +115,11 @@ class LayoutConsumer(Receiving[T]):
             fields=fields,
             segment_id=None if is_legacy else segment.segment_id,
         )
+
+
+def marked(properties: Mapping[str, str]) -> list[dict[str, str]]:
+    """The properties of a consumer of a regular topic.
+
+    The mark says that it follows when the topic becomes a scalable one, which else it could not.
+    """
+    return [{"key": key, "value": value} for key, value in (*properties.items(), V5_MARK)]

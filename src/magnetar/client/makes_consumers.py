@@ -196,7 +196,7 @@ class MakesConsumers(ABC):
         return await self._opened(
             StreamConsumer(
                 self.connections,
-                _scalable(topic),
+                _no_segment(TopicName.parse(topic)),
                 subscription=subscription,
                 schema=schema,
                 settings=ConsumerSettings(**options),
@@ -247,7 +247,7 @@ class MakesConsumers(ABC):
         return await self._opened(
             CheckpointConsumer(
                 self.connections,
-                _scalable(topic),
+                _no_segment(TopicName.parse(topic)),
                 start=start,
                 group=group,
                 schema=schema,
@@ -403,15 +403,6 @@ def _no_segment(topic: TopicName) -> TopicName:
         hint = f"use {topic.scalable_topic()}"
         raise NotAllowed(f"{topic} is a segment: its topic decides who reads it", hint=hint)
     return topic
-
-
-def _scalable(topic: str) -> TopicName:
-    name = _no_segment(TopicName.parse(topic))
-    if name.domain is not Domain.TOPIC:
-        raise NotAllowed(
-            f"{name} is a regular topic", hint=f"use {name.scalable_topic()}, or a Consumer"
-        )
-    return name
 
 
 def _regular(topic: str) -> TopicName:

@@ -142,7 +142,7 @@ class QueueSegment(SegmentConsumer):
         self._nacked.clear()
         self._processing.clear()
         self._held.clear()
-        self.reached_end = False
+        self.reached_end = self.end_is_final = False
         self.restart()
 
     # --- what is let in

@@ -34,6 +34,7 @@ from magnetar.errors import (
     InvalidSetting,
     MagnetarError,
     TopicNotFound,
+    TopicTerminated,
 )
 from magnetar.model.ids import ScalableMessageId
 
@@ -129,12 +130,13 @@ class Receiving(ABC, Generic[T]):
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Message[T]]:
-        """Until the consumer is closed."""
+        """Until the consumer is closed, or its topic was terminated and nothing is left."""
         while self._closing is None:
             try:
-                yield await self._inbox.take()
-            except AlreadyClosed:
+                message = await self._inbox.take()
+            except (AlreadyClosed, TopicTerminated):
                 return
+            yield message
 
     # --- the end
 

@@ -107,6 +107,8 @@ class SegmentConsumer(ABC):
         self.has_ended = False
         self.reached_end = False
         """The topic takes no more messages, and everything of it is acknowledged."""
+        self.end_is_final = False
+        """It has reached its end, and nothing came in its place."""
         self.generation = 0
         """Counts how often everything was delivered anew on purpose: by a seek or a rewind."""
         self.home = home
@@ -457,7 +459,6 @@ class SegmentConsumer(ABC):
             if command.type == _REACHED_END:
                 self.reached_end = True
                 self.ends.advance()
-                self.home.inbox.arrivals.advance()
             elif command.type == _CLOSED:
                 self._is_closed_by_broker = True
                 self.lost(ServiceNotReady(f"the broker closed the consumer of {self.wire_topic}"))

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from magnetar.client.ack_outbox import AckTransaction
 from magnetar.client.ack_state import Mark
@@ -21,6 +21,7 @@ from magnetar.client.acknowledged import Acknowledged, abandoned
 from magnetar.client.assignment import AssignmentSession
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.feeds import SegmentKey
+from magnetar.client.layout_consumer import marked
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import AnyMessageId, Message, MessageId
 from magnetar.client.pool import Connections
@@ -31,14 +32,15 @@ from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.stream_segment import StreamSegment
 from magnetar.errors import AlreadyClosed, InvalidValue, MagnetarError
 from magnetar.model.ids import ScalableMessageId, SegmentPosition
-from magnetar.model.names import TopicName
+from magnetar.model.names import Domain, TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.logs import logger
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 T = TypeVar("T")
 
-_LOG = logger(__name__)
+_LOG: Final = logger(__name__)
+_SEGMENT_SCHEME: Final = f"{Domain.SEGMENT.value}://"
 
 
 class StreamConsumer(Receiving[T]):
@@ -187,6 +189,8 @@ class StreamConsumer(Receiving[T]):
                 "hashRanges": ranges,
                 "entryBucketDispatch": True,
             }
+        if not assigned.segment_topic.startswith(_SEGMENT_SCHEME):
+            fields["metadata"] = marked(self._settings.properties)
         if assigned.segment_id not in self._first:
             fields["initialPosition"] = int(InitialPosition.EARLIEST)
         return SegmentSpec(

@@ -162,7 +162,7 @@ class ReaderSegment(StreamSegment):
         self._acks = CumulativeAcks(begin)
         self._hand_offs.clear()
         self._start = start
-        self.reached_end = False
+        self.reached_end = self.end_is_final = False
         self.restart()
 
     def _handed_out(self, message: Message[Any]) -> None:
