@@ -107,6 +107,11 @@ class AckOutbox:
     def is_waited_for(self) -> bool:
         return bool(self._group is not None or self._sent or self._txn_groups)
 
+    @property
+    def is_joined(self) -> bool:
+        """Somebody waits for the next command already."""
+        return self._group is not None
+
     def join(self) -> Acknowledged:
         """Something was acknowledged: when the broker has it."""
         if self._group is None:

@@ -59,7 +59,7 @@ def size_from(index: int, size: int) -> int:
 
 
 def bit_of(index: int) -> int:
-    return 1 << max(0, index)
+    return 1 << index if index > 0 else 1
 
 
 class _Entry:

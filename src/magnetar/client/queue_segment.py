@@ -75,8 +75,10 @@ class QueueSegment(SegmentConsumer):
 
     def ack(self, message_id: MessageId, chunk_ids: Sequence[MessageId] = ()) -> Acknowledged:
         """Acknowledge one message."""
-        self._settle(message_id)
-        for each in chunk_ids or (message_id,):
+        position = message_id.position
+        self._settle(position, message_id.batch_index)
+        self._acks.ack(position, message_id.batch_index, message_id.batch_size)
+        for each in chunk_ids:
             self._acks.ack(each.position, each.batch_index, each.batch_size)
         return self.acked()
 
@@ -104,7 +106,7 @@ class QueueSegment(SegmentConsumer):
                 self.news.advance()
 
         acked = self.acked_in(txn, items, cumulative=False, on_end=on_end)
-        self._settle(message_id)
+        self._settle(message_id.position, message_id.batch_index)
         for each in chunk_ids or (message_id,):
             self._acks.give_back(each.position, each.batch_index)
         return acked
@@ -185,10 +187,9 @@ class QueueSegment(SegmentConsumer):
         for message in messages:
             self._acks.give_back(message.raw_id.position, message.raw_id.batch_index)
 
-    def _settle(self, message_id: MessageId) -> None:
-        position = message_id.position
+    def _settle(self, position: Position, index: int) -> None:
         left = self._held.get(position)
-        if left is None or not self._acks.is_held(position, message_id.batch_index):
+        if left is None or not self._acks.is_held(position, index):
             return
         if left > 1:
             self._held[position] = left - 1
@@ -200,7 +201,7 @@ class QueueSegment(SegmentConsumer):
         self._processing.drop(position)
 
     def _give_back(self, message: Message[Any]) -> None:
-        self._settle(message.raw_id)
+        self._settle(message.raw_id.position, message.raw_id.batch_index)
         for each in message.chunk_ids or (message.raw_id,):
             self._acks.give_back(each.position, each.batch_index)
 

@@ -254,7 +254,8 @@ class SegmentConsumer(ABC):
         """Something was acknowledged: when the broker has it."""
         if self.has_ended:
             return abandoned(self._ended_error())
-        self.news.advance()
+        if not self._outbox.is_joined:
+            self.news.advance()
         return self._outbox.join()
 
     def acked_in(
