@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
+from magnetar.client.connection import BrokerConnection
 from magnetar.client.producer import Producer
 from magnetar.client.transactions import Transaction
 from magnetar.client.txn_state import TransactionState
@@ -180,6 +181,37 @@ def test_a_lost_server_is_waited_for() -> None:
     play(story)
 
 
+def test_an_abort_without_a_server_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stream had acknowledged is fetched again: with pauses, until there is a server."""
+    tries = 0
+    connect = BrokerConnection.open
+
+    async def counted(*what: Any, **how: Any) -> BrokerConnection:
+        nonlocal tries
+        tries += 1
+        assert tries < 1000, "it tries without a pause"
+        return await connect(*what, **how)
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with (
+            new_client(stage) as client,
+            await client.producer(NAME) as producer,
+            await client.stream_consumer(NAME, "s", initial_position=FIRST) as consumer,
+        ):
+            await producer.send(b"1", key="k")
+            txn = await client.transaction(timeout=5)
+            await consumer.ack_cumulative(await consumer.receive(timeout=20.0), txn=txn)
+            monkeypatch.setattr(BrokerConnection, "open", counted)
+            await stage.host.kill()
+            await asyncio.sleep(60)
+            assert txn.state is TransactionState.TIMED_OUT
+            assert await stage.host.start()
+            assert (await consumer.receive(timeout=60.0)).value == b"1"
+
+    play(story)
+
+
 # --- consume, transform, produce
 
 
@@ -212,7 +244,11 @@ async def transform(client: Client, consumer: Any, output: Producer[bytes], cras
     "troubles", [[split, merge, split], [cut_links, split, cut_links, merge, cut_links]]
 )
 def test_each_input_has_one_result(kind: str, troubles: Sequence[Trouble]) -> None:
-    chance = Random(f"{kind} {len(troubles)}")
+    transform_all(0, kind, troubles)
+
+
+def transform_all(seed: int, kind: str, troubles: Sequence[Trouble]) -> None:
+    chance = Random(f"{seed} {kind} {len(troubles)}")
     count = 60
 
     async def story(stage: Stage) -> None:

@@ -328,6 +328,7 @@ class SegmentConsumer(ABC):
 
     async def _pause(self) -> None:
         """Before the next try; a release or restart cuts it short."""
+        self._is_restarting = False  # the next try is one, whenever it succeeds
         was_releasing = self.is_releasing
         version = self.news.version
         try:
