@@ -110,6 +110,8 @@ class Writer:
         self.module = f"{PACKAGE}.{module}"
         self.name = name
         self.imports: set[str] = set()
+        self.guarded: set[str] = set()
+        """What is imported for types only: it may not be installed."""
         self.variables: set[str] = set()
 
     def text(self) -> str:
@@ -130,6 +132,9 @@ class Writer:
         variables = "".join(f'{each} = TypeVar("{each}")\n' for each in sorted(self.variables))
         if self.variables:
             self.imports.add("from typing import TypeVar")
+        if self.guarded:
+            self.imports.add("from typing import TYPE_CHECKING")
+            variables = f"if TYPE_CHECKING:\n    {', '.join(self.guarded)}\n\n{variables}"
         what = f"`{self.name}`, for threads"
         header = HEADER.format(what=what, module=self.module)
         return f"{header}{chr(10).join(sorted(self.imports))}\n\n{variables}\n\n{body}"
@@ -254,6 +259,8 @@ class Writer:
                 self.imports.add("from concurrent.futures import Future")
             elif name == "Acknowledged":
                 self.imports.add(f"from {PACKAGE}.blocking.handle import Acknowledged")
+            elif name == "pa":
+                self.guarded.add("import pyarrow as pa")
             elif name in source.imports:
                 self._import(name, source.imports[name])
 

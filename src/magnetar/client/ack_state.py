@@ -112,6 +112,15 @@ class IndividualAcks:
         """The application has it now."""
         self._entry(position, size).held |= bit_of(index)
 
+    def handed_all(self, position: Position, mask: int, size: int) -> None:
+        """As `handed`, for those messages of an entry that are set in `mask`."""
+        self._entry(position, size).held |= mask
+
+    def held_among(self, position: Position, mask: int) -> int:
+        """How many of the messages set in `mask` the application has."""
+        entry = self._entries.get(position)
+        return 0 if entry is None else (entry.held & mask).bit_count()
+
     def is_held(self, position: Position, index: int) -> bool:
         entry = self._entries.get(position)
         return entry is not None and bool(entry.held & bit_of(index))
@@ -123,6 +132,20 @@ class IndividualAcks:
         entry.open &= ~bit
         entry.held &= ~bit
         self._waiting[position] = None
+
+    def ack_all(self, position: Position, mask: int, size: int) -> None:
+        """As `ack`, for those messages of an entry that are set in `mask`."""
+        entry = self._entry(position, max(size, mask.bit_length()))
+        entry.open &= ~mask
+        entry.held &= ~mask
+        self._waiting[position] = None
+
+    def give_back_among(self, position: Position, mask: int) -> None:
+        """As `give_back`, for those messages of an entry that are set in `mask`."""
+        entry = self._entries.get(position)
+        if entry is not None:
+            entry.held &= ~mask
+            self._tidy(position, entry)
 
     def give_back(self, position: Position, index: int) -> None:
         """The application does not have it any more: it is delivered again, or a transaction has
@@ -338,7 +361,7 @@ class HandOffs:
     def last_before(self, turn: int) -> Mark | None:
         """As `through`, without a change."""
         found = None
-        for at, mark in self._items:
+        for at, mark in tuple(self._items):  # other threads ask too
             if at > turn:
                 break
             found = mark

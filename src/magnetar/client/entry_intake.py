@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 from magnetar.client.ack_state import WHOLE, all_of, bit_of
-from magnetar.client.batch import OpenedEntry, messages_in, open_entry, unpacked
+from magnetar.client.batch import OpenedEntry, Single, messages_in, open_entry, unpacked
 from magnetar.client.chunks import ChunkAssembler
+from magnetar.client.entry_rows import EntryRows
 from magnetar.client.inbox import Inbox
-from magnetar.client.message import Message, MessageId, Source
+from magnetar.client.message import Message, MessageId, Source, Unreadable
 from magnetar.client.wire_ids import position_of
 from magnetar.errors import UnreadableMessage
 from magnetar.model.batch_indexes import unacked_of
@@ -50,8 +51,13 @@ class Admission(Source, Protocol):
         """These chunks cannot become a message here."""
         ...
 
-    def deliver(self, message: Message[Any]) -> None:
-        """A message that was let in."""
+    @property
+    def takes_rows(self) -> bool:
+        """Whether batches may be delivered as they are."""
+        ...
+
+    def deliver(self, message: Message[Any] | EntryRows) -> None:
+        """What was let in."""
         ...
 
     def give_permits(self, count: int) -> None: ...
@@ -106,7 +112,7 @@ class EntryIntake:
                 reason=str(error),
             )
             metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
-            self._take_single(body, metadata, delivered.headers_and_payload, _raising(error))
+            self._take_single(body, metadata, delivered.headers_and_payload, Unreadable(error))
 
     def _take_single(
         self,
@@ -143,6 +149,11 @@ class EntryIntake:
         position = position_of(wire)
         unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
         mask = feed.admit(position, size, unacked)
+        if mask and self._inbox.takes_rows and feed.takes_rows and not _is_compacted(singles):
+            rows = EntryRows.of(feed, body, position, opened, mask, feed.generation, singles)
+            add(rows)
+            self._return_permits(size, unacked, len(rows))
+            return
         added = 0
         for index, (single, payload) in enumerate(singles):
             if not mask & bit_of(index):
@@ -163,9 +174,13 @@ class EntryIntake:
                     generation=feed.generation,
                 )
             )
+        self._return_permits(size, unacked, added)
+
+    def _return_permits(self, size: int, unacked: int, added: int) -> None:
+        """Those of messages that the broker counted and nobody gets."""
         counted = (all_of(size) & (unacked or ~0)).bit_count()
         if added < counted:
-            feed.give_permits(counted - added)
+            self._feed.give_permits(counted - added)
 
     def _take_chunk(self, body: pb.CommandMessage, opened: OpenedEntry) -> None:
         feed, metadata = self._feed, opened.metadata
@@ -184,12 +199,10 @@ class EntryIntake:
             if metadata.compression:
                 payload = unpacked(payload, metadata)
         except UnreadableMessage as error:
-            decode = _raising(error)
+            decode = Unreadable(error)
         self._take_single(body, metadata, payload, decode, taken.ids)
 
 
-def _raising(error: UnreadableMessage) -> Callable[[bytes, bytes], NoReturn]:
-    def decode(_data: bytes, _version: bytes) -> NoReturn:
-        raise error.with_traceback(None)
-
-    return decode
+def _is_compacted(singles: Sequence[Single]) -> bool:
+    """Some of them are not for the application."""
+    return any(single.compacted_out for single, _ in singles)

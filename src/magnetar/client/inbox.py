@@ -8,6 +8,7 @@ Invariants:
 2. A message is handed out, and its source told so, in the step in which it leaves.
 3. It holds what its sources ask the broker for and no more: they limit themselves.
 4. After `fail`, what is there can still be taken unless it was dropped; then the failure is raised.
+5. Once rows were asked for, batches wait as they are; whoever asks for messages still gets them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message, Source
 from magnetar.client.schema_versions import SchemaVersions
 from magnetar.errors import DeadlineExceeded, MagnetarError
@@ -31,7 +33,9 @@ class Inbox(Generic[T]):
     def __init__(self, schemas: SchemaVersions[T]) -> None:
         self.arrivals = Signal()
         self.schemas = schemas
-        self._waiting: deque[Message[T]] = deque()
+        self.takes_rows = False
+        """The application takes columns: a batch should come as `EntryRows`."""
+        self._waiting: deque[Message[T] | EntryRows] = deque()
         self._turn = 0
         self._failure: MagnetarError | None = None
         self.end: Callable[[], MagnetarError | None] = _no_end
@@ -40,7 +44,7 @@ class Inbox(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, message: Message[T]) -> None:
+    def add(self, message: Message[T] | EntryRows) -> None:
         self._waiting.append(message)
         if self.arrivals.waiters:
             self.arrivals.advance()
@@ -50,7 +54,12 @@ class Inbox(Generic[T]):
         dropped = [each for each in self._waiting if each.source is feed]
         if dropped:
             self._waiting = deque(each for each in self._waiting if each.source is not feed)
-        return dropped
+        return [message for each in dropped for message in self._messages_of(each)]
+
+    def _messages_of(self, waiting: Message[T] | EntryRows) -> list[Message[T]]:
+        if isinstance(waiting, EntryRows):
+            return waiting.messages(self.schemas.decode)
+        return [waiting]
 
     def fail(self, error: MagnetarError) -> None:
         """No more will come."""
@@ -86,11 +95,43 @@ class Inbox(Generic[T]):
         """The next message, if there is one and its schema is known."""
         if not self._waiting or not self.schemas.is_known(self._waiting[0].schema_version):
             return None
-        message = self._waiting.popleft()
+        first = self._waiting.popleft()
+        if isinstance(first, EntryRows):
+            self._waiting.extendleft(reversed(first.messages(self.schemas.decode)))
+            return self.take_now()
         self._turn += 1
-        message.turn = self._turn
-        message.source.handing_out(message)
-        return message
+        first.turn = self._turn
+        first.source.handing_out(first)
+        return first
+
+    async def take_rows(
+        self, rows_max: int, timeout_s: float | None
+    ) -> list[Message[T] | EntryRows]:
+        """As `take_many`, with batches as they came; their values are not decoded."""
+        self.takes_rows = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._waiting:
+                    await self._wait()
+        except TimeoutError:
+            return []
+        taken: list[Message[T] | EntryRows] = []
+        while self._waiting and rows_max > 0:
+            first = self._waiting.popleft()
+            if isinstance(first, EntryRows):
+                if len(first) > rows_max:
+                    first, rest = first.take(rows_max)
+                    self._waiting.appendleft(rest)
+                self._turn += len(first)
+                rows_max -= len(first)
+                first.source.handing_out_rows(first, self._turn)
+            else:
+                self._turn += 1
+                rows_max -= 1
+                first.turn = self._turn
+                first.source.handing_out(first)
+            taken.append(first)
+        return taken
 
     async def _wait(self) -> None:
         if self._waiting:

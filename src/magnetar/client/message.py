@@ -15,14 +15,22 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 from collections.abc import Callable
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import Checkpoint, MessageId, ScalableMessageId
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
-__all__ = ["AnyMessageId", "Checkpoint", "Message", "MessageId", "ScalableMessageId", "Source"]
+__all__ = [
+    "AnyMessageId",
+    "Checkpoint",
+    "Message",
+    "MessageId",
+    "ScalableMessageId",
+    "Source",
+    "Unreadable",
+]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,9 +57,28 @@ class Source(Protocol):
         """The id of a message for the application."""
         ...
 
+    @property
+    def segment_id(self) -> int | None:
+        """None: a regular topic."""
+        ...
+
     def handing_out(self, message: Message[Any]) -> None:
         """The application has it from now on."""
         ...
+
+    def handing_out_rows(self, rows: Any, turn: int) -> None:
+        """The application has these from now on; the last one with this turn."""
+        ...
+
+
+class Unreadable:
+    """Decodes nothing: the payload of its message is broken."""
+
+    def __init__(self, error: UnreadableMessage) -> None:
+        self.error = error
+
+    def __call__(self, _data: bytes, _version: bytes) -> NoReturn:
+        raise self.error.with_traceback(None)
 
 
 class Message(Generic[T_co]):
@@ -110,6 +137,11 @@ class Message(Generic[T_co]):
         if self._value is _UNDECODED:
             self._value = self._decode(self.data, self.schema_version)
         return self._value  # type: ignore[return-value]
+
+    @property
+    def trouble(self) -> UnreadableMessage | None:
+        """Why not even its payload could be read; None: it could."""
+        return self._decode.error if isinstance(self._decode, Unreadable) else None
 
     @property
     def id(self) -> AnyMessageId:
@@ -187,6 +219,11 @@ class Message(Generic[T_co]):
     def schema_version(self) -> bytes:
         """Of the schema that it was written with; empty: it has none."""
         return self._metadata.schema_version
+
+    @property
+    def metadata(self) -> pb.MessageMetadata:
+        """Of its entry."""
+        return self._metadata
 
     @property
     def replicated_from(self) -> str | None:

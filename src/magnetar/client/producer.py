@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
+from magnetar.client import arrow
 from magnetar.client.budget import Budget
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import AnyMessageId
@@ -42,6 +43,9 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 from magnetar.wire.messages import TxnId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Value = TypeVar("Value")
 
@@ -200,8 +204,35 @@ class Producer(Generic[Value]):
 
         A failure is logged, so that the future need not be awaited.
         """
+        return await self._submit(
+            None if value is None else self._schema.encode(value),
+            key=key,
+            ordering_key=ordering_key,
+            properties=properties,
+            event_time=event_time,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+            sequence_id=sequence_id,
+            replicate_to=replicate_to,
+            txn=txn,
+        )
+
+    async def _submit(
+        self,
+        encoded: bytes | None,
+        *,
+        key: str | bytes | None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        event_time: datetime | int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
+        sequence_id: int | None = None,
+        replicate_to: Sequence[str] = (),
+        txn: SendTransaction | None = None,
+    ) -> asyncio.Future[AnyMessageId]:
         self._check_usable()
-        payload = b"" if value is None else self._schema.encode(value)
+        payload = encoded or b""
         if sequence_id is not None and sequence_id < 0:
             raise InvalidValue(f"sequence id {sequence_id} is negative")
         message = Pending(
@@ -210,7 +241,7 @@ class Producer(Generic[Value]):
             key=key,
             ordering_key=ordering_key,
             properties=dict(properties) if properties else _NO_PROPERTIES,
-            null_value=value is None,
+            null_value=encoded is None,
             schema_version=self._schema_version,
             receipt=self._loop.create_future(),
             due_at=self._loop.time() + self._settings.send_timeout,
@@ -245,6 +276,35 @@ class Producer(Generic[Value]):
             raise
         self._hand_in(message, segment)
         return message.receipt
+
+    async def send_arrow(self, batch: pa.RecordBatch, *, txn: SendTransaction | None = None) -> int:
+        """Send each row of a record batch, and wait until all are stored; how many they were.
+
+            await producer.send_arrow(pa.RecordBatch.from_pydict({"key": keys, "value": payloads}))
+
+        `value` has payloads (text or bytes, or null for a message without one) that are sent as
+        they are, whatever the schema; `key`, `properties` and `event_time` may be there too. Raises
+        the first failure, after all have come to an end. Needs `magnetar[arrow]`.
+        """
+        receipts = []
+        try:
+            for row in arrow.outgoing(batch):
+                receipts.append(  # noqa: PERF401 - what was handed in is awaited in any case
+                    await self._submit(
+                        row.value,
+                        key=row.key,
+                        properties=row.properties,
+                        event_time=row.event_time_ms,
+                        txn=txn,
+                    )
+                )
+            self._segments.close_batches()
+        finally:
+            ended = await asyncio.gather(*receipts, return_exceptions=True)
+        for each in ended:
+            if isinstance(each, BaseException):
+                raise each
+        return len(receipts)
 
     async def flush(self) -> None:
         """Wait until everything handed in so far is stored; raises the first failure among it."""

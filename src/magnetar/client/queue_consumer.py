@@ -11,10 +11,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from magnetar.client import arrow
 from magnetar.client.ack_outbox import AckTransaction
-from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged, abandoned
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.dead_letter import DeadLetters, MakeProducer
 from magnetar.client.feeds import SegmentKey
@@ -22,6 +23,7 @@ from magnetar.client.layout_consumer import LayoutConsumer
 from magnetar.client.message import AnyMessageId, Message
 from magnetar.client.pool import Connections
 from magnetar.client.queue_segment import QueueSegment
+from magnetar.client.receiving import not_consumed
 from magnetar.client.schema.info import Schema
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import plain_id
@@ -29,6 +31,9 @@ from magnetar.errors import ConsumerNotFound, InvalidValue
 from magnetar.model.ids import ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -104,6 +109,30 @@ class QueueConsumer(LayoutConsumer[T]):
     ) -> Acknowledged:
         """Acknowledge several messages."""
         return Acknowledged.all_of([self.ack(each, txn=txn) for each in messages])
+
+    def ack_arrow(
+        self, batch: pa.RecordBatch, *, txn: AckTransaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge the messages that a record batch has rows of.
+
+            batch = await consumer.receive_arrow(timeout=1.0)
+            await consumer.ack_arrow(batch)
+
+        A slice, or a part of the rows, acknowledges just these; the columns of ids must be there.
+        """
+        self._check_open()
+        feeds = self._feeds_by_topic()
+        acked = []
+        for entry in arrow.entries_in(batch):
+            feed = feeds.get((entry.topic, entry.segment_id))
+            if not isinstance(feed, QueueSegment):
+                acked.append(abandoned(not_consumed(entry.topic)))
+            elif txn is None:
+                acked.append(feed.ack_rows(entry.position, entry.mask, entry.batch_size))
+            else:
+                size = entry.batch_size
+                acked.append(feed.ack_rows_in(txn, entry.position, entry.mask, size))
+        return Acknowledged.all_of(acked)
 
     def nack(self, message: Message[Any]) -> None:
         """Give a message back: it is delivered again, to this or another consumer, after a while.

@@ -20,7 +20,6 @@ from typing import Any, Final, Protocol
 
 from magnetar.client.ack_outbox import AckTransaction
 from magnetar.client.ack_state import (
-    WHOLE,
     AckItem,
     IndividualAcks,
     Mark,
@@ -29,6 +28,7 @@ from magnetar.client.ack_state import (
     size_from,
 )
 from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message, MessageId
 from magnetar.client.nacks import Deadlines
 from magnetar.client.segment_consumer import Home, SegmentConsumer, SegmentSpec
@@ -96,6 +96,13 @@ class QueueSegment(SegmentConsumer):
                 size = size_from(each.batch_index, each.batch_size)
                 left = all_of(size) & ~bit_of(each.batch_index)
             items.append(AckItem(each.position, left, each.batch_size))
+        acked = self._acked_in(txn, items)
+        self._settle(message_id.position, message_id.batch_index)
+        for each in chunk_ids or (message_id,):
+            self._acks.give_back(each.position, each.batch_index)
+        return acked
+
+    def _acked_in(self, txn: AckTransaction, items: Sequence[AckItem]) -> Acknowledged:
         generation = self.generation
 
         def on_end(committed: bool) -> None:
@@ -106,10 +113,29 @@ class QueueSegment(SegmentConsumer):
                 self.news.advance()
 
         acked = self.acked_in(txn, items, cumulative=False, on_end=on_end)
-        self._settle(message_id.position, message_id.batch_index)
-        for each in chunk_ids or (message_id,):
-            self._acks.give_back(each.position, each.batch_index)
         return acked
+
+    def ack_rows(self, position: Position, mask: int, size: int) -> Acknowledged:
+        """Acknowledge those messages of an entry that are set in `mask`."""
+        self._settle_rows(position, mask)
+        self._acks.ack_all(position, mask, size)
+        return self.acked()
+
+    def ack_rows_in(
+        self, txn: AckTransaction, position: Position, mask: int, size: int
+    ) -> Acknowledged:
+        """As `ack_rows`, in a transaction."""
+        acked = self._acked_in(txn, [AckItem(position, all_of(size) & ~mask, size)])
+        self._settle_rows(position, mask)
+        self._acks.give_back_among(position, mask)
+        return acked
+
+    def _settle_rows(self, position: Position, mask: int) -> None:
+        left = self._held.get(position, 0) - self._acks.held_among(position, mask)
+        if left > 0:
+            self._held[position] = left
+        else:
+            self._forget(position)
 
     def ack_through(self, message_id: MessageId) -> Acknowledged:
         """Acknowledge everything that was handed out of this segment up to a message."""
@@ -151,13 +177,21 @@ class QueueSegment(SegmentConsumer):
 
     def admit(self, position: Position, size: int, unacked: int) -> int:
         mask = self._acks.arrived(position, size, unacked)
-        for index in range(max(1, size)):
-            if mask & bit_of(index):
-                self._acks.handed(position, index if size > 1 else WHOLE, size)
+        if mask:
+            self._acks.handed_all(position, mask, size)
         return mask
 
-    def deliver(self, message: Message[Any]) -> None:
-        if self._dead_letters is None or not self._dead_letters.wants(message, is_given_back=False):
+    @property
+    def takes_rows(self) -> bool:
+        """Dead letters are chosen one by one."""
+        return self._dead_letters is None
+
+    def deliver(self, message: Message[Any] | EntryRows) -> None:
+        if (
+            self._dead_letters is None
+            or isinstance(message, EntryRows)
+            or not self._dead_letters.wants(message, is_given_back=False)
+        ):
             super().deliver(message)
             return
         self._dead_letters.put(message, then=lambda: self.give_permits(1))
@@ -173,13 +207,18 @@ class QueueSegment(SegmentConsumer):
         self.news.advance()
 
     def _handed_out(self, message: Message[Any]) -> None:
-        position = message.raw_id.position
-        self._held[position] = self._held.get(position, 0) + 1
+        self._count_held(message.raw_id.position, 1, message.redelivery_count)
+
+    def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
+        self._count_held(rows.position, len(rows), rows.redelivery_count)
+
+    def _count_held(self, position: Position, count: int, redelivery_count: int) -> None:
+        self._held[position] = self._held.get(position, 0) + count
         settings = self.settings
         if settings.processing_timeout:
             extra = 0.0
             if settings.processing_delay is not None:
-                extra = settings.processing_delay.after(message.redelivery_count)
+                extra = settings.processing_delay.after(redelivery_count)
             self._processing.set(position, self.loop.time() + settings.processing_timeout + extra)
             self.news.advance()
 
@@ -257,6 +296,11 @@ class SharedStreamSegment(QueueSegment):
         super().__init__(home, spec)
         self._order: deque[tuple[int, MessageId, tuple[MessageId, ...]]] = deque()
 
+    @property
+    def takes_rows(self) -> bool:
+        """The order is kept message by message."""
+        return False
+
     def _handed_out(self, message: Message[Any]) -> None:
         super()._handed_out(message)
         self._order.append((message.turn, message.raw_id, message.chunk_ids))
@@ -275,7 +319,7 @@ class SharedStreamSegment(QueueSegment):
     def last_handed(self, turn: int) -> MessageId | None:
         """The last message that was handed out up to this turn and is not acknowledged."""
         found = None
-        for at, message_id, _ in self._order:
+        for at, message_id, _ in tuple(self._order):  # other threads ask too
             if at > turn:
                 break
             found = message_id

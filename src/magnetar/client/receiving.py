@@ -18,8 +18,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from magnetar.client import arrow
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.feeds import Feeds, SegmentKey
 from magnetar.client.inbox import Inbox
@@ -37,6 +38,9 @@ from magnetar.errors import (
     TopicTerminated,
 )
 from magnetar.model.ids import ScalableMessageId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -126,6 +130,28 @@ class Receiving(ABC, Generic[T]):
         except DeadlineExceeded:
             return []
 
+    async def receive_arrow(
+        self,
+        max_rows: int = 10_000,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> pa.RecordBatch:
+        """The messages that are there as an Arrow record batch; waits only until there is one.
+
+            batch = await consumer.receive_arrow(50_000, timeout=1.0)
+            frame = batch.to_pandas()
+
+        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        """
+        self._check_open()
+        if max_rows < 1:
+            raise InvalidSetting(f"max_rows must be 1 or more, not {max_rows}")
+        arrow.pyarrow()
+        return arrow.record_batch(await self._inbox.take_rows(max_rows, timeout))
+
+    def _feeds_by_topic(self) -> dict[tuple[str, int | None], SegmentConsumer]:
+        return {(feed.topic, feed.segment_id): feed for feed in self._feeds.present.values()}
+
     def __aiter__(self) -> AsyncIterator[Message[T]]:
         return self._iterate()
 
@@ -209,6 +235,12 @@ class Receiving(ABC, Generic[T]):
         self._gone |= {key for key, each in self._feeds.present.items() if each is feed}
         if not self.tolerates(feed, error):
             self._inbox.fail(error)
+
+
+def not_consumed(topic: str) -> AlreadyClosed:
+    """Why something cannot be acknowledged here any more."""
+    hint = "what was not acknowledged is delivered again"
+    return AlreadyClosed(f"{topic}: its segment is not consumed here any more", hint=hint)
 
 
 def feed_of(message: Message[Any]) -> SegmentConsumer:

@@ -28,6 +28,7 @@ from magnetar.client.acknowledged import Acknowledged, abandoned
 from magnetar.client.connection import CONSUMER, BrokerConnection
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.entry_intake import EntryIntake
+from magnetar.client.entry_rows import EntryRows
 from magnetar.client.inbox import Inbox
 from magnetar.client.message import AnyMessageId, Message, MessageId
 from magnetar.client.pool import Connections
@@ -167,6 +168,14 @@ class SegmentConsumer(ABC):
     def _handed_out(self, message: Message[Any]) -> None: ...
 
     @abstractmethod
+    def _handed_out_rows(self, rows: EntryRows, turn: int) -> None: ...
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether batches may wait as they are."""
+        return True
+
+    @abstractmethod
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
         """These left the inbox, but not to the application."""
 
@@ -198,6 +207,10 @@ class SegmentConsumer(ABC):
         return self.spec.wire_topic
 
     @property
+    def segment_id(self) -> int | None:
+        return self.spec.segment_id
+
+    @property
     def is_releasing(self) -> bool:
         return self._release_by is not None
 
@@ -206,13 +219,17 @@ class SegmentConsumer(ABC):
             return message_id
         return self.home.id_of(self, message_id, turn)
 
-    def deliver(self, message: Message[Any]) -> None:
-        """A message that arrived and was let in."""
+    def deliver(self, message: Message[Any] | EntryRows) -> None:
+        """What arrived and was let in."""
         self.home.inbox.add(message)
 
     def handing_out(self, message: Message[Any]) -> None:
         self._handed_out(message)
         self.give_permits(1)
+
+    def handing_out_rows(self, rows: EntryRows, turn: int) -> None:
+        self._handed_out_rows(rows, turn)
+        self.give_permits(len(rows))
 
     def release(self, *, wait: bool = True) -> None:
         """Hand out no more, and end: with `wait`, once the application has settled what it has."""

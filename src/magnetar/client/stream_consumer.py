@@ -13,8 +13,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from magnetar.client import arrow
 from magnetar.client.ack_outbox import AckTransaction
 from magnetar.client.ack_state import Mark
 from magnetar.client.acknowledged import Acknowledged, abandoned
@@ -26,7 +27,7 @@ from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import AnyMessageId, Message, MessageId
 from magnetar.client.pool import Connections
 from magnetar.client.queue_segment import SharedStreamSegment
-from magnetar.client.receiving import Receiving, feed_of
+from magnetar.client.receiving import Receiving, feed_of, not_consumed
 from magnetar.client.schema.info import Schema
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.stream_segment import StreamSegment
@@ -36,6 +37,9 @@ from magnetar.model.names import Domain, TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.logs import logger
 from magnetar.wire.pb import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -114,6 +118,34 @@ class StreamConsumer(Receiving[T]):
         for each in list(self._feeds.present.values()):
             assert isinstance(each, StreamSegment | SharedStreamSegment), "nothing else is made"
             acked.append(each.ack_turns(message.turn, txn))
+        return Acknowledged.all_of(acked)
+
+    def ack_arrow(
+        self, batch: pa.RecordBatch, *, txn: AckTransaction | None = None
+    ) -> Acknowledged:
+        """Acknowledge, in each segment, everything up to its last row in a record batch.
+
+        batch = await consumer.receive_arrow(timeout=1.0)
+        await consumer.ack_arrow(batch)
+        """
+        self._check_open()
+        feeds = self._feeds_by_topic()
+        acked = []
+        last: dict[int | None, tuple[StreamSegment, Mark]] = {}
+        for entry in arrow.entries_in(batch):
+            feed = feeds.get((entry.topic, entry.segment_id))
+            place = (entry.position, entry.mask, entry.batch_size)
+            if isinstance(feed, StreamSegment):
+                mark = Mark(entry.position, entry.last_index, entry.batch_size)
+                last[entry.segment_id] = (feed, mark)
+            elif isinstance(feed, SharedStreamSegment):
+                acked.append(
+                    feed.ack_rows(*place) if txn is None else feed.ack_rows_in(txn, *place)
+                )
+            else:
+                acked.append(abandoned(not_consumed(entry.topic)))
+        for each, mark in last.values():
+            acked.append(each.ack_through(mark) if txn is None else each.ack_through_in(txn, mark))
         return Acknowledged.all_of(acked)
 
     def _ack_positions(

@@ -30,6 +30,7 @@ from magnetar.client.ack_state import (
 )
 from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
 from magnetar.client.connection import BrokerConnection
+from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message, MessageId
 from magnetar.client.segment_consumer import Home, SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import id_from, wire_id
@@ -112,6 +113,11 @@ class StreamSegment(SegmentConsumer):
         mark = Mark(raw.position, raw.batch_index, raw.batch_size)
         self._acks.handed(mark)
         self._hand_offs.add(message.turn, mark)
+
+    def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
+        mark = _mark(rows.last_id)
+        self._acks.handed(mark)
+        self._hand_offs.add(turn, mark)
 
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
         """They come again, in their order."""

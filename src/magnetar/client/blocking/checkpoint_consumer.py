@@ -6,11 +6,14 @@ Written by `make blocking` from `magnetar.client.checkpoint_consumer`; edit that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Handle
 from magnetar.client.checkpoint_consumer import CheckpointConsumer as AsyncCheckpointConsumer
 from magnetar.client.message import Checkpoint, Message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -56,6 +59,17 @@ class CheckpointConsumer(Handle[AsyncCheckpointConsumer[T]], Generic[T]):
         Empty if none came within `timeout` seconds.
         """
         return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def receive_arrow(self, max_rows: int = 10000, timeout: float | None = None) -> pa.RecordBatch:
+        """The messages that are there as an Arrow record batch; waits only until there is one.
+
+            batch = consumer.receive_arrow(50_000, timeout=1.0)
+            frame = batch.to_pandas()
+
+        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        """
+        return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 
     def __iter__(self) -> Iterator[Message[T]]:
         """The messages, until it is closed."""

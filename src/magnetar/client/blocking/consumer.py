@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
@@ -15,6 +15,9 @@ from magnetar.client.consumer import Consumer as AsyncConsumer
 from magnetar.client.message import AnyMessageId, Message
 from magnetar.model.ids import MessageId
 from magnetar.model.subscriptions import SubscriptionType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -30,14 +33,6 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
     @property
     def subscription_type(self) -> SubscriptionType:
         return self._call(lambda: self._wrapped.subscription_type)
-
-    def receive(self, timeout: float | None = None) -> Message[T]:
-        """The next message; the application has it from now on.
-
-        Raises `DeadlineExceeded` if none came within `timeout` seconds, and `TopicTerminated` once
-        every topic was terminated and all of its messages are acknowledged.
-        """
-        return self._wait(lambda: self._wrapped.receive(timeout))
 
     def ack_cumulative(self, message: Message[Any] | AnyMessageId) -> Acknowledged:
         """Acknowledge everything that was received of a topic or partition, up to a message."""
@@ -82,6 +77,16 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         given = [wrapped_of(each) for each in messages]
         return self._acknowledged(lambda: self._wrapped.ack_many(given, txn=wrapped_of(txn)))
 
+    def ack_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> Acknowledged:
+        """Acknowledge the messages that a record batch has rows of.
+
+            batch = consumer.receive_arrow(timeout=1.0)
+            consumer.ack_arrow(batch).wait()
+
+        A slice, or a part of the rows, acknowledges just these; the columns of ids must be there.
+        """
+        return self._acknowledged(lambda: self._wrapped.ack_arrow(batch, txn=wrapped_of(txn)))
+
     def nack(self, message: Message[Any]) -> None:
         """Give a message back: it is delivered again, to this or another consumer, after a while.
 
@@ -104,6 +109,15 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
         return self._call(lambda: self._wrapped.name)
 
+    def receive(self, timeout: float | None = None) -> Message[T]:
+        """The next message; the application has it from now on.
+
+            message = consumer.receive(timeout=5.0)
+
+        Raises `DeadlineExceeded` if none came within `timeout` seconds.
+        """
+        return self._wait(lambda: self._wrapped.receive(timeout))
+
     def receive_many(
         self, max_messages: int = 100, timeout: float | None = None
     ) -> list[Message[T]]:
@@ -115,6 +129,17 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         Empty if none came within `timeout` seconds.
         """
         return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def receive_arrow(self, max_rows: int = 10000, timeout: float | None = None) -> pa.RecordBatch:
+        """The messages that are there as an Arrow record batch; waits only until there is one.
+
+            batch = consumer.receive_arrow(50_000, timeout=1.0)
+            frame = batch.to_pandas()
+
+        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        """
+        return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 
     def __iter__(self) -> Iterator[Message[T]]:
         """The messages, until it is closed."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.message import AnyMessageId
 from magnetar.client.producer import _NO_PROPERTIES
 from magnetar.client.producer import Producer as AsyncProducer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Value = TypeVar("Value")
 
@@ -118,6 +121,17 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
                 txn=wrapped_of(txn),
             )
         )
+
+    def send_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> int:
+        """Send each row of a record batch, and wait until all are stored; how many they were.
+
+            producer.send_arrow(pa.RecordBatch.from_pydict({"key": keys, "value": payloads}))
+
+        `value` has payloads (text or bytes, or null for a message without one) that are sent as
+        they are, whatever the schema; `key`, `properties` and `event_time` may be there too. Raises
+        the first failure, after all have come to an end. Needs `magnetar[arrow]`.
+        """
+        return self._wait(lambda: self._wrapped.send_arrow(batch, txn=wrapped_of(txn)))
 
     def flush(self) -> None:
         """Wait until everything handed in so far is stored; raises the first failure among it."""

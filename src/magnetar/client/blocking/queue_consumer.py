@@ -6,12 +6,15 @@ Written by `make blocking` from `magnetar.client.queue_consumer`; edit that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.message import AnyMessageId, Message
 from magnetar.client.queue_consumer import QueueConsumer as AsyncQueueConsumer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -48,6 +51,16 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
         """Acknowledge several messages."""
         given = [wrapped_of(each) for each in messages]
         return self._acknowledged(lambda: self._wrapped.ack_many(given, txn=wrapped_of(txn)))
+
+    def ack_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> Acknowledged:
+        """Acknowledge the messages that a record batch has rows of.
+
+            batch = consumer.receive_arrow(timeout=1.0)
+            consumer.ack_arrow(batch).wait()
+
+        A slice, or a part of the rows, acknowledges just these; the columns of ids must be there.
+        """
+        return self._acknowledged(lambda: self._wrapped.ack_arrow(batch, txn=wrapped_of(txn)))
 
     def nack(self, message: Message[Any]) -> None:
         """Give a message back: it is delivered again, to this or another consumer, after a while.
@@ -91,6 +104,17 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
         Empty if none came within `timeout` seconds.
         """
         return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def receive_arrow(self, max_rows: int = 10000, timeout: float | None = None) -> pa.RecordBatch:
+        """The messages that are there as an Arrow record batch; waits only until there is one.
+
+            batch = consumer.receive_arrow(50_000, timeout=1.0)
+            frame = batch.to_pandas()
+
+        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        """
+        return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 
     def __iter__(self) -> Iterator[Message[T]]:
         """The messages, until it is closed."""

@@ -6,13 +6,16 @@ Written by `make blocking` from `magnetar.client.stream_consumer`; edit that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.message import Message
 from magnetar.client.stream_consumer import StreamConsumer as AsyncStreamConsumer
 from magnetar.model.ids import ScalableMessageId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -53,6 +56,14 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
             lambda: self._wrapped.ack_cumulative(message, txn=wrapped_of(txn))
         )
 
+    def ack_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> Acknowledged:
+        """Acknowledge, in each segment, everything up to its last row in a record batch.
+
+        batch = consumer.receive_arrow(timeout=1.0)
+        consumer.ack_arrow(batch).wait()
+        """
+        return self._acknowledged(lambda: self._wrapped.ack_arrow(batch, txn=wrapped_of(txn)))
+
     @property
     def name(self) -> str:
         """The name under which the broker knows it; on a segment, `-seg-<id>` is added."""
@@ -78,6 +89,17 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
         Empty if none came within `timeout` seconds.
         """
         return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
+
+    def receive_arrow(self, max_rows: int = 10000, timeout: float | None = None) -> pa.RecordBatch:
+        """The messages that are there as an Arrow record batch; waits only until there is one.
+
+            batch = consumer.receive_arrow(50_000, timeout=1.0)
+            frame = batch.to_pandas()
+
+        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        """
+        return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 
     def __iter__(self) -> Iterator[Message[T]]:
         """The messages, until it is closed."""

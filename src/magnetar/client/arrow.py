@@ -1,0 +1,298 @@
+"""Messages as Arrow record batches, without an object for each message.
+
+Owns: the columns of a received batch (`columns`), the way from what waits in an inbox to a record
+batch (`record_batch`), which messages a record batch names (`entries_in`), and the messages that
+one holds for a producer (`outgoing`).
+
+A received batch has a row per message: `value` and `key` (bytes; null if there is none),
+`properties`, `publish_time`, `event_time`, `topic`, `producer`, `sequence_id`, `redelivery_count`,
+and the id in parts: `segment_id` (null on regular topics), `ledger_id`, `entry_id`, `partition`,
+`batch_index` (-1: not of a batch) and `batch_size`.
+
+Invariants:
+1. Values are the payloads as they were sent, decompressed: schemas are not applied.
+2. What cannot be read is a row too, with a null value and the reason in a property (`UNREADABLE`).
+3. The columns of ids alone say what is acknowledged: a slice or a filtered batch acknowledges its
+   own rows only.
+
+Relies on: pyarrow, which is there with `magnetar[arrow]`, and is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from magnetar.client.entry_rows import EntryRows
+from magnetar.client.message import Message
+from magnetar.errors import InvalidSetting, InvalidValue
+from magnetar.model.ids import Position
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNREADABLE: Final = "magnetar-unreadable"
+"""A property of rows that stand for something that cannot be read: why. Their value is null."""
+
+_SEGMENT_SUFFIX: Final = "-seg-"
+_NO_SEGMENT: Final = -1
+_SENT_COLUMNS: Final = ("value", "key", "properties", "event_time")
+_ID_COLUMNS: Final = (
+    *("topic", "segment_id", "partition", "ledger_id", "entry_id", "batch_index", "batch_size"),
+)
+
+
+def pyarrow() -> Any:
+    """The module; raises `InvalidSetting` if it is not installed."""
+    try:
+        return import_module("pyarrow")
+    except ImportError as error:
+        raise InvalidSetting(
+            "columns need pyarrow, which is not installed", hint="install magnetar[arrow]"
+        ) from error
+
+
+@cache
+def columns() -> Any:
+    """The schema of received batches."""
+    arrow = pyarrow()
+    time = arrow.timestamp("ms", tz="UTC")
+    names = arrow.dictionary(arrow.int32(), arrow.string())
+    return arrow.schema(
+        [
+            arrow.field("value", arrow.binary()),
+            arrow.field("key", arrow.binary()),
+            arrow.field("properties", arrow.map_(arrow.string(), arrow.string()), nullable=False),
+            arrow.field("publish_time", time, nullable=False),
+            arrow.field("event_time", time),
+            arrow.field("topic", names, nullable=False),
+            arrow.field("producer", names, nullable=False),
+            arrow.field("sequence_id", arrow.int64(), nullable=False),
+            arrow.field("redelivery_count", arrow.int32(), nullable=False),
+            arrow.field("segment_id", arrow.int64()),
+            arrow.field("ledger_id", arrow.int64(), nullable=False),
+            arrow.field("entry_id", arrow.int64(), nullable=False),
+            arrow.field("partition", arrow.int32(), nullable=False),
+            arrow.field("batch_index", arrow.int32(), nullable=False),
+            arrow.field("batch_size", arrow.int32(), nullable=False),
+        ]
+    )
+
+
+# --- received
+
+
+class _Names:
+    """A column of few different texts."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._column = array("i")
+
+    def add(self, text: str, count: int) -> None:
+        number = self._numbers.setdefault(text, len(self._numbers))
+        self._column.extend(array("i", (number,)) * count)
+
+    def built(self, arrow: Any) -> Any:
+        indexes = _numbers(arrow, arrow.int32(), self._column)
+        return arrow.DictionaryArray.from_arrays(indexes, arrow.array(list(self._numbers)))
+
+
+class _Columns:
+    """The columns of one record batch, as they grow."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.properties: list[list[tuple[str, str]]] = []
+        self.event_times: list[int | None] = []
+        self.topics = _Names()
+        self.producers = _Names()
+        self.longs = {name: array("q") for name in _LONGS}
+        self.ints = {name: array("i") for name in _INTS}
+
+    def add_rows(self, rows: EntryRows) -> None:
+        metadata, singles = rows.metadata, rows.singles
+        numbers = self.longs["sequence_id"]
+        for single, payload in singles:
+            self.values.append(None if single.null_value else payload)
+            self.keys.append(_key(single))
+            self.properties.append([(each.key, each.value) for each in single.properties])
+            self.event_times.append(single.event_time or None)
+            number = single.sequence_id
+            numbers.append(number if number or single.HasField("sequence_id") else _first(metadata))
+        self.ints["batch_index"].extend(rows.indexes)
+        self._repeat(len(singles), metadata, rows.source, rows.position, rows.partition, rows.size)
+        self.ints["redelivery_count"].extend(array("i", (rows.redelivery_count,)) * len(singles))
+
+    def add_message(self, message: Message[Any]) -> None:
+        raw = message.raw_id
+        trouble = message.trouble
+        has_value = trouble is None and not message.is_null
+        self.values.append(message.data if has_value else None)
+        self.keys.append(message.key_bytes)
+        told = {} if trouble is None else {UNREADABLE: str(trouble)}
+        self.properties.append(list((message.properties | told).items()))
+        self.event_times.append(message.event_time_ms)
+        self.longs["sequence_id"].append(message.sequence_id)
+        self.ints["batch_index"].append(raw.batch_index)
+        self.ints["redelivery_count"].append(message.redelivery_count)
+        size = max(0, raw.batch_size)
+        self._repeat(1, message.metadata, message.source, raw.position, raw.partition, size)
+
+    def _repeat(
+        self,
+        count: int,
+        metadata: pb.MessageMetadata,
+        source: Any,
+        position: Position,
+        partition: int,
+        batch_size: int,
+    ) -> None:
+        """What all rows of an entry have in common."""
+        self.topics.add(source.topic, count)
+        self.producers.add(_producer(metadata.producer_name), count)
+        segment_id = source.segment_id
+        longs = {
+            "publish_time": metadata.publish_time,
+            "segment_id": _NO_SEGMENT if segment_id is None else segment_id,
+            "ledger_id": position.ledger_id,
+            "entry_id": position.entry_id,
+        }
+        for name, number in longs.items():
+            self.longs[name].extend(array("q", (number,)) * count)
+        self.ints["partition"].extend(array("i", (partition,)) * count)
+        self.ints["batch_size"].extend(array("i", (batch_size,)) * count)
+
+    def built(self) -> Any:
+        arrow, schema = pyarrow(), columns()
+        found = {
+            "value": arrow.array(self.values, arrow.binary()),
+            "key": arrow.array(self.keys, arrow.binary()),
+            "properties": arrow.array(self.properties, schema.field("properties").type),
+            "event_time": arrow.array(self.event_times, schema.field("event_time").type),
+            "topic": self.topics.built(arrow),
+            "producer": self.producers.built(arrow),
+        }
+        for name, numbers in (*self.longs.items(), *self.ints.items()):
+            found[name] = _numbers(arrow, schema.field(name).type, numbers)
+        segments = found["segment_id"]
+        is_regular = arrow.compute.equal(segments, _NO_SEGMENT)
+        found["segment_id"] = arrow.compute.if_else(is_regular, None, segments)
+        return arrow.RecordBatch.from_arrays([found[name] for name in schema.names], schema=schema)
+
+
+_LONGS: Final = ("publish_time", "sequence_id", "segment_id", "ledger_id", "entry_id")
+_INTS: Final = ("redelivery_count", "partition", "batch_index", "batch_size")
+
+
+def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
+    """What was taken out of an inbox."""
+    import_module("pyarrow.compute")
+    built = _Columns()
+    for each in taken:
+        if isinstance(each, EntryRows):
+            built.add_rows(each)
+        else:
+            built.add_message(each)
+    return built.built()
+
+
+def _numbers(arrow: Any, kind: Any, numbers: array[int]) -> Any:
+    return arrow.Array.from_buffers(kind, len(numbers), [None, arrow.py_buffer(numbers)])
+
+
+def _key(single: pb.SingleMessageMetadata) -> bytes | None:
+    key = single.partition_key
+    if not key and not single.HasField("partition_key"):
+        return None
+    return b64decode(key) if single.partition_key_b64_encoded else key.encode()
+
+
+def _first(metadata: pb.MessageMetadata) -> int:
+    return metadata.sequence_id
+
+
+def _producer(name: str) -> str:
+    given, separator, segment = name.rpartition(_SEGMENT_SUFFIX)
+    return given if separator and segment.isdigit() else name
+
+
+# --- acknowledged
+
+
+class EntryIn(NamedTuple):
+    """The messages of one entry that a record batch has."""
+
+    topic: str
+    segment_id: int | None
+    position: Position
+    mask: int
+    batch_size: int
+    last_index: int
+
+
+def entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
+    """What a record batch names, entry by entry; raises `InvalidValue` if it has no ids."""
+    missing = [name for name in _ID_COLUMNS if name not in batch.schema.names]
+    if missing:
+        raise InvalidValue(f"a batch to acknowledge has no {missing[0]}: keep the id columns")
+    rows = zip(*(batch.column(name).to_pylist() for name in _ID_COLUMNS), strict=True)
+    entry: tuple[Any, ...] | None = None
+    mask, last, size = 0, -1, 0
+    for *place, index, batch_size in rows:
+        if (now := tuple(place)) != entry:
+            if entry is not None:
+                yield _entry(entry, mask, size, last)
+            entry, mask, size = now, 0, batch_size
+        mask |= 1 << max(0, index)
+        last = index
+    if entry is not None:
+        yield _entry(entry, mask, size, last)
+
+
+def _entry(place: tuple[Any, ...], mask: int, size: int, last: int) -> EntryIn:
+    topic, segment_id, _, ledger_id, entry_id = place
+    return EntryIn(topic, segment_id, Position(ledger_id, entry_id), mask, size, last)
+
+
+# --- sent
+
+
+class Row(NamedTuple):
+    """One message of a record batch for a producer."""
+
+    value: bytes | None
+    key: bytes | str | None
+    properties: Mapping[str, str]
+    event_time_ms: int | None
+
+
+def outgoing(batch: pa.RecordBatch) -> Iterator[Row]:
+    """The messages of a batch: `value`, and if it has them `key`, `properties`, `event_time`."""
+    arrow = pyarrow()
+    if not isinstance(batch, arrow.RecordBatch | arrow.Table):
+        raise InvalidValue(f"{type(batch).__name__} is no record batch of Arrow")
+    if "value" not in batch.schema.names:
+        names = ", ".join(batch.schema.names)
+        raise InvalidValue(f"a batch to send has no column `value`, but {names}")
+    found = {name: _sent(batch, name, arrow) for name in _SENT_COLUMNS}
+    for value, key, properties, time in zip(*found.values(), strict=True):
+        yield Row(value, key, dict(properties) if properties else {}, time)
+
+
+def _sent(batch: pa.RecordBatch, name: str, arrow: Any) -> list[Any]:
+    if name not in batch.schema.names:
+        return [None] * batch.num_rows
+    column = batch.column(name)
+    if name == "value":
+        column = column.cast(arrow.binary())
+    if name == "event_time" and not arrow.types.is_integer(column.type):
+        column = column.cast(arrow.timestamp("ms", tz="UTC")).cast(arrow.int64())
+    found: list[Any] = column.to_pylist()
+    return found
