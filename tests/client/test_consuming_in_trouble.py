@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
 import pytest
 
-from magnetar.client.ack_state import CumulativeAcks, IndividualAcks
+from magnetar.client.ack_state import CumulativeAcks, IndividualAcks, Mark
+from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
 from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
 from magnetar.client.message import Checkpoint, Message
 from magnetar.client.receiving import Receiving
+from magnetar.client.stream_segment import StreamSegment
 from magnetar.errors import AlreadyClosed
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import Kept, new_client, play
@@ -37,7 +39,7 @@ COUNT = 400
 FIRST = InitialPosition.EARLIEST
 QUIET_S = 100.0
 
-Consume = Callable[[Client, "Got", Random], Awaitable[None]]
+Consume = Callable[[Client, "Got", Random], Coroutine[Any, Any, None]]
 """Receives until nothing more comes."""
 
 
@@ -78,7 +80,7 @@ async def each_message(consumer: Receiving[bytes], got: Got, settle: Any, chance
             await settle(open_ones)
             open_ones = []
         else:
-            asyncio.get_running_loop().call_later(5.0, lambda ones=open_ones: settle(ones))
+            asyncio.get_running_loop().call_later(5.0, settle, open_ones)
             open_ones = []
 
 
@@ -182,6 +184,39 @@ def test_members_of_a_group_keep_the_order_of_each_key(seed: int) -> None:
 def test_harm_of_forgetting_what_the_application_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CumulativeAcks, "handed", lambda self, mark: None)
     got, kept = run(1, by_stream, *BREAKS)
+    with pytest.raises(AssertionError, match="received and sent"):
+        got.check_exact(kept)
+
+
+def test_harm_of_acknowledging_what_still_waits_for_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The vector of a cumulative acknowledgement is taken when its message is handed out."""
+
+    def through_arrived(self: StreamSegment, turn: int, txn: None) -> Acknowledged:
+        waiting = [each.raw_id for each in self.home.inbox._waiting if each.source is self]
+        handed = self._hand_offs.through(turn)
+        if not waiting:
+            return NOTHING_TO_DO if handed is None else self.ack_through(handed)
+        return self.ack_through(Mark(waiting[-1].position))
+
+    async def by_short_streams(client: Client, got: Got, chance: Random) -> None:
+        """Each one ends after a few messages, as if it had died."""
+        while True:
+            consumer = await client.stream_consumer(NAME, "s", initial_position=FIRST)
+            messages = await consumer.receive_many(10, timeout=QUIET_S)
+            for message in messages:
+                got.add(message)
+            if messages:
+                await consumer.ack_cumulative(messages[-1])
+            await consumer.close()
+            if not messages:
+                return
+
+    got, kept = run(1, by_short_streams, split, split)
+    got.check_exact(kept)
+    monkeypatch.setattr(StreamSegment, "ack_turns", through_arrived)
+    got, kept = run(1, by_short_streams, split, split)
     with pytest.raises(AssertionError, match="received and sent"):
         got.check_exact(kept)
 

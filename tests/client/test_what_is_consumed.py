@@ -192,6 +192,22 @@ def test_streams_and_checkpoints_of_regular_topics(partitions: int) -> None:
     play(story)
 
 
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_topics_that_are_not_persistent(partitions: int) -> None:
+    async def story(stage: Stage) -> None:
+        topic = "non-persistent://public/default/passing"
+        name = TopicName.parse(topic)
+        if partitions:
+            await stage.host.ask(lambda server: server.topics.create_partitioned(name, partitions))
+        async with new_client(stage) as client:
+            consumer = await client.consumer(topic, "s")
+            await send(client, 20, topic)
+            found = await drain(consumer, 20, consumer.ack)
+            assert numbers(found) == list(range(20))
+
+    play(story)
+
+
 def test_the_end_of_a_terminated_topic() -> None:
     async def story(stage: Stage) -> None:
         async with new_client(stage) as client:

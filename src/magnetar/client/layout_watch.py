@@ -1,7 +1,8 @@
 """Which segments a topic has, followed over lost connections.
 
 Owns: `LayoutWatch` (commands 70, 71 and 72). The partitions of a regular topic are segments too:
-brokers with scalable topics say so themselves, of others the number of partitions is asked.
+brokers with scalable topics say so themselves; of others, and of topics that are not persistent,
+the number of partitions is asked.
 
 Invariants:
 1. `layout` never goes back: an update of a lower epoch is dropped, one of an equal epoch is taken
@@ -22,7 +23,7 @@ from magnetar.client.layouts import is_regular, layout_from
 from magnetar.client.pool import Connections
 from magnetar.client.refusals import is_passing, refusal
 from magnetar.errors import AlreadyClosed, DeadlineExceeded, MagnetarError, NotAllowed
-from magnetar.model.names import TopicName
+from magnetar.model.names import Domain, TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
@@ -96,7 +97,8 @@ class LayoutWatch(Service):
             known = self.changes.version
             try:
                 service = await self._connections.service()
-                if not service.features.supports_scalable_topics:
+                has_layouts = service.features.supports_scalable_topics
+                if not has_layouts or self.topic.domain is Domain.NON_PERSISTENT:
                     await self._ask_older(service)
                     return
                 await self._serve()
