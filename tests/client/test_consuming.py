@@ -22,6 +22,7 @@ from magnetar.errors import (
     NotAllowed,
 )
 from magnetar.model.ids import EARLIEST, MessageId
+from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from tests.client.stage import new_client, play
 from tests.server.scalable_stage import NAME, Stage
@@ -390,6 +391,16 @@ def test_several_topics_and_those_that_match() -> None:
             await send(client, 5, "persistent://public/default/t9")
             more = await drain_within(matching, 5, 120.0)
             assert {message.topic for message in more} == {"persistent://public/default/t9"}
+            await matching.ack_many(more)
+            before = len(asyncio.all_tasks())
+            await many.close()
+            gone = TopicName.parse(names[0])
+            await stage.host.ask(lambda server: server.topics.delete(gone, force=True))
+            await asyncio.sleep(120)
+            assert names[0] not in matching.topics
+            assert len(asyncio.all_tasks()) < before
+            await send(client, 1, names[1])
+            assert (await matching.receive(timeout=5.0)).topic == names[1]
 
     play(story)
 

@@ -8,7 +8,8 @@ Invariants:
 2. Once every topic was terminated and all of its messages are acknowledged, a receive raises
    `TopicTerminated`, and an iteration ends.
 3. Cumulative acknowledgements are only for types that deliver in order, and cover one partition.
-4. A pattern is looked for again every `PATTERN_S`: a topic that is gone is let go.
+4. A pattern is looked for again every `PATTERN_S`. A topic that is gone is let go, and is not
+   created again by its consumer.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from magnetar.errors import (
     InvalidValue,
     MagnetarError,
     NotAllowed,
+    TopicNotFound,
     TopicTerminated,
 )
 from magnetar.model.ids import MessageId
@@ -184,6 +186,11 @@ class Consumer(QueueConsumer[T]):
                     await self._remove_topic(gone)
             except MagnetarError as error:
                 _LOG.info("pattern-not-looked-for", pattern=pattern.pattern, reason=str(error))
+
+    def tolerates(self, feed: SegmentConsumer, error: MagnetarError) -> bool:
+        """A topic that was found, not asked for, may be deleted."""
+        is_deleted = isinstance(error, TopicNotFound) and self._pattern is not None
+        return is_deleted or super().tolerates(feed, error)
 
     def _subscribe_fields(self) -> Mapping[str, Any]:
         fields: dict[str, Any] = {"subType": int(self._type)}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol, TypeAlias
 
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
-from magnetar.errors import DeadlineExceeded, InvariantBroken, MagnetarError
+from magnetar.errors import AlreadyClosed, DeadlineExceeded, InvariantBroken, MagnetarError
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 
@@ -96,13 +96,16 @@ class Feeds(Service):
                 await feed.ends.past(feed.ends.version)
 
     def follow(self, changes: Signal, what: str) -> asyncio.Task[None]:
-        """Look again whenever this signal advances."""
+        """Look again whenever this signal advances, until it is closed with `AlreadyClosed`."""
         return self.spawn(self._forward(changes), what)
 
     async def _forward(self, changes: Signal) -> None:
         version = changes.version
         while True:
-            version = await changes.past(version)
+            try:
+                version = await changes.past(version)
+            except AlreadyClosed:
+                return
             self.stirred.advance()
 
     async def _keep_in_step(self) -> None:

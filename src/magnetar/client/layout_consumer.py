@@ -23,6 +23,7 @@ from magnetar.client.producer import V5_MARK
 from magnetar.client.receiving import Receiving
 from magnetar.client.schema.info import Schema
 from magnetar.client.segment_consumer import SegmentSpec
+from magnetar.errors import AlreadyClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
 from magnetar.model.subscriptions import InitialPosition
@@ -84,8 +85,10 @@ class LayoutConsumer(Receiving[T]):
 
     async def _remove_topic(self, topic: str) -> None:
         watch = self._watches.pop(topic)
+        self._first.pop(topic, None)
         self._feeds.stirred.advance()
         await watch.stop()
+        watch.changes.close(AlreadyClosed(f"{topic} is not consumed any more"))
 
     def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
         found: dict[SegmentKey, SegmentSpec] = {}
@@ -98,7 +101,7 @@ class LayoutConsumer(Receiving[T]):
         return {key: spec for key, spec in found.items() if key not in self._gone}
 
     def _spec(self, topic: str, watch: LayoutWatch, segment: Segment) -> SegmentSpec:
-        fields = dict(self._subscribe_fields())
+        fields = {**self._subscribe_fields(), "force_topic_creation": self._create}
         if segment.segment_id not in self._first[topic]:
             fields["initialPosition"] = int(InitialPosition.EARLIEST)
         is_legacy = segment.legacy_topic_name is not None
