@@ -264,6 +264,7 @@ def test_conflicts_abort_cleanly() -> None:
             with pytest.raises(TransactionConflict):
                 await second.commit()
             assert second.state is TransactionState.ABORTED
+            await second.abort()
             await first.commit()
             await nothing_more(consumer)
             await client.close()
@@ -341,6 +342,32 @@ def test_groups_commit_their_members_together() -> None:
             assert (status.epoch, status.run, status.committed_sequence) == (1, "r1", 0)
             await _fencing(client, group)
         assert await payloads(stage) == [b"0", b"1", b"9"]
+
+    play(story)
+
+
+def test_a_member_of_a_group_may_fail_or_be_aborted() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            group = await client.open_group("app", generation="g", run="r1")
+            unready = await group.transaction(0)
+            await producer.submit(b"1", key="k", txn=unready)
+            async with group.transaction(0) as aborted:
+                await producer.submit(b"2", key="k", txn=aborted)
+            await aborted.abort()
+            failed = await group.transaction(0)
+            (await producer.submit(b"3", key="k", txn=failed)).cancel()
+            with pytest.raises(TransactionAborted):
+                await group.commit(0, [unready, failed])
+            assert failed.state is TransactionState.ABORTED
+            assert await group.commit(0, [unready.txn_id]), "what is not ready is waited for"
+            assert unready.state is TransactionState.COMMITTED
+            late = await group.transaction(1, timeout=5)
+            await late.prepare()
+            await asyncio.sleep(10)
+            assert late.state is TransactionState.ERROR, "nobody here knows"
+        assert await payloads(stage) == [b"1"]
 
     play(story)
 

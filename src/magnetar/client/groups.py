@@ -101,8 +101,10 @@ class TransactionGroup:
         chosen = list(transactions)
         for each in chosen:
             if isinstance(each, Transaction):
-                await each.prepare()
+                self._members[each] = sequence
         ids = [each.txn_id if isinstance(each, Transaction) else each for each in chosen]
+        for member in [each for each in self._members if each.txn_id in ids]:
+            await member.prepare()
         answer = await _fenced(
             self._ask(
                 "COMMIT_GROUP",

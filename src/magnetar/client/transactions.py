@@ -121,6 +121,8 @@ class Transaction:
         if self._state is not TransactionState.COMMITTING:
             self._check_not_over()
             was_tried = self._state is TransactionState.ERROR
+            if was_tried and not self._was_commit_asked:
+                raise TransactionAborted("an abort of the transaction is under way")
             self._move(TxnEvent.COMMIT)
             if self._state is TransactionState.COMMITTED:
                 return
@@ -134,8 +136,14 @@ class Transaction:
         """
         if self._state is not TransactionState.ABORTING and not self._state.is_aborted:
             self._move(TxnEvent.GIVE_UP if self._is_prepared else TxnEvent.ABORT)
-            self._run(self._drop_and_abort(TransactionAborted(f"{self!r}")))
-        await self._ended()
+            self._is_prepared = False
+            self._run(self._drop_and_abort(TransactionAborted("the application aborted it")))
+        try:
+            await self._ended()
+        except MagnetarError:
+            # Why a commit was given up is for who asked for that.
+            if not self._state.is_aborted:
+                raise
 
     async def prepare(self) -> None:
         """For one of a group: wait until everything of it is durable; it then takes no more.
