@@ -21,7 +21,6 @@ Relies on: pyarrow, which is there with `magnetar[arrow]`, and is imported when 
 from __future__ import annotations
 
 from array import array
-from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -42,9 +41,8 @@ UNREADABLE: Final = "magnetar-unreadable"
 _SEGMENT_SUFFIX: Final = "-seg-"
 _NO_SEGMENT: Final = -1
 _SENT_COLUMNS: Final = ("value", "key", "properties", "event_time")
-_ID_COLUMNS: Final = (
-    *("topic", "segment_id", "partition", "ledger_id", "entry_id", "batch_index", "batch_size"),
-)
+_ENTRY_COLUMNS: Final = ("topic", "segment_id", "ledger_id", "entry_id")
+_ID_COLUMNS: Final = (*_ENTRY_COLUMNS, "batch_index", "batch_size")
 
 
 def pyarrow() -> Any:
@@ -109,36 +107,46 @@ class _Columns:
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
-        self.properties: list[list[tuple[str, str]]] = []
-        self.event_times: list[int | None] = []
+        self.properties: dict[int, list[tuple[str, str]]] = {}
+        self.event_times: dict[int, int] = {}
+        """By row: most have neither."""
         self.topics = _Names()
         self.producers = _Names()
         self.longs = {name: array("q") for name in _LONGS}
         self.ints = {name: array("i") for name in _INTS}
 
     def add_rows(self, rows: EntryRows) -> None:
-        metadata, singles = rows.metadata, rows.singles
-        numbers = self.longs["sequence_id"]
-        for single, payload in singles:
-            self.values.append(None if single.null_value else payload)
-            self.keys.append(_key(single))
-            self.properties.append([(each.key, each.value) for each in single.properties])
-            self.event_times.append(single.event_time or None)
-            number = single.sequence_id
-            numbers.append(number if number or single.HasField("sequence_id") else _first(metadata))
-        self.ints["batch_index"].extend(rows.indexes)
-        self._repeat(len(singles), metadata, rows.source, rows.position, rows.partition, rows.size)
-        self.ints["redelivery_count"].extend(array("i", (rows.redelivery_count,)) * len(singles))
+        found, count, at = rows.columns, rows.num_rows, len(self.values)
+        self.values += found.values
+        self.keys += found.keys
+        self.longs["sequence_id"].extend(found.sequence_ids)
+        self.ints["batch_index"].extend(found.indexes)
+        self.ints["redelivery_count"].extend(array("i", (rows.redelivery_count,)) * count)
+        if found.rare:
+            for row, index in enumerate(found.indexes, at):
+                if (single := found.rare.get(index)) is not None:
+                    self._add_rare(row, single)
+        self._repeat(
+            count, rows.metadata, rows.source, rows.position, rows.partition, rows.batch_size
+        )
+
+    def _add_rare(self, row: int, single: pb.SingleMessageMetadata) -> None:
+        if single.properties:
+            self.properties[row] = [(each.key, each.value) for each in single.properties]
+        if single.event_time:
+            self.event_times[row] = single.event_time
 
     def add_message(self, message: Message[Any]) -> None:
         raw = message.raw_id
         trouble = message.trouble
         has_value = trouble is None and not message.is_null
+        told = {} if trouble is None else {UNREADABLE: str(trouble)}
+        if properties := message.properties | told:
+            self.properties[len(self.values)] = list(properties.items())
+        if message.event_time_ms is not None:
+            self.event_times[len(self.values)] = message.event_time_ms
         self.values.append(message.data if has_value else None)
         self.keys.append(message.key_bytes)
-        told = {} if trouble is None else {UNREADABLE: str(trouble)}
-        self.properties.append(list((message.properties | told).items()))
-        self.event_times.append(message.event_time_ms)
         self.longs["sequence_id"].append(message.sequence_id)
         self.ints["batch_index"].append(raw.batch_index)
         self.ints["redelivery_count"].append(message.redelivery_count)
@@ -169,13 +177,27 @@ class _Columns:
         self.ints["partition"].extend(array("i", (partition,)) * count)
         self.ints["batch_size"].extend(array("i", (batch_size,)) * count)
 
+    def _properties(self, arrow: Any, kind: Any) -> Any:
+        count = len(self.values)
+        if self.properties:
+            return arrow.array([self.properties.get(row, ()) for row in range(count)], kind)
+        offsets = _numbers(arrow, arrow.int32(), array("i", (0,)) * (count + 1))
+        nothing = arrow.array([], arrow.string())
+        return arrow.MapArray.from_arrays(offsets, nothing, nothing)
+
+    def _event_times(self, arrow: Any, kind: Any) -> Any:
+        count = len(self.values)
+        if not self.event_times:
+            return arrow.nulls(count, kind)
+        return arrow.array([self.event_times.get(row) for row in range(count)], kind)
+
     def built(self) -> Any:
         arrow, schema = pyarrow(), columns()
         found = {
             "value": arrow.array(self.values, arrow.binary()),
             "key": arrow.array(self.keys, arrow.binary()),
-            "properties": arrow.array(self.properties, schema.field("properties").type),
-            "event_time": arrow.array(self.event_times, schema.field("event_time").type),
+            "properties": self._properties(arrow, schema.field("properties").type),
+            "event_time": self._event_times(arrow, schema.field("event_time").type),
             "topic": self.topics.built(arrow),
             "producer": self.producers.built(arrow),
         }
@@ -207,17 +229,6 @@ def _numbers(arrow: Any, kind: Any, numbers: array[int]) -> Any:
     return arrow.Array.from_buffers(kind, len(numbers), [None, arrow.py_buffer(numbers)])
 
 
-def _key(single: pb.SingleMessageMetadata) -> bytes | None:
-    key = single.partition_key
-    if not key and not single.HasField("partition_key"):
-        return None
-    return b64decode(key) if single.partition_key_b64_encoded else key.encode()
-
-
-def _first(metadata: pb.MessageMetadata) -> int:
-    return metadata.sequence_id
-
-
 def _producer(name: str) -> str:
     given, separator, segment = name.rpartition(_SEGMENT_SUFFIX)
     return given if separator and segment.isdigit() else name
@@ -242,23 +253,34 @@ def entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
     missing = [name for name in _ID_COLUMNS if name not in batch.schema.names]
     if missing:
         raise InvalidValue(f"a batch to acknowledge has no {missing[0]}: keep the id columns")
-    rows = zip(*(batch.column(name).to_pylist() for name in _ID_COLUMNS), strict=True)
-    entry: tuple[Any, ...] | None = None
-    mask, last, size = 0, -1, 0
-    for *place, index, batch_size in rows:
-        if (now := tuple(place)) != entry:
-            if entry is not None:
-                yield _entry(entry, mask, size, last)
-            entry, mask, size = now, 0, batch_size
+    compute = import_module("pyarrow.compute")
+    ends: set[int] = set()
+    for name in _ENTRY_COLUMNS:
+        column = batch.column(name)
+        ends.update(compute.run_end_encode(getattr(column, "indices", column)).run_ends.to_pylist())
+    indexes = batch.column("batch_index").to_pylist()
+    start = 0
+    for end in sorted(ends):
+        part = {name: batch.column(name)[start].as_py() for name in _ID_COLUMNS}
+        yield EntryIn(
+            part["topic"],
+            part["segment_id"],
+            Position(part["ledger_id"], part["entry_id"]),
+            _mask(indexes[start:end]),
+            part["batch_size"],
+            max(indexes[start:end]),
+        )
+        start = end
+
+
+def _mask(indexes: list[int]) -> int:
+    first, count = indexes[0], len(indexes)
+    if first >= 0 and indexes == list(range(first, first + count)):
+        return ((1 << count) - 1) << first
+    mask = 0
+    for index in indexes:
         mask |= 1 << max(0, index)
-        last = index
-    if entry is not None:
-        yield _entry(entry, mask, size, last)
-
-
-def _entry(place: tuple[Any, ...], mask: int, size: int, last: int) -> EntryIn:
-    topic, segment_id, _, ledger_id, entry_id = place
-    return EntryIn(topic, segment_id, Position(ledger_id, entry_id), mask, size, last)
+    return mask
 
 
 # --- sent

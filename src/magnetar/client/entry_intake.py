@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from magnetar.client.ack_state import WHOLE, all_of, bit_of
-from magnetar.client.batch import OpenedEntry, Single, messages_in, open_entry, unpacked
+from magnetar.client.batch import OpenedEntry, messages_in, open_entry, unpacked
+from magnetar.client.batch_columns import columns_in
 from magnetar.client.chunks import ChunkAssembler
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.inbox import Inbox
@@ -143,17 +144,14 @@ class EntryIntake:
 
     def _take_batch(self, body: pb.CommandMessage, opened: OpenedEntry) -> None:
         feed, add, decode = self._feed, self._feed.deliver, self._inbox.schemas.decode
+        if self._inbox.takes_rows and feed.takes_rows and self._take_rows(body, opened):
+            return
         singles = messages_in(opened)
         size = len(singles)
         wire = body.message_id
         position = position_of(wire)
         unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
         mask = feed.admit(position, size, unacked)
-        if mask and self._inbox.takes_rows and feed.takes_rows and not _is_compacted(singles):
-            rows = EntryRows.of(feed, body, position, opened, mask, feed.generation, singles)
-            add(rows)
-            self._return_permits(size, unacked, len(rows))
-            return
         added = 0
         for index, (single, payload) in enumerate(singles):
             if not mask & bit_of(index):
@@ -175,6 +173,25 @@ class EntryIntake:
                 )
             )
         self._return_permits(size, unacked, added)
+
+    def _take_rows(self, body: pb.CommandMessage, opened: OpenedEntry) -> bool:
+        """Take a batch as it is; False: some of it is not for the application."""
+        feed, columns = self._feed, columns_in(opened)
+        if any(each.compacted_out for each in columns.rare.values()):
+            return False
+        size = len(columns)
+        position = position_of(body.message_id)
+        unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
+        mask = feed.admit(position, size, unacked)
+        if mask != all_of(size):
+            columns = columns.among(mask)
+        if mask:
+            partition, count = body.message_id.partition, body.redelivery_count
+            feed.deliver(
+                EntryRows(feed, position, partition, opened, columns, count, feed.generation)
+            )
+        self._return_permits(size, unacked, len(columns))
+        return True
 
     def _return_permits(self, size: int, unacked: int, added: int) -> None:
         """Those of messages that the broker counted and nobody gets."""
@@ -201,8 +218,3 @@ class EntryIntake:
         except UnreadableMessage as error:
             decode = Unreadable(error)
         self._take_single(body, metadata, payload, decode, taken.ids)
-
-
-def _is_compacted(singles: Sequence[Single]) -> bool:
-    """Some of them are not for the application."""
-    return any(single.compacted_out for single, _ in singles)

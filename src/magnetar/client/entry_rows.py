@@ -8,125 +8,72 @@ Invariant: it holds exactly those messages of its entry that were let in, in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from magnetar.client.batch import OpenedEntry, Single
+from magnetar.client.batch import OpenedEntry, messages_in
+from magnetar.client.batch_columns import BatchColumns
 from magnetar.client.message import Message, MessageId, Source
 from magnetar.model.ids import Position
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 
+@dataclass(frozen=True, slots=True)
 class EntryRows:
     """Some or all messages of one batch."""
 
-    __slots__ = (
-        "generation",
-        "indexes",
-        "metadata",
-        "partition",
-        "position",
-        "redelivery_count",
-        "singles",
-        "size",
-        "source",
-    )
+    source: Source
+    position: Position
+    partition: int
+    opened: OpenedEntry
+    columns: BatchColumns
+    redelivery_count: int
+    generation: int
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        position: Position,
-        partition: int,
-        metadata: pb.MessageMetadata,
-        singles: Sequence[Single],
-        size: int,
-        indexes: Sequence[int],
-        redelivery_count: int,
-        generation: int,
-    ) -> None:
-        self.source = source
-        self.position = position
-        self.partition = partition
-        self.metadata = metadata
-        self.singles = singles
-        """Of the messages at `indexes`."""
-        self.size = size
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns)
+
+    @property
+    def batch_size(self) -> int:
         """Of the whole batch."""
-        self.indexes = indexes
-        self.redelivery_count = redelivery_count
-        self.generation = generation
+        return self.opened.num_messages
 
-    @classmethod
-    def of(
-        cls,
-        source: Source,
-        body: pb.CommandMessage,
-        position: Position,
-        opened: OpenedEntry,
-        mask: int,
-        generation: int,
-        singles: Sequence[Single],
-    ) -> EntryRows:
-        """Those messages of a batch that are set in `mask`."""
-        found, size = singles, len(singles)
-        indexes: Sequence[int] = range(size)
-        if mask != (1 << size) - 1:
-            indexes = [index for index in indexes if mask >> index & 1]
-            found = [found[index] for index in indexes]
-        return cls(
-            source=source,
-            position=position,
-            partition=body.message_id.partition,
-            metadata=opened.metadata,
-            singles=found,
-            size=size,
-            indexes=indexes,
-            redelivery_count=body.redelivery_count,
-            generation=generation,
-        )
-
-    def __len__(self) -> int:
-        return len(self.indexes)
+    @property
+    def metadata(self) -> pb.MessageMetadata:
+        return self.opened.metadata
 
     @property
     def schema_version(self) -> bytes:
-        return self.metadata.schema_version
+        return self.opened.metadata.schema_version
 
     @property
     def last_id(self) -> MessageId:
         """Of its last message."""
-        return MessageId(*self.position, self.partition, self.indexes[-1], self.size)
+        return self._id(self.columns.indexes[-1])
 
     def take(self, count: int) -> tuple[EntryRows, EntryRows]:
         """The first so many messages, and the others."""
-        return self._part(0, count), self._part(count, len(self))
-
-    def _part(self, start: int, stop: int) -> EntryRows:
-        return EntryRows(
-            source=self.source,
-            position=self.position,
-            partition=self.partition,
-            metadata=self.metadata,
-            singles=self.singles[start:stop],
-            size=self.size,
-            indexes=self.indexes[start:stop],
-            redelivery_count=self.redelivery_count,
-            generation=self.generation,
-        )
+        first, rest = self.columns.part(0, count), self.columns.part(count, self.num_rows)
+        return replace(self, columns=first), replace(self, columns=rest)
 
     def messages(self, decode: Callable[[bytes, bytes], Any]) -> list[Message[Any]]:
         """A message object for each."""
+        singles = messages_in(self.opened)
         return [
             Message(
                 source=self.source,
-                raw_id=MessageId(*self.position, self.partition, index, self.size),
-                data=payload,
-                metadata=self.metadata,
-                single=single,
+                raw_id=self._id(index),
+                data=singles[index].payload,
+                metadata=self.opened.metadata,
+                single=singles[index].metadata,
                 decode=decode,
                 redelivery_count=self.redelivery_count,
                 generation=self.generation,
             )
-            for index, (single, payload) in zip(self.indexes, self.singles, strict=True)
+            for index in self.columns.indexes
         ]
+
+    def _id(self, index: int) -> MessageId:
+        return MessageId(*self.position, self.partition, index, self.batch_size)

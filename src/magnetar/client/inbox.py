@@ -119,11 +119,11 @@ class Inbox(Generic[T]):
         while self._waiting and rows_max > 0:
             first = self._waiting.popleft()
             if isinstance(first, EntryRows):
-                if len(first) > rows_max:
+                if first.num_rows > rows_max:
                     first, rest = first.take(rows_max)
                     self._waiting.appendleft(rest)
-                self._turn += len(first)
-                rows_max -= len(first)
+                self._turn += first.num_rows
+                rows_max -= first.num_rows
                 first.source.handing_out_rows(first, self._turn)
             else:
                 self._turn += 1

@@ -210,7 +210,7 @@ class QueueSegment(SegmentConsumer):
         self._count_held(message.raw_id.position, 1, message.redelivery_count)
 
     def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
-        self._count_held(rows.position, len(rows), rows.redelivery_count)
+        self._count_held(rows.position, rows.num_rows, rows.redelivery_count)
 
     def _count_held(self, position: Position, count: int, redelivery_count: int) -> None:
         self._held[position] = self._held.get(position, 0) + count

@@ -229,7 +229,7 @@ class SegmentConsumer(ABC):
 
     def handing_out_rows(self, rows: EntryRows, turn: int) -> None:
         self._handed_out_rows(rows, turn)
-        self.give_permits(len(rows))
+        self.give_permits(rows.num_rows)
 
     def release(self, *, wait: bool = True) -> None:
         """Hand out no more, and end: with `wait`, once the application has settled what it has."""
