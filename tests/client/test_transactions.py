@@ -21,7 +21,7 @@ from magnetar.errors import (
     TransactionAborted,
     TransactionConflict,
 )
-from magnetar.model.subscriptions import InitialPosition
+from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from tests.client.stage import new_client, play, stored
 from tests.server.scalable_stage import NAME, Stage
 
@@ -239,6 +239,33 @@ def test_acknowledgements_take_part(topic: str) -> None:
                 await consumer.ack_many(again)
                 await nothing_more(consumer)
                 await consumer.close()
+
+    play(story)
+
+
+def test_cumulative_acknowledgements_on_a_regular_topic() -> None:
+    async def story(stage: Stage) -> None:
+        async with (
+            new_client(stage) as client,
+            await client.producer(REGULAR) as producer,
+            await client.consumer(
+                REGULAR, "s", initial_position=FIRST, subscription_type=SubscriptionType.EXCLUSIVE
+            ) as consumer,
+        ):
+            for number in range(6):
+                await producer.send(b"%d" % number)
+            messages = await received(consumer, 4)
+            bad = await client.transaction()
+            consumer.ack_cumulative(messages[3], txn=bad)
+            await bad.abort()
+            again = await received(consumer, 4)
+            assert [each.value for each in again] == [each.value for each in messages]
+            with pytest.raises(TransactionConflict):
+                consumer.ack_cumulative(messages[3], txn=await client.transaction())
+            async with client.transaction() as txn:
+                consumer.ack_cumulative(again[3], txn=txn)
+            await consumer.ack_cumulative((await received(consumer, 2))[1])
+            await nothing_more(consumer)
 
     play(story)
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from magnetar.client.ack_outbox import AckTransaction
 from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.dead_letter import MakeProducer
@@ -111,7 +112,9 @@ class Consumer(QueueConsumer[T]):
             return None
         return TopicTerminated(f"{', '.join(self.topics)}: there will be no more messages")
 
-    def ack_cumulative(self, message: Message[Any] | AnyMessageId) -> Acknowledged:
+    def ack_cumulative(
+        self, message: Message[Any] | AnyMessageId, *, txn: AckTransaction | None = None
+    ) -> Acknowledged:
         """Acknowledge everything that was received of a topic or partition, up to a message."""
         self._check_open()
         if not self._type.takes_cumulative_acks:
@@ -120,10 +123,15 @@ class Consumer(QueueConsumer[T]):
                 hint="acknowledge each message with ack",
             )
         feed, message_id = self._feed_and_id(message)
-        is_stale = isinstance(message, Message) and (
-            feed is not None and message.generation != feed.generation
-        )
-        return NOTHING_TO_DO if feed is None or is_stale else feed.ack_through(message_id)
+        if feed is None:
+            return NOTHING_TO_DO
+        if isinstance(message, Message) and txn is not None:
+            feed.refuse_stale(message)
+        elif isinstance(message, Message) and message.generation != feed.generation:
+            return NOTHING_TO_DO
+        if txn is not None:
+            return feed.ack_through_in(txn, message_id)
+        return feed.ack_through(message_id)
 
     # --- moving
 

@@ -23,6 +23,7 @@ from magnetar.client.ack_state import (
     AckItem,
     IndividualAcks,
     Mark,
+    ack_item,
     all_of,
     bit_of,
     size_from,
@@ -144,6 +145,21 @@ class QueueSegment(SegmentConsumer):
             self._forget(position)
         return self.acked()
 
+    def ack_through_in(self, txn: AckTransaction, message_id: MessageId) -> Acknowledged:
+        """As `ack_through`, in a transaction; an abort brings everything back."""
+        generation = self.generation
+
+        def on_end(committed: bool) -> None:
+            if generation != self.generation or self.has_ended:
+                return
+            if committed:
+                self.ack_through(message_id)  # here it counts as acknowledged only from now on
+            else:
+                self._begin_anew()
+
+        mark = Mark(message_id.position, message_id.batch_index, message_id.batch_size)
+        return self.acked_in(txn, [ack_item(mark)], cumulative=True, on_end=on_end)
+
     def nack(self, message: Message[Any]) -> None:
         """Have it delivered again after a while."""
         if message.generation != self.generation or self.has_ended:
@@ -165,6 +181,10 @@ class QueueSegment(SegmentConsumer):
     async def seek(self, **target: Any) -> None:
         """Move the subscription; nothing that was received before counts any more."""
         await self.ask("SEEK", **target)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing that was received counts any more: the broker decides what comes."""
         self.generation += 1
         self._acks.forget()
         self._nacked.clear()

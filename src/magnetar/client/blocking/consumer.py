@@ -34,9 +34,13 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
     def subscription_type(self) -> SubscriptionType:
         return self._call(lambda: self._wrapped.subscription_type)
 
-    def ack_cumulative(self, message: Message[Any] | AnyMessageId) -> Acknowledged:
+    def ack_cumulative(
+        self, message: Message[Any] | AnyMessageId, *, txn: Transaction | None = None
+    ) -> Acknowledged:
         """Acknowledge everything that was received of a topic or partition, up to a message."""
-        return self._acknowledged(lambda: self._wrapped.ack_cumulative(message))
+        return self._acknowledged(
+            lambda: self._wrapped.ack_cumulative(message, txn=wrapped_of(txn))
+        )
 
     def seek(self, target: MessageId | datetime | int) -> None:
         """Move the subscription: to a message, which is the next one, or to a time.
