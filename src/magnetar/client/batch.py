@@ -35,7 +35,7 @@ from magnetar.client.codec import UNCOMPRESSED_BYTES_MAX, Compression, compress,
 from magnetar.client.routing import entry_bucket_hash
 from magnetar.errors import ProtocolError, UnreadableMessage
 from magnetar.wire.frames import varint
-from magnetar.wire.messages import TxnId, encode_entry, layout_of, metadata_of
+from magnetar.wire.messages import TxnId, encode_entry, layout_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 BATCH_MESSAGES_MAX: Final = 1000
@@ -354,9 +354,12 @@ def open_entry(
 ) -> OpenedEntry:
     """Read the metadata of an entry, and decompress its payload unless it is a chunk."""
     try:
-        metadata = metadata_of(headers_and_payload)
-        payload = headers_and_payload[layout_of(headers_and_payload).payload :]
-    except ProtocolError as error:
+        layout = layout_of(headers_and_payload)
+        metadata = pb.MessageMetadata.FromString(
+            headers_and_payload[layout.metadata : layout.payload]
+        )
+        payload = headers_and_payload[layout.payload :]
+    except (ProtocolError, DecodeError) as error:
         raise UnreadableMessage(f"an entry has broken headers: {error}") from error
     if metadata.encryption_keys:
         raise UnreadableMessage("a message is encrypted", hint="this client has no keys")

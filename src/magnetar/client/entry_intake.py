@@ -104,7 +104,8 @@ class EntryIntake:
             elif opened.is_batch:
                 self._take_batch(body, opened)
             else:
-                self._take_single(body, opened.metadata, opened.payload, self._inbox.schemas.decode)
+                decode = self._inbox.schemas.decode
+                self._take_single(body, position, opened.metadata, opened.payload, decode)
         except UnreadableMessage as error:
             _LOG.warning(
                 "message-unreadable",
@@ -113,25 +114,25 @@ class EntryIntake:
                 reason=str(error),
             )
             metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
-            self._take_single(body, metadata, delivered.headers_and_payload, Unreadable(error))
+            data = delivered.headers_and_payload
+            self._take_single(body, position, metadata, data, Unreadable(error))
 
     def _take_single(
         self,
         body: pb.CommandMessage,
+        position: Position,
         metadata: pb.MessageMetadata,
         data: bytes,
         decode: Callable[[bytes, bytes], Any],
         chunk_ids: tuple[MessageId, ...] = (),
     ) -> None:
-        wire = body.message_id
-        position = position_of(wire)
         if not self._feed.admit(position, 1, 0):
             self._feed.give_permits(1)
             return
         self._feed.deliver(
             Message(
                 source=self._feed,
-                raw_id=MessageId(*position, wire.partition),
+                raw_id=MessageId(*position, body.message_id.partition),
                 data=data,
                 metadata=metadata,
                 single=None,
@@ -217,4 +218,4 @@ class EntryIntake:
                 payload = unpacked(payload, metadata)
         except UnreadableMessage as error:
             decode = Unreadable(error)
-        self._take_single(body, metadata, payload, decode, taken.ids)
+        self._take_single(body, message_id.position, metadata, payload, decode, taken.ids)
