@@ -194,7 +194,10 @@ def test_harm_of_acknowledging_what_still_waits_for_the_application(
     """The vector of a cumulative acknowledgement is taken when its message is handed out."""
 
     def through_arrived(self: StreamSegment, turn: int, txn: None) -> Acknowledged:
-        waiting = [each.raw_id for each in self.home.inbox._waiting if each.source is self]
+        inbox = self.home.inbox._waiting
+        waiting = [
+            each.raw_id for each in inbox if isinstance(each, Message) and each.source is self
+        ]
         handed = self._hand_offs.through(turn)
         if not waiting:
             return NOTHING_TO_DO if handed is None else self.ack_through(handed)

@@ -27,8 +27,13 @@ class _Source:
     topic = "topic://t/n/x"
     wire_topic = "segment://t/n/x/0000-ffff-3"
 
+    segment_id = 3
+
     def handing_out(self, message: Message[Any]) -> None:
         raise AssertionError("nobody hands it out here")
+
+    def handing_out_rows(self, rows: Any, turn: int) -> None:
+        raise AssertionError("nobody hands them out here")
 
     def id_of(self, message_id: MessageId, turn: int) -> AnyMessageId:
         return ScalableMessageId(3, message_id)
