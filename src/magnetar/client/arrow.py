@@ -26,9 +26,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from magnetar.client.batch_columns import signed
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message
-from magnetar.errors import InvalidSetting, InvalidValue
+from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -40,6 +41,7 @@ UNREADABLE: Final = "magnetar-unreadable"
 
 _SEGMENT_SUFFIX: Final = "-seg-"
 _NO_SEGMENT: Final = -1
+_INT32_MAX: Final = 2**31 - 1
 _SENT_COLUMNS: Final = ("value", "key", "properties", "event_time")
 _ENTRY_COLUMNS: Final = ("topic", "segment_id", "ledger_id", "entry_id")
 _ID_COLUMNS: Final = (*_ENTRY_COLUMNS, "batch_index", "batch_size")
@@ -121,20 +123,17 @@ class _Columns:
         self.keys += found.keys
         self.longs["sequence_id"].extend(found.sequence_ids)
         self.ints["batch_index"].extend(found.indexes)
-        self.ints["redelivery_count"].extend(array("i", (rows.redelivery_count,)) * count)
         if found.rare:
             for row, index in enumerate(found.indexes, at):
                 if (single := found.rare.get(index)) is not None:
                     self._add_rare(row, single)
-        self._repeat(
-            count, rows.metadata, rows.source, rows.position, rows.partition, rows.batch_size
-        )
+        self._repeat(rows, count, rows.position, rows.partition, rows.batch_size)
 
     def _add_rare(self, row: int, single: pb.SingleMessageMetadata) -> None:
         if single.properties:
             self.properties[row] = [(each.key, each.value) for each in single.properties]
         if single.event_time:
-            self.event_times[row] = single.event_time
+            self.event_times[row] = signed(single.event_time)
 
     def add_message(self, message: Message[Any]) -> None:
         raw = message.raw_id
@@ -144,38 +143,40 @@ class _Columns:
         if properties := message.properties | told:
             self.properties[len(self.values)] = list(properties.items())
         if message.event_time_ms is not None:
-            self.event_times[len(self.values)] = message.event_time_ms
+            self.event_times[len(self.values)] = signed(message.event_time_ms)
         self.values.append(message.data if has_value else None)
-        self.keys.append(message.key_bytes)
-        self.longs["sequence_id"].append(message.sequence_id)
+        self.keys.append(_key(message))
+        self.longs["sequence_id"].append(signed(message.sequence_id))
         self.ints["batch_index"].append(raw.batch_index)
-        self.ints["redelivery_count"].append(message.redelivery_count)
-        size = max(0, raw.batch_size)
-        self._repeat(1, message.metadata, message.source, raw.position, raw.partition, size)
+        self._repeat(message, 1, raw.position, raw.partition, max(0, raw.batch_size))
 
     def _repeat(
         self,
+        of: Message[Any] | EntryRows,
         count: int,
-        metadata: pb.MessageMetadata,
-        source: Any,
         position: Position,
         partition: int,
         batch_size: int,
     ) -> None:
         """What all rows of an entry have in common."""
-        self.topics.add(source.topic, count)
-        self.producers.add(_producer(metadata.producer_name), count)
-        segment_id = source.segment_id
+        self.topics.add(of.source.topic, count)
+        self.producers.add(_producer(of.metadata.producer_name), count)
+        segment_id = of.source.segment_id
         longs = {
-            "publish_time": metadata.publish_time,
+            "publish_time": signed(of.metadata.publish_time),
             "segment_id": _NO_SEGMENT if segment_id is None else segment_id,
             "ledger_id": position.ledger_id,
             "entry_id": position.entry_id,
         }
         for name, number in longs.items():
             self.longs[name].extend(array("q", (number,)) * count)
-        self.ints["partition"].extend(array("i", (partition,)) * count)
-        self.ints["batch_size"].extend(array("i", (batch_size,)) * count)
+        ints = {
+            "partition": partition,
+            "batch_size": batch_size,
+            "redelivery_count": min(of.redelivery_count, _INT32_MAX),
+        }
+        for name, number in ints.items():
+            self.ints[name].extend(array("i", (number,)) * count)
 
     def _properties(self, arrow: Any, kind: Any) -> Any:
         count = len(self.values)
@@ -229,6 +230,14 @@ def _numbers(arrow: Any, kind: Any, numbers: array[int]) -> Any:
     return arrow.Array.from_buffers(kind, len(numbers), [None, arrow.py_buffer(numbers)])
 
 
+def _key(message: Message[Any]) -> bytes | None:
+    """Its key; none if that should be base64 and is not."""
+    try:
+        return message.key_bytes
+    except UnreadableMessage:
+        return None
+
+
 def _producer(name: str) -> str:
     given, separator, segment = name.rpartition(_SEGMENT_SUFFIX)
     return given if separator and segment.isdigit() else name
@@ -253,6 +262,11 @@ def entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
     missing = [name for name in _ID_COLUMNS if name not in batch.schema.names]
     if missing:
         raise InvalidValue(f"a batch to acknowledge has no {missing[0]}: keep the id columns")
+    for part in batch.to_batches() if isinstance(batch, pyarrow().Table) else (batch,):
+        yield from _entries_in(part)
+
+
+def _entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
     compute = import_module("pyarrow.compute")
     ends: set[int] = set()
     for name in _ENTRY_COLUMNS:

@@ -24,6 +24,8 @@ from magnetar.errors import UnreadableMessage
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _SIZE: Final = struct.Struct(">I")
+_INT64_MAX: Final = 2**63 - 1
+_UINT64: Final = 2**64
 _KEY: Final = 0x12
 _PAYLOAD_SIZE: Final = 0x18
 _SEQUENCE_ID: Final = 0x40
@@ -38,6 +40,7 @@ class BatchColumns:
     """None: a message without a value."""
     keys: Sequence[bytes | None]
     sequence_ids: Sequence[int]
+    """Signed."""
     rare: dict[int, pb.SingleMessageMetadata]
     """By index in the batch: those that may have more than this."""
 
@@ -65,10 +68,15 @@ class BatchColumns:
         )
 
 
+def signed(number: int) -> int:
+    """Numbers are unsigned on the wire; those of columns are not."""
+    return number if number <= _INT64_MAX else number - _UINT64
+
+
 def columns_in(entry: OpenedEntry) -> BatchColumns:
     """The messages of a batch, all of them."""
     data, count, at = entry.payload, entry.num_messages, 0
-    first = entry.metadata.sequence_id
+    first = signed(entry.metadata.sequence_id)
     values: list[bytes | None] = []
     keys: list[bytes | None] = []
     numbers: list[int] = []
@@ -82,7 +90,7 @@ def columns_in(entry: OpenedEntry) -> BatchColumns:
         if common is None:
             single = rare[index] = _parsed(data[start:stop])
             key, size = _key_of(single), single.payload_size
-            number = single.sequence_id if single.HasField("sequence_id") else first
+            number = signed(single.sequence_id) if single.HasField("sequence_id") else first
             has_value = not single.null_value
         else:
             key, size, number = common
@@ -145,11 +153,12 @@ def _parsed(data: bytes) -> pb.SingleMessageMetadata:
 
 
 def _key_of(single: pb.SingleMessageMetadata) -> bytes | None:
+    """Its key; none if that should be base64 and is not."""
     if not single.HasField("partition_key"):
         return None
     if not single.partition_key_b64_encoded:
         return single.partition_key.encode()
     try:
         return b64decode(single.partition_key, validate=True)
-    except Base64Error as error:
-        raise UnreadableMessage(f"the key of a message is not base64: {error}") from error
+    except Base64Error:
+        return None

@@ -284,26 +284,23 @@ class Producer(Generic[Value]):
 
         `value` has payloads (text or bytes, or null for a message without one) that are sent as
         they are, whatever the schema; `key`, `properties` and `event_time` may be there too. Raises
-        the first failure, after all have come to an end. Needs `magnetar[arrow]`.
+        the first failure. Cancelling the wait takes nothing back. Needs `magnetar[arrow]`.
         """
-        receipts = []
-        try:
-            for row in arrow.outgoing(batch):
-                receipts.append(  # noqa: PERF401 - what was handed in is awaited in any case
-                    await self._submit(
-                        row.value,
-                        key=row.key,
-                        properties=row.properties,
-                        event_time=row.event_time_ms,
-                        txn=txn,
-                    )
-                )
-            self._segments.close_batches()
-        finally:
-            ended = await asyncio.gather(*receipts, return_exceptions=True)
-        for each in ended:
-            if isinstance(each, BaseException):
-                raise each
+        receipts = [
+            await self._submit(
+                row.value,
+                key=row.key,
+                properties=row.properties,
+                event_time=row.event_time_ms,
+                txn=txn,
+            )
+            for row in arrow.outgoing(batch)
+        ]
+        self._segments.close_batches()
+        if receipts:
+            await asyncio.wait(receipts)  # which, cancelled, leaves them alone
+        for receipt in receipts:
+            receipt.result()
         return len(receipts)
 
     async def flush(self) -> None:

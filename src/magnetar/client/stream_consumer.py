@@ -137,7 +137,9 @@ class StreamConsumer(Receiving[T]):
             place = (entry.position, entry.mask, entry.batch_size)
             if isinstance(feed, StreamSegment):
                 mark = Mark(entry.position, entry.last_index, entry.batch_size)
-                last[entry.segment_id] = (feed, mark)
+                known = last.get(entry.segment_id)
+                if known is None or known[1].place < mark.place:
+                    last[entry.segment_id] = (feed, mark)
             elif isinstance(feed, SharedStreamSegment):
                 acked.append(
                     feed.ack_rows(*place) if txn is None else feed.ack_rows_in(txn, *place)

@@ -88,15 +88,11 @@ def test_a_damaged_batch_is_read_as_messages_are_or_refused(
         with pytest.raises(UnreadableMessage):
             columns_in(damaged)
         return
-    try:
-        columns = columns_in(damaged)
-    except UnreadableMessage:
-        return  # a key that is not base64, or no text, is found out here already
+    columns = columns_in(damaged)
     for index, (single, payload) in enumerate(expected):
         assert columns.values[index] == (None if single.null_value else payload)
-        assert columns.sequence_ids[index] == (
-            single.sequence_id if single.HasField("sequence_id") else opened.metadata.sequence_id
-        )
+        number = single if single.HasField("sequence_id") else opened.metadata
+        assert columns.sequence_ids[index] % 2**64 == number.sequence_id
 
 
 def test_a_batch_that_ends_early_is_refused() -> None:

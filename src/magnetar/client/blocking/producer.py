@@ -129,7 +129,7 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
 
         `value` has payloads (text or bytes, or null for a message without one) that are sent as
         they are, whatever the schema; `key`, `properties` and `event_time` may be there too. Raises
-        the first failure, after all have come to an end. Needs `magnetar[arrow]`.
+        the first failure. Cancelling the wait takes nothing back. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.send_arrow(batch, txn=wrapped_of(txn)))
 
