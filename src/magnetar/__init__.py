@@ -80,12 +80,14 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'magnetar' has no attribute {name!r}")
-    found: object = getattr(import_module(f"magnetar.{_HOME_OF[name]}"), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:
+    # Types see the names above, and no others.
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'magnetar' has no attribute {name!r}")
+        found = getattr(import_module(f"magnetar.{_HOME_OF[name]}"), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

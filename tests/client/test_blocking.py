@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from magnetar.errors import AlreadyClosed, DeadlineExceeded, InvalidServiceUrl, 
 from magnetar.model.ids import EARLIEST
 from magnetar.model.subscriptions import InitialPosition
 from scripts.make_blocking import INSIDE
+from tests.client.service import service
 from tests.meta.tree import ROOT
-from tests.unit.server.serving import serving
 
 REGULAR = "persistent://public/default/regular"
 SCALABLE = "topic://public/default/scalable"
@@ -49,23 +49,6 @@ PAIRS = [
     (CheckpointConsumer, blocking.CheckpointConsumer),
     (Reader, blocking.Reader),
 ]
-
-LoopThread().stop()  # the first loop of a process opens a pipe for signals that stays
-
-
-@contextmanager
-def service(folder: Path) -> Iterator[str]:
-    """A server with a loop and a thread of its own; its URL."""
-    thread = LoopThread()
-    try:
-        context = serving(folder)
-        server = thread.wait(context.__aenter__)
-        try:
-            yield server.service_url
-        finally:
-            thread.wait(lambda: context.__aexit__(None, None, None))
-    finally:
-        thread.stop()
 
 
 @pytest.fixture
