@@ -15,9 +15,12 @@ from magnetar.client.arrow import UNREADABLE, columns, record_batch
 from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
 from magnetar.client.codec import Compression
+from magnetar.client.message import Message, MessageId
 from magnetar.client.receiving import Receiving
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
 from magnetar.model.subscriptions import InitialPosition
+from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.unit.client.nowhere import Nowhere
 from tests.unit.server.serving import serving
 
 pa: Any = import_module("pyarrow")
@@ -131,7 +134,8 @@ def test_a_stream_is_acknowledged_up_to_the_last_row(tmp_path: Path) -> None:
                 SCALABLE, "s", initial_position=FIRST
             ) as stream:
                 table = await rows(stream, 100, each_max=64)
-                await stream.ack_arrow(table.slice(0, 40).combine_chunks().to_batches()[0])
+                backwards = table.slice(0, 40).take(list(reversed(range(40))))
+                await stream.ack_arrow(backwards)
             async with await client.stream_consumer(SCALABLE, "s") as stream:
                 left = await rows(stream, 60)
                 assert [int(value) for value in left["value"].to_pylist()] == list(range(40, 100))
@@ -217,6 +221,46 @@ def test_what_cannot_be_read_is_a_row_with_a_reason(
 
     monkeypatch.setattr("magnetar.client.entry_intake.open_entry", broken)
     asyncio.run(story())
+
+
+def test_a_cancelled_send_takes_nothing_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            consumer = await consumer_of(client, REGULAR)
+            producer = await client.producer(REGULAR)
+            batch = pa.RecordBatch.from_pydict({"value": [b"%d" % n for n in range(100)]})
+            sending = asyncio.create_task(producer.send_arrow(batch))
+            await asyncio.sleep(0)
+            assert producer.pending == 100
+            sending.cancel()
+            assert (await asyncio.gather(sending, return_exceptions=True))[0] is not None
+            assert (await rows(consumer, 100)).num_rows == 100
+
+    asyncio.run(story())
+
+
+def test_whatever_the_wire_carries_fits_into_the_columns() -> None:
+    metadata = pb.MessageMetadata(
+        producer_name="p-seg-3",
+        sequence_id=2**64 - 1,
+        publish_time=2**64 - 1,
+        event_time=2**64 - 1,
+        partition_key="%%",
+        partition_key_b64_encoded=True,
+    )
+    message: Message[bytes] = Message(
+        source=Nowhere(),
+        raw_id=MessageId(1, 2),
+        data=b"x",
+        metadata=metadata,
+        single=None,
+        decode=lambda data, _: data,
+        redelivery_count=2**32 - 1,
+    )
+    (row,) = record_batch([message]).to_pylist()
+    assert (row["value"], row["key"], row["producer"]) == (b"x", None, "p")
+    assert (row["sequence_id"], row["batch_index"], row["batch_size"]) == (-1, -1, 0)
+    assert row["publish_time"] == row["event_time"] < datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

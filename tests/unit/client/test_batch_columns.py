@@ -12,6 +12,7 @@ from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import Position
+from tests.unit.client.nowhere import Nowhere
 
 STAMP = Stamp("p", 1)
 MESSAGES = st.lists(
@@ -30,24 +31,12 @@ MESSAGES = st.lists(
 )
 
 
-class Nowhere:
-    """A source of messages that nobody asks."""
-
-    topic = wire_topic = "t"
-    segment_id = None
-
-    def id_of(self, *_: object) -> None:
-        raise AssertionError
-
-    handing_out = handing_out_rows = id_of
-
-
 @given(MESSAGES)
 def test_columns_say_what_the_messages_do(messages: list[Outgoing]) -> None:
     opened = open_entry(batch_entry(messages, STAMP).headers_and_payload)
     columns = columns_in(opened)
     assert len(columns) == len(messages)
-    rows = EntryRows(Nowhere(), Position(1, 2), -1, opened, columns, 0, 0)  # type: ignore[arg-type]
+    rows = EntryRows(Nowhere(), Position(1, 2), -1, opened, columns, 0, 0)
     for index, message in enumerate(rows.messages(lambda data, _: data)):
         assert columns.values[index] == (None if message.is_null else message.data)
         assert columns.keys[index] == message.key_bytes
@@ -63,7 +52,7 @@ def test_parts_are_parts(messages: list[Outgoing], mask: int, cut: int) -> None:
     columns = columns_in(opened).among(mask)
     chosen = [index for index in range(len(messages)) if mask >> index & 1]
     assert list(columns.indexes) == chosen
-    rows = EntryRows(Nowhere(), Position(1, 2), 3, opened, columns, 0, 0)  # type: ignore[arg-type]
+    rows = EntryRows(Nowhere(), Position(1, 2), 3, opened, columns, 0, 0)
     first, rest = rows.take(min(cut, len(chosen)))
     both: list[Message[bytes]] = [
         message for part in (first, rest) for message in part.messages(lambda data, _: data)
