@@ -79,6 +79,8 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+__all__ = sorted(_HOME_OF)
+
 
 if not TYPE_CHECKING:
     # Types see the names above, and no others.
