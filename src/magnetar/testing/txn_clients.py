@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from magnetar.broker.acks import unacked_of, words_of
 from magnetar.errors import DeadlineExceeded, RequestError, WireCode
+from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.runtime.signal import Signal
 from magnetar.testing.driver import build_message

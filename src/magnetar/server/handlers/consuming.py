@@ -22,8 +22,8 @@ from magnetar.errors import (
     NotAllowed,
     ServiceNotReady,
 )
-from magnetar.model.isolation import with_isolation
 from magnetar.model.batch_indexes import unacked_of
+from magnetar.model.isolation import with_isolation
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import (
     InitialPosition,
