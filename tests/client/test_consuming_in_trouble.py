@@ -228,6 +228,34 @@ def test_harm_of_forgetting_what_the_application_has(
     assert set(found) == set(sent)
 
 
+@pytest.mark.parametrize("receive", [values, rows])
+def test_a_sealed_segment_is_left_though_messages_of_another_wait_behind_its_last(
+    receive: Receive,
+) -> None:
+    """The broker tells its end only when it hears that everything was read."""
+    found: list[bytes] = []
+
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with (
+            new_client(stage) as client,
+            await client.producer(NAME) as producer,
+            await client.checkpoint_consumer(NAME, start=FROM_EARLIEST) as consumer,
+        ):
+            kept = Kept()
+            for segment_id in (0, 1):
+                await kept.send_many(producer, 50)
+                await producer.flush()
+                await stage.split(segment_id)
+            await kept.send_many(producer, 50)
+            await producer.flush()
+            while more := await receive(consumer, 1000):
+                found.extend(more)
+
+    play(story)
+    assert sorted(map(int, found)) == list(range(150))
+
+
 def test_harm_of_acknowledging_what_still_waits_for_the_application(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

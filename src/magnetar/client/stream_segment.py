@@ -11,6 +11,8 @@ Invariants:
    what the application still has of it cannot be acknowledged in another transaction.
 3. A reader's position is that of the last message that the application took. A reader that began at
    the latest message has a position of its own before it is subscribed.
+4. What a reader handed out is acknowledged once none of its own messages waits in the inbox,
+   however many of other segments do: the broker tells the end of a segment only then.
 """
 
 from __future__ import annotations
@@ -154,6 +156,8 @@ class ReaderSegment(StreamSegment):
         super().__init__(home, spec, begin)
         self._start = start
         self._attempts = 0
+        self._waiting = 0
+        """Its messages in the inbox."""
 
     @property
     def position(self) -> MessageId:
@@ -171,12 +175,26 @@ class ReaderSegment(StreamSegment):
         self.reached_end = self.end_is_final = False
         self.restart()
 
+    def deliver(self, message: Message[Any] | EntryRows) -> None:
+        self._waiting += message.num_rows if isinstance(message, EntryRows) else 1
+        super().deliver(message)
+
     def _handed_out(self, message: Message[Any]) -> None:
         super()._handed_out(message)
-        # Only so can the broker tell that everything was read.
+        self._was_read(1)
+
+    def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
+        super()._handed_out_rows(rows, turn)
+        self._was_read(rows.num_rows)
+
+    def _dropped(self, messages: Sequence[Message[Any]]) -> None:
+        self._waiting = 0
+
+    def _was_read(self, count: int) -> None:
+        self._waiting -= count
         self._hand_offs.clear()
         self._acks.ack_through(self._acks.handed_through)
-        if self.settings.queue_size == 1 or len(self.home.inbox) == 0:
+        if self._waiting == 0:
             self.news.advance()
 
     @property
