@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import repeat
 from random import Random
 
 import pytest
@@ -20,6 +21,10 @@ from tests.server.scalable_stage import NAME, Stage
 
 TXNS = 12
 MESSAGES = 20
+IMPATIENT = 0.01
+"""Seconds for which changes wait for transactions: so few that they come amid them."""
+HARM_SEEDS = 40
+"""About one in eight shows it."""
 
 
 class Txn:
@@ -106,20 +111,23 @@ def test_splits_do_not_fail_a_transaction(seed: int) -> None:
     play(story)
 
 
+@pytest.mark.parametrize("wait_seconds", [5.0, IMPATIENT])
 @pytest.mark.parametrize("seed", range(6))
-def test_with_broken_connections_a_transaction_is_stored_once_or_fails(seed: int) -> None:
-    with_broken_connections(seed)
+def test_with_broken_connections_a_transaction_is_stored_once_or_fails(
+    seed: int, wait_seconds: float
+) -> None:
+    with_broken_connections(seed, wait_seconds)
 
 
 def test_harm_of_sending_again_what_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stored in the former segment and in the next one."""
     requeue = Outbox.requeue
     monkeypatch.setattr(Outbox, "requeue", lambda self, *, in_doubt: requeue(self, in_doubt=False))
-    with pytest.raises(AssertionError):
-        list(map(with_broken_connections, range(6)))
+    with pytest.raises(AssertionError, match="stored and committed"):
+        list(map(with_broken_connections, range(HARM_SEEDS), repeat(IMPATIENT)))
 
 
-def with_broken_connections(seed: int) -> None:
+def with_broken_connections(seed: int, wait_seconds: float) -> None:
     chance = Random(f"{seed} cut transactions")
 
     async def story(stage: Stage) -> None:
@@ -154,9 +162,9 @@ def with_broken_connections(seed: int) -> None:
         found: dict[str, list[bytes]] = {key: [] for key in committed}
         for message in await stored(stage):
             found[message.key].append(message.payload)
-        assert found == committed
+        assert found == committed, "stored and committed"
 
-    play(story)
+    play(story, scalable_change_txn_wait_seconds=wait_seconds)
 
 
 async def retried(work: Callable[[], Awaitable[None]]) -> None:
