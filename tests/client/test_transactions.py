@@ -49,13 +49,17 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-kinds = pytest.mark.parametrize(
-    ("topic", "scalable"), [(NAME, None), (REGULAR, None), (REGULAR, False), (NAME, False)]
+@pytest.mark.parametrize(
+    ("topic", "scalable", "kind"),
+    [
+        (NAME, None, "auto"),
+        (REGULAR, None, "auto"),
+        (REGULAR, False, "auto"),
+        (REGULAR, False, "metadata"),
+        (NAME, False, "metadata"),
+    ],
 )
-
-
-@kinds
-def test_commits_and_aborts(topic: str, scalable: bool | None) -> None:
+def test_commits_and_aborts(topic: str, scalable: bool | None, kind: str) -> None:
     async def story(stage: Stage) -> None:
         if topic == NAME:
             await stage.create(2)
@@ -89,6 +93,22 @@ def test_commits_and_aborts(topic: str, scalable: bool | None) -> None:
             await producer.send(b"plain", key="k")
         found = await payloads(stage, topic)
         assert found == sorted([b"good %d" % number for number in range(10)] + [b"plain"])
+
+    play(story, transaction_kind=kind)
+
+
+def test_segments_refuse_a_transaction_that_ends_by_markers() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            txn = await client.transaction(scalable=False)
+            with pytest.raises(NotAllowed, match="v5 client"):
+                await producer.send(b"x", key="k", txn=txn)
+            with pytest.raises(TransactionAborted, match="legacy transaction"):
+                await txn.commit()
+            assert txn.state is TransactionState.ABORTED
+            await producer.send(b"plain", key="k")
+        assert await payloads(stage) == [b"plain"]
 
     play(story)
 

@@ -376,8 +376,8 @@ class Client(Root[AsyncClient]):
             txn = client.transaction()    # and `commit` or `abort` later
 
         It is aborted if it is not committed within `timeout` seconds. `scalable=False` takes a
-        coordinator of the older kind: Apache Pulsar 5 needs that for regular topics, and Magnetar
-        has no difference.
+        coordinator of the older kind, whose transactions are for regular topics only: Apache
+        Pulsar 5 needs that for those, Magnetar does not.
         """
         return Transaction(
             self._thread,
