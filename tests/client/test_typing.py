@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,9 +77,11 @@ ERROR = re.compile(r"^[^:]+:(\d+): error: ", re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_wrong_use_is_found_and_right_use_is_not() -> None:
+def test_wrong_use_is_found_and_right_use_is_not(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "-c", PROGRAM],
+        [sys.executable, "-m", "mypy", str(program)],
         capture_output=True,
         text=True,
         timeout=55,
