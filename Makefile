@@ -137,6 +137,10 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+.PHONY: docs
+docs: $(STAMP) ## the API reference of the client as HTML: build/docs/index.html
+	$(BIN)/python scripts/make_docs.py
+
 .PHONY: blocking
 blocking: $(STAMP) ## write the blocking classes of the client from the asyncio ones
 	$(BIN)/python scripts/make_blocking.py

@@ -75,6 +75,17 @@ def test_every_page_and_example_is_found_from_the_first_page() -> None:
     assert not [path.name for path in EXAMPLES if f"examples/client/{path.name}" not in index]
 
 
+@pytest.mark.slow
+def test_the_reference_can_be_made(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "make_docs.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "magnetar.html").read_text("utf-8")
+    assert not [name for name in magnetar.__all__ if f'id="{name}"' not in page]
+
+
 def test_plain_names_are_loaded_when_they_are_asked_for() -> None:
     syntax = ast.parse(Path(magnetar.__file__).read_text("utf-8"))
     typed = {
