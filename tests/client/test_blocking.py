@@ -276,6 +276,7 @@ producer.send(b"x")
 INTERRUPTED = """
 import os, signal, sys, threading
 from magnetar.blocking import Client
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 with Client(sys.argv[1]) as client:
     consumer = client.consumer("persistent://public/default/interrupted", "sub")
     threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
