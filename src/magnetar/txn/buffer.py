@@ -26,14 +26,13 @@ that asks `is_admitted` right before each append, and calls `appending` and then
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
 
 from magnetar.errors import (
     BadVersion,
-    InvariantBroken,
     MagnetarError,
     ManagedLedgerFenced,
     NotAllowed,
@@ -50,12 +49,12 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.open_works import OpenWorks
 from magnetar.txn.pins import adopt_pin, check_epoch, place_pin, submit_pin
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
-from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
-from magnetar.txn.txn_work import Answered, Sequences, TxnLane, Work
-from magnetar.txn.visibility import Visibility
+from magnetar.txn.txn_dedup import TxnSequences
+from magnetar.txn.txn_work import Answered, Sequences, Work
 from magnetar.wire.messages import TxnId
 
 ADMIT_SECONDS: Final = 30.0
@@ -72,7 +71,7 @@ _STOP_SECONDS: Final = 5.0
 _LOG: Final = logger(__name__)
 
 
-class MetadataTransactionBuffer:
+class MetadataTransactionBuffer(OpenWorks[Work]):
     """A `Participant`. Made, then recovered before anything is dispatched, at last closed."""
 
     def __init__(
@@ -87,6 +86,7 @@ class MetadataTransactionBuffer:
         sequences: Sequences,
         shares_journal: bool = False,
     ) -> None:
+        super().__init__(segment, ledger, sequences)
         self.moved = Signal()
         """Advances when the ceiling has moved for another reason than an append."""
         self.failed = Signal()
@@ -96,18 +96,11 @@ class MetadataTransactionBuffer:
         """Behind it there is no aborted entry; None: there is none at all."""
         self.newly_aborted: deque[tuple[Position, Position]] = deque(maxlen=_NEWLY_ABORTED_MAX)
         """Between which positions the transactions stand that were aborted last, both included."""
-        self.ends: Counter[State] = Counter()
-        """How many transactions ended here since it was loaded, by how."""
-        self._segment = segment
-        self._ledger = ledger
         self._store = store
         self._decisions = decisions
         self._epoch = epoch
         self._clock = clock
-        self._counting = sequences
         self._shares_journal = shares_journal
-        self._visibility = Visibility()
-        self._works: dict[TxnId, Work] = {}
         self._recovered_end = ledger.next_append_floor()
         self._scan: asyncio.Task[None] | None = None
         self._unpinned: list[StoredOp] = []
@@ -117,32 +110,15 @@ class MetadataTransactionBuffer:
 
     # --- what consumers may see
 
-    def ceiling(self) -> Position:
-        """The last position that consumers may see."""
-        return self._visibility.ceiling(self._ledger.last_position())
-
     def is_visible(self, txn: TxnId, position: Position) -> bool:
         """Whether an entry of a transaction, below the ceiling, is for consumers."""
         return not self._visibility.is_aborted(txn, position)
-
-    def lowest_bound(self) -> Position | None:
-        """Nothing at or above it may be trimmed; None: no transaction is undecided."""
-        return self._visibility.lowest_bound()
-
-    def blocker(self) -> TxnId | None:
-        """The transaction that holds the ceiling."""
-        return self._visibility.blocker()
 
     def state_of(self, txn: TxnId, position: Position) -> State:
         """What an entry of the log is: its transaction is undecided here, aborted or committed."""
         if txn in self._works:
             return "OPEN"
         return "ABORTED" if self._visibility.is_aborted(txn, position) else "COMMITTED"
-
-    @property
-    def undecided(self) -> int:
-        """How many transactions hold or may hold the ceiling."""
-        return len(self._works)
 
     def undecided_ids(self) -> Iterator[TxnId]:
         """Those of them that have not ended; ask again after an await."""
@@ -223,15 +199,6 @@ class MetadataTransactionBuffer:
 
     # --- writing
 
-    def tracks(self, txn: TxnId) -> bool:
-        """Whether it writes, or has written, here, and its end is not applied yet."""
-        return txn in self._works
-
-    def is_admitted(self, txn: TxnId) -> bool:
-        """Whether its next message may be appended at once."""
-        work = self._works.get(txn)
-        return work is not None and work.is_admitted and work.decision is None
-
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without asking anybody; None: `admit` tells."""
         known = self._decisions.known(txn)
@@ -290,9 +257,6 @@ class MetadataTransactionBuffer:
             waiting, work.waiting = work.waiting, []
             for then in waiting:
                 then(work.txn, None if refusal is None else self._refused(work.txn, refusal))
-
-    def _refused(self, txn: TxnId, why: str) -> NotAllowed:
-        return NotAllowed(f"transaction {to_text(txn)} may not write to {self._segment}: {why}")
 
     async def _pin(self, work: Work) -> None:
         """The pin, and around it the certainty that the transaction is open."""
@@ -361,48 +325,6 @@ class MetadataTransactionBuffer:
             _LOG.warning("transactions-not-recalled", segment=self._segment, error=str(error))
             self._scan = None
 
-    def note(self, txn: TxnId, sent: Sent) -> None:
-        """A former owner stored this for a transaction that is undecided."""
-        work = self._works.get(txn)
-        if work is not None:
-            work.sequences.note(sent)
-
-    def storing(self) -> Iterator[tuple[str, TxnRuns]]:
-        """What each producer has stored in each transaction that is undecided."""
-        for work in self._works.values():
-            yield from work.sequences
-
-    def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
-        """Whether an admitted transaction has this message already; STORE: `appending` follows."""
-        return self._works[txn].sequences.judge(sent)
-
-    def appending(self, txn: TxnId) -> Work:
-        """An admitted transaction's message is appended now, without an await in between."""
-        work = self._works[txn]
-        work.has_entries = True
-        floor = self._ledger.next_append_floor()
-        if floor < work.bound:
-            raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
-        return work
-
-    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
-        """Where plain sends of an admitted transaction may be noted; None: ask `is_admitted`."""
-        work = self._works.get(txn)
-        if work is None or not work.is_admitted:
-            return None
-        lane = work.lanes.get(name)
-        if lane is None:
-            lane = work.lanes[name] = TxnLane(self.appending(txn), name)
-        return lane
-
-    def settled(self, work: Work, sent: Sent | None, *, stored: bool) -> None:
-        """What became of an append; `sent` is None if its sequence does not count."""
-        if sent is None:
-            return
-        work.sequences.settled(sent, stored=stored)
-        if stored and work.decision is not None and self._works.get(work.txn) is not work:
-            self._counting.late(work.decision, sent)
-
     # --- decisions
 
     def decided(self, txn: TxnId, state: State) -> None:
@@ -443,9 +365,7 @@ class MetadataTransactionBuffer:
         """It holds nothing any more, and its sequences count or do not."""
         self._forget(work)
         if work.decision is not None:
-            self.ends[work.decision] += 1
-            for name, runs in work.sequences:
-                self._counting.ended(work.decision, name, runs)
+            self._count_end(work, work.decision)
 
     def _forget(self, work: Work) -> None:
         if self._works.get(work.txn) is work:

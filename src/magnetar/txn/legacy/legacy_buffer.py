@@ -27,13 +27,10 @@ has read the aborted records of the topic; callers as `MetadataTransactionBuffer
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
 from typing import Final, Protocol
 
 from magnetar.errors import (
     InvalidTxnStatus,
-    InvariantBroken,
     MagnetarError,
     ManagedLedgerFenced,
     ManagedLedgerSealed,
@@ -54,11 +51,11 @@ from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.legacy.markers import marker, trace_of
 from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
 from magnetar.txn.legacy.stream_store import StreamStore
+from magnetar.txn.open_works import OpenWorks
 from magnetar.txn.records import State
 from magnetar.txn.store import TxnStore
-from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
-from magnetar.txn.txn_work import Answered, Sequences, TxnLane
-from magnetar.txn.visibility import Visibility
+from magnetar.txn.txn_dedup import TxnSequences
+from magnetar.txn.txn_work import Answered, Sequences
 from magnetar.wire.messages import TxnId
 
 RECORD_ENDS: Final = 1000
@@ -85,7 +82,7 @@ class AbortedEntries(Protocol):
     def is_visible(self, txn: TxnId, position: Position) -> bool: ...
 
 
-class LegacyTransactionBuffer:
+class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
     """Made, then recovered before anything is dispatched, at last closed."""
 
     def __init__(
@@ -102,26 +99,20 @@ class LegacyTransactionBuffer:
         failed: Signal,
         decisions: Decisions,
     ) -> None:
+        super().__init__(segment, ledger, sequences)
         self._moved = moved
         self._failed = failed
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
         self.last_marker: Position | None = None
         """Behind it there is no marker; None: there is none at all."""
-        self.ends: Counter[State] = Counter()
-        """How many transactions ended here since it was loaded, by how."""
-        self._segment = segment
         self._decisions = decisions
-        self._ledger = ledger
         self._store = store
         self._aborted = aborted
         self._epoch = epoch
         self._clock = clock
-        self._counting = sequences
         self._record = StreamStore(segment, store.metadata, epoch)
         self._stream = StreamState()
-        self._visibility = Visibility()
-        self._works: dict[TxnId, LegacyWork] = {}
         self._passed: list[Position] = []
         self._recovered_end = ledger.next_append_floor()
         self._recorded = self._recovered_end
@@ -141,37 +132,16 @@ class LegacyTransactionBuffer:
         """Whether the ceiling may be below the end of the log."""
         return bool(self._works) or not self._visibility.is_open
 
-    def ceiling(self) -> Position:
-        """The last position that consumers may see, as far as legacy transactions go."""
-        return self._visibility.ceiling(self._ledger.last_position())
-
-    def lowest_bound(self) -> Position | None:
-        """Nothing at or above it may be trimmed; None: no transaction is undecided."""
-        return self._visibility.lowest_bound()
-
-    def blocker(self) -> TxnId | None:
-        """The transaction that holds the ceiling."""
-        return self._visibility.blocker()
-
     def state_of(self, txn: TxnId, position: Position) -> State:
         """What an entry of the log is: its transaction is undecided here, aborted or committed."""
         if txn in self._works:
             return "OPEN"
         return "COMMITTED" if self._aborted.is_visible(txn, position) else "ABORTED"
 
-    @property
-    def undecided(self) -> int:
-        """How many transactions hold or may hold the ceiling."""
-        return len(self._works)
-
     def first_of(self, txn: TxnId) -> Position | None:
         """None of its messages stands before this; None: it is not undecided here."""
         work = self._works.get(txn)
         return None if work is None else work.bound
-
-    def tracks(self, txn: TxnId) -> bool:
-        """Whether it writes, or has written, here, and its end is not applied yet."""
-        return txn in self._works
 
     def take_passed(self) -> list[Position]:
         """Markers, which are for nobody. Each is told once."""
@@ -272,9 +242,6 @@ class LegacyTransactionBuffer:
             for txn, then in waiting:
                 then(txn, self.refusal(txn) if refusal is None else self._refused(txn, refusal))
 
-    def _refused(self, txn: TxnId, why: str) -> NotAllowed:
-        return NotAllowed(f"transaction {to_text(txn)} may not write to {self._segment}: {why}")
-
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""
         recovered = [work for work in self._works.values() if not work.is_admitted]
@@ -286,39 +253,6 @@ class LegacyTransactionBuffer:
         for work in recovered:
             work.is_admitted = True
 
-    def note(self, txn: TxnId, sent: Sent) -> None:
-        """A former owner stored this for a transaction that is undecided."""
-        work = self._works.get(txn)
-        if work is not None:
-            work.sequences.note(sent)
-
-    def storing(self) -> Iterator[tuple[str, TxnRuns]]:
-        """What each producer has stored in each transaction that is undecided."""
-        for work in self._works.values():
-            yield from work.sequences
-
-    def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
-        """Whether an admitted transaction has this message already; STORE: `appending` follows."""
-        return self._admitted(txn).sequences.judge(sent)
-
-    def appending(self, txn: TxnId) -> LegacyWork:
-        """An admitted transaction's message is appended now, without an await in between."""
-        work = self._admitted(txn)
-        work.has_entries = True
-        floor = self._ledger.next_append_floor()
-        if floor < work.bound:
-            raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
-        return work
-
-    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
-        """Where plain sends of an admitted transaction may be noted; None: ask `is_admitted`."""
-        if not self.is_admitted(txn):
-            return None
-        lanes = self._admitted(txn).lanes
-        if name not in lanes:
-            lanes[name] = TxnLane(self.appending(txn), name)
-        return lanes[name]
-
     def _admitted(self, txn: TxnId) -> LegacyWork:
         """One that `is_admitted`: it is tracked from its first message on."""
         work = self._works.get(txn)
@@ -326,14 +260,6 @@ class LegacyTransactionBuffer:
             work = self._track(txn, self._ledger.next_append_floor())
             work.is_admitted = True
         return work
-
-    def settled(self, work: LegacyWork, sent: Sent | None, *, stored: bool) -> None:
-        """What became of an append; `sent` is None if its sequence does not count."""
-        if sent is None:
-            return
-        work.sequences.settled(sent, stored=stored)
-        if stored and work.decision is not None and self._works.get(work.txn) is not work:
-            self._counting.late(work.decision, sent)
 
     # --- ends
 
@@ -413,9 +339,7 @@ class LegacyTransactionBuffer:
         else:
             await self._mark(txn, state)
         self.last_marker = self._stream.last_marker
-        self.ends[state] += 1
-        for name, runs in work.sequences:
-            self._counting.ended(state, name, runs)
+        self._count_end(work, state)
         del self._works[txn]
         self._visibility.commit(txn)
         self._note_news()
