@@ -43,6 +43,7 @@ from magnetar.testing.log_reader import read_log
 from magnetar.testing.network import Network
 from magnetar.testing.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
 from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.watched_runs import ended
 
 _TOPICS: Final = (
     ("persistent://public/kept/plain", False, False),
@@ -248,15 +249,7 @@ class BrokerRun:
             await self._stop(world)
         world.ending = True
         self._disk.plan.is_full = False
-        _, late = await asyncio.wait(tasks, timeout=_ACTORS_SECONDS)
-        if late and not world.has_failed:
-            names = sorted(task.get_name() for task in late)
-            self.findings.broken(f"these do not end: {names}")
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                self.findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
+        await ended(tasks, self.findings, _ACTORS_SECONDS, may_be_late=lambda: world.has_failed)
 
     # --- comparing
 

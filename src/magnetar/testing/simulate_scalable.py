@@ -29,8 +29,7 @@ from magnetar.model.segments import NEVER
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import GroupRecord
 from magnetar.testing import virtual_time
-from magnetar.testing.broker_lives import follow, present_life
-from magnetar.testing.broker_world import Bugs
+from magnetar.testing.broker_lives import follow
 from magnetar.testing.history import Findings
 from magnetar.testing.scalable_actors import (
     Recorder,
@@ -44,6 +43,7 @@ from magnetar.testing.scalable_history import violations
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm, layout_at
 from magnetar.testing.scalable_world import DiskHost, ScalableWorld, SharedHost, SharedServers
 from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
+from magnetar.testing.watched_runs import ServiceBugs, ended, is_alive, unhandled
 
 TOPIC: Final = TopicName.parse("topic://public/default/orders")
 
@@ -53,7 +53,6 @@ _END_SECONDS: Final = 200.0
 _TRIES: Final = 20
 _SAMPLE_SECONDS: Final = 0.2
 _LONG_GRACE_SECONDS: Final = 60.0
-_CRASHES: Final = frozenset({"service-task-crashed", "controller-crashed"})
 
 
 class ScalableRun:
@@ -103,7 +102,7 @@ class ScalableRun:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         follow(loop)
-        loop.set_exception_handler(self._unhandled)
+        loop.set_exception_handler(unhandled(self.findings))
         random, world = self._random, self._world
         self._furnish()
         await asyncio.gather(*(host.start() for host in world.hosts.values()))
@@ -265,40 +264,8 @@ class ScalableRun:
         self.findings.broken("nothing disturbs, but no split and no merge is carried out")
 
     async def _ended(self, tasks: list[asyncio.Task[None]]) -> None:
-        _, late = await asyncio.wait(tasks, timeout=_END_SECONDS)
-        if late and not self.findings.violations:
-            names = sorted(task.get_name() for task in late)
-            self.findings.broken(f"these do not end: {names}")
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                self.findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
-
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and is_alive():
-            text = f"{context['message']}: {type(error).__name__}: {error}"
-            self.findings.broken(text)
-
-
-class ServiceBugs(Bugs):
-    """Also finds loops of brokers that have ended with an error: nothing does their work now."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage() in _CRASHES:
-            if present_life() is None or not is_alive():
-                return  # of a client, or of a broker that is dead
-            fields: dict[str, object] = getattr(record, "magnetar_fields", {})
-            self._findings.broken(f"{fields.get('task')} has crashed: {fields.get('error')}")
-            return
-        super().emit(record)
-
-
-def is_alive() -> bool:
-    """Whether what runs now is not just being cleared away."""
-    life = present_life()
-    return life is None or not life.is_over
+        found = self.findings
+        await ended(tasks, found, _END_SECONDS, may_be_late=lambda: bool(found.violations))
 
 
 def _small_limits(random: Random) -> Limits:

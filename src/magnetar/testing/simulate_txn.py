@@ -36,7 +36,6 @@ from magnetar.testing.history import Findings
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm
 from magnetar.testing.scalable_world import DiskHost
 from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
-from magnetar.testing.simulate_scalable import ServiceBugs, is_alive
 from magnetar.testing.txn_actors import publish, read, transform, write
 from magnetar.testing.txn_group_actors import lead
 from magnetar.testing.txn_history import TxnHistory
@@ -45,6 +44,7 @@ from magnetar.testing.txn_session import INPUT, ORDERS, Session, TxnStage
 from magnetar.testing.txn_trouble import DOOMED_SUBSCRIPTION, TxnTrouble
 from magnetar.testing.txn_truth import place_of
 from magnetar.testing.txn_world import TxnDiskHost, TxnServers, TxnSharedHost, TxnWorld
+from magnetar.testing.watched_runs import ServiceBugs, ended, is_alive, unhandled
 
 TOPIC: Final = TopicName.parse(ORDERS)
 WORK: Final = "work"
@@ -120,7 +120,7 @@ class TxnRun:
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         follow(loop)
-        loop.set_exception_handler(self._unhandled)
+        loop.set_exception_handler(unhandled(self.findings))
         world, history = self._world, self._stage.history
         self._furnish()
         await asyncio.gather(*(host.start() for host in world.hosts.values()))
@@ -265,22 +265,9 @@ class TxnRun:
         await self._ended(tasks)
 
     async def _ended(self, tasks: list[asyncio.Task[None]]) -> None:
-        seconds = 0.0 if self.findings.violations else _END_SECONDS
-        _, late = await asyncio.wait(tasks, timeout=seconds)
-        if late and not self.findings.violations:
-            names = sorted(task.get_name() for task in late)
-            self.findings.broken(f"these do not end: {names}")
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                self.findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
-
-    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and is_alive():
-            text = f"{context['message']}: {type(error).__name__}: {error}"
-            self.findings.broken(text)
+        found = self.findings
+        seconds = 0.0 if found.violations else _END_SECONDS
+        await ended(tasks, found, seconds, may_be_late=lambda: bool(found.violations))
 
 
 def _writing(stage: TxnStage, name: str, chance: Random) -> Coroutine[Any, Any, None]:

@@ -1,0 +1,69 @@
+"""What every simulated run with brokers looks out for.
+
+Owns: `ServiceBugs`, errors in what brokers write to the log; `unhandled`, errors that nobody took;
+`ended`, actors that do not end, or end with an error. All of them become findings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from magnetar.errors import MagnetarError
+from magnetar.testing.broker_lives import present_life
+from magnetar.testing.broker_world import Bugs
+from magnetar.testing.history import Findings
+from magnetar.testing.seeds import where
+
+_CRASHES: Final = frozenset({"service-task-crashed", "controller-crashed"})
+
+
+class ServiceBugs(Bugs):
+    """Also finds loops of brokers that have ended with an error: nothing does their work now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() in _CRASHES:
+            if present_life() is None or not is_alive():
+                return  # of a client, or of a broker that is dead
+            fields: dict[str, object] = getattr(record, "magnetar_fields", {})
+            self._findings.broken(f"{fields.get('task')} has crashed: {fields.get('error')}")
+            return
+        super().emit(record)
+
+
+def is_alive() -> bool:
+    """Whether what runs now is not just being cleared away."""
+    life = present_life()
+    return life is None or not life.is_over
+
+
+def unhandled(findings: Findings) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """A handler of a loop's exceptions."""
+
+    def noted(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not isinstance(error, MagnetarError) and is_alive():
+            findings.broken(f"{context['message']}: {type(error).__name__}: {error}")
+
+    return noted
+
+
+async def ended(
+    tasks: Sequence[asyncio.Task[None]],
+    findings: Findings,
+    seconds: float,
+    *,
+    may_be_late: Callable[[], bool],
+) -> None:
+    """Wait for actors, then end those that are late."""
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    if late and not may_be_late():
+        names = sorted(task.get_name() for task in late)
+        findings.broken(f"these do not end: {names}")
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
