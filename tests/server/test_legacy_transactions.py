@@ -145,7 +145,7 @@ def test_a_topic_that_never_was_has_nothing_to_end(tmp_path: Path) -> None:
 def test_transaction_timeout(tmp_path: Path) -> None:
     async def scene(server: Server, client: V4) -> None:
         await client.subscribe(A)
-        txn = await client.begin(ttl=300)
+        txn = await client.begin(ttl=2000)
         decided = Decided(server, txn)
         await client.publish(A, b"#lost", txn)
         await client.publish(A, b"#plain")
