@@ -34,6 +34,9 @@ DIRECTORIES_MAX: Final = 16
 MISSES: Final = 32
 """Lookups in vain, after which the names of a directory are kept."""
 
+_TOO_MANY: Final = -10_000
+"""Misses of a directory with more names than are kept: so many later it is looked at again."""
+
 RECORDS_MAX: Final = 4096
 RECORD_BYTES_MAX: Final = 2048
 """What was looked up is kept for the next time, if it is not larger."""
@@ -54,8 +57,8 @@ class KnownNames:
         self._reader = reader
         self._on_their_way = on_their_way
         self._highest: dict[tuple[str, str], str] = {}
-        self._names: dict[str, set[str] | None] = {}
-        """By directory; None: it has too many."""
+        self._names: dict[str, set[str]] = {}
+        """By directory; the one that was learnt first goes first."""
         self._misses: dict[str, int] = {}
         self._records: dict[str, StoredRecord] = {}
 
@@ -96,7 +99,8 @@ class KnownNames:
         if names is not None:
             names.add(name)
             if len(names) > NAMES_MAX:
-                self._names[parent] = None
+                del self._names[parent]
+                self._misses[parent] = _TOO_MANY
 
     def gone(self, keys: Iterable[str]) -> None:
         """These were deleted from the database, and are not on their way there again."""
@@ -120,13 +124,18 @@ class KnownNames:
     def _missed(self, parent: str) -> None:
         if parent in self._names:
             return
-        misses = self._misses[parent] = self._misses.get(parent, 0) + 1
-        if len(self._misses) > SERIES_MAX:
+        if len(self._misses) >= SERIES_MAX:
             self._misses.clear()
-        if misses < MISSES or len(self._names) >= DIRECTORIES_MAX:
+        misses = self._misses[parent] = self._misses.get(parent, 0) + 1
+        if misses < MISSES:
             return
         names = {*self._reader.names(parent, NAMES_MAX + 1), *self._coming(parent)}
-        self._names[parent] = names if len(names) <= NAMES_MAX else None
+        if len(names) > NAMES_MAX:
+            self._misses[parent] = _TOO_MANY
+            return
+        if len(self._names) >= DIRECTORIES_MAX:
+            del self._names[next(iter(self._names))]
+        self._names[parent] = names
 
     def _coming(self, parent: str) -> Iterable[str]:
         places = map(split_key, self._on_their_way())

@@ -17,19 +17,22 @@ class Database:
     def __init__(self) -> None:
         self.records: dict[str, StoredRecord] = {}
         self.asked = 0
+        self.listed = 0
 
     def get(self, parent: str, name: str) -> StoredRecord | None:
         self.asked += 1
         return self.records.get(f"{parent}/{name}")
 
     def highest_name(self, parent: str, prefix: str) -> str:
-        return max(
-            (name for name in self.names(parent, 1 << 30) if name.startswith(prefix)), default=""
-        )
+        return max((name for name in self._names(parent) if name.startswith(prefix)), default="")
 
     def names(self, parent: str, most: int) -> list[str]:
+        self.listed += 1
+        return self._names(parent)[:most]
+
+    def _names(self, parent: str) -> list[str]:
         found = [name for directory, name in map(split_key, self.records) if directory == parent]
-        return sorted(found)[:most]
+        return sorted(found)
 
 
 class Store:
@@ -124,3 +127,28 @@ def test_what_is_read_again_and_again_is_read_once() -> None:
     store.apply()
     assert all(store.get("/a/x") == store.database.records["/a/x"] for _ in range(10))
     assert store.database.asked == 1
+
+
+def test_the_names_of_another_directory_take_the_place_of_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_names, "DIRECTORIES_MAX", 2)
+    store = Store()
+    for directory in range(4):
+        store.put(f"/{directory}/z")
+        store.apply()
+        for number in range(2 * known_names.MISSES):
+            assert store.get(f"/{directory}/{number}") is None
+    assert store.database.asked == 4 * known_names.MISSES
+
+
+def test_a_directory_with_too_many_names_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_names, "NAMES_MAX", 3)
+    store = Store()
+    for name in "vwxyz":
+        store.put(f"/a/{name}")
+    store.apply()
+    for number in range(10 * known_names.MISSES):
+        assert store.get(f"/a/{number}") is None
+    assert store.database.asked == 10 * known_names.MISSES
+    assert store.database.listed == 1
