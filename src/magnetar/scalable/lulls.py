@@ -138,12 +138,17 @@ class Lulls:
             return None
         now, held = self._clock.monotonic(), None
         for lull in list(self._lulls.values()):
-            if now >= lull.over_at or self._followers.were_told(lull.topic, lull.epoch):
-                if lull.granted:
-                    del self._lulls[lull.topic]
+            if self._is_over(lull, now):
+                del self._lulls[lull.topic]
             elif self._concerns(lull, connection):
                 held = lull.over_at
         return held
+
+    def _is_over(self, lull: _Lull, now: float) -> bool:
+        """Its change is through, and every client knows; or it has been given up."""
+        if now >= lull.over_at:
+            return True
+        return lull.granted and self._followers.were_told(lull.topic, lull.epoch)
 
     def _concerns(self, lull: _Lull, connection: object) -> bool:
         """Whether a client may send to the parents in transactions that it begins there."""
@@ -166,6 +171,9 @@ class Lulls:
         self, topic: TopicName, epoch: int, parents: Sequence[TopicName], seconds: float
     ) -> bool:
         """Wait so long for a moment in which the change to a layout may seal these segments."""
+        now = self._clock.monotonic()
+        for gone in [each for each in self._lulls.values() if self._is_over(each, now)]:
+            del self._lulls[gone.topic]
         lull = self._lulls.get(topic)
         if lull is None or lull.epoch != epoch:
             grant_at = self._clock.monotonic() + self._wait_seconds

@@ -236,3 +236,33 @@ def test_what_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not scene.lulls._begun
 
     on_a_scene(story)
+
+
+def test_a_producer_is_held_though_nobody_watches_the_layout_here() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        topic = await scene.broker.segment(0)
+        await topic.add_producer(options(connection=connection))
+        txn = await scene.begin(connection)
+        assert not await scene.granted()
+        late = asyncio.create_task(scene.begin(connection))
+        assert not await is_over(late)
+        scene.end(txn)
+        assert await scene.granted()
+        await late
+
+    on_a_scene(story)
+
+
+def test_a_change_that_was_given_up_is_forgotten() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        await scene.begin(connection)
+        assert not await scene.granted()
+        began = scene.now
+        await scene.begin(connection)
+        assert scene.now - began <= WAIT_S + HANDOVER_SECONDS
+        assert scene.lulls._lulls == {}
+
+    on_a_scene(story)
