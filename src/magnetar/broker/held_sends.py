@@ -68,6 +68,7 @@ class HeldSends:
     def clear(self) -> None:
         """They go on no more: their client sends them again."""
         self._sends.clear()
+        self._empty.advance()
 
     async def until_empty(self, seconds: float) -> None:
         """Wait until nothing waits any more, at most so long."""
@@ -94,14 +95,16 @@ class HeldSends:
         sends = self._sends
         answered: TxnId | None = None
         self.is_releasing = True
-        while sends:
-            txn = sends[0].txn_id
-            # Nothing can change between the sends of one transaction: nobody else runs.
-            if txn is not None and txn != answered and not self._is_answered(txn):
-                break
-            answered = txn
-            self._forward(sends.popleft())
-        self.is_releasing = False
+        try:
+            while sends:
+                txn = sends[0].txn_id
+                # Nothing can change between the sends of one transaction: nobody else runs.
+                if txn is not None and txn != answered and not self._is_answered(txn):
+                    break
+                answered = txn
+                self._forward(sends.popleft())
+        finally:
+            self.is_releasing = False
         if not sends:
             self._refusal = None
             self._empty.advance()

@@ -94,7 +94,11 @@ class MetadataPendingAckStore:
         failures = [each for each in results if isinstance(each, BaseException)]
         ops = [each for each in results if not isinstance(each, BaseException)]
         if failures:
-            await self._store.delete_ops(ops)
+            try:
+                await self._store.delete_ops(ops)
+            except MagnetarError as error:
+                # The transaction's end removes them, whatever that is.
+                _LOG.warning("acks-left-behind", segment=self._segment, error=str(error))
             raise failures[0]
         return ops
 

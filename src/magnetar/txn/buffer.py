@@ -200,7 +200,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
     # --- writing
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
-        """Why a message is refused without asking anybody; None: `admit` tells."""
+        """Why a message is refused without asking anybody; None: `ask` tells."""
         known = self._decisions.known(txn)
         if known in ("COMMITTED", "ABORTED"):
             return NotAllowed(f"transaction {to_text(txn)} is {known}")
