@@ -22,7 +22,7 @@ printf 'uv\n' | compile requirements/uv.txt -
 compile requirements/runtime.txt pyproject.toml
 # The dev lock agrees with the runtime lock in every version that both name.
 compile requirements/dev.txt pyproject.toml --group dev --constraints requirements/runtime.txt
-for extra in arrow avro oxia spark zookeeper; do
+for extra in arrow avro otel oxia spark zookeeper; do
     compile "requirements/$extra.txt" pyproject.toml --extra "$extra" \
         --constraints requirements/runtime.txt
 done

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from magnetar.client.consumer import Consumer as Consumer
     from magnetar.client.consumer_settings import DeadLetterPolicy as DeadLetterPolicy
     from magnetar.client.groups import TransactionGroup as TransactionGroup
+    from magnetar.client.interceptors import Draft as Draft
+    from magnetar.client.interceptors import Interceptor as Interceptor
     from magnetar.client.message import Message as Message
     from magnetar.client.nacks import RedeliveryDelay as RedeliveryDelay
     from magnetar.client.producer import Producer as Producer
@@ -63,6 +65,7 @@ _HOMES = {
     "client.consumer": ("Consumer",),
     "client.consumer_settings": ("DeadLetterPolicy",),
     "client.groups": ("TransactionGroup",),
+    "client.interceptors": ("Draft", "Interceptor"),
     "client.message": ("Message",),
     "client.nacks": ("RedeliveryDelay",),
     "client.producer": ("Producer",),

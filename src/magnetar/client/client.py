@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, overload
@@ -19,6 +19,7 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, overload
 from magnetar.client.budget import Budget
 from magnetar.client.codec import Compression
 from magnetar.client.connection import Connect
+from magnetar.client.interceptors import Interceptor
 from magnetar.client.makes_consumers import Closable, MakesConsumers
 from magnetar.client.makes_transactions import MakesTransactions
 from magnetar.client.pool import Connections
@@ -34,6 +35,7 @@ from magnetar.client.settings import (
     TlsSettings,
     TokenAuth,
 )
+from magnetar.client.traffic import ClientMetrics
 from magnetar.errors import AlreadyClosed, NotAllowed
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock, SystemClock
@@ -83,6 +85,7 @@ class Client(MakesConsumers, MakesTransactions):
         connections_per_broker: int = 1,
         memory_limit: int = 64 * 1024 * 1024,
         listener_name: str | None = None,
+        interceptors: Sequence[Interceptor] = (),
         connect: Connect | None = None,
         chance: Random | None = None,
         clock: Clock | None = None,
@@ -99,6 +102,7 @@ class Client(MakesConsumers, MakesTransactions):
             keepalive=keepalive,
             connections_per_broker=connections_per_broker,
             memory_limit=memory_limit,
+            interceptors=interceptors,
         )
         self.connections = Connections(settings, connect=connect, chance=chance)
         self._clock = clock or SystemClock()
@@ -161,6 +165,14 @@ class Client(MakesConsumers, MakesTransactions):
             self._forget(producer)
             raise
         return producer
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        """How much is sent and received, for Prometheus.
+
+        prometheus_client.REGISTRY.register(client.metrics)
+        """
+        return self.connections.metrics
 
     async def close(self) -> None:
         """Close every producer and consumer, abort what is open, then close every connection."""

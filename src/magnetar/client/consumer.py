@@ -129,6 +129,7 @@ class Consumer(QueueConsumer[T]):
             feed.refuse_stale(message)
         elif isinstance(message, Message) and message.generation != feed.generation:
             return NOTHING_TO_DO
+        feed.acknowledging(message, is_cumulative=True)
         if txn is not None:
             return feed.ack_through_in(txn, message_id)
         return feed.ack_through(message_id)

@@ -33,6 +33,7 @@ from magnetar.client.batch import (
     single_entry,
 )
 from magnetar.client.chunks import chunk_entries
+from magnetar.client.interceptors import Draft
 from magnetar.client.message import AnyMessageId
 from magnetar.client.producer_settings import ProducerSettings
 from magnetar.client.routing import entry_bucket_hash
@@ -65,6 +66,8 @@ class Pending(Outgoing):
     is_in_doubt: bool = False
     """The connection was lost as well: nobody but the broker can know if it is there."""
     is_settled: bool = False
+    draft: Draft | None = None
+    """As interceptors know it, if there are any."""
 
     @property
     def size(self) -> int:

@@ -24,8 +24,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from magnetar.client.backoff import Backoff
 from magnetar.client.connection import BrokerConnection, Connect
+from magnetar.client.interceptors import Interceptors
 from magnetar.client.refusals import is_passing
 from magnetar.client.settings import BrokerAddress, ClientSettings, ServiceUrl
+from magnetar.client.traffic import ClientMetrics
 from magnetar.errors import (
     AlreadyClosed,
     DeadlineExceeded,
@@ -61,6 +63,8 @@ class Connections:
     ) -> None:
         self.settings = settings
         self.chance = chance or SystemRandom()
+        self.interceptors = Interceptors(settings.interceptors)
+        self.metrics = ClientMetrics(lambda: self.count)
         self._connect = connect
         self._tls: SSLContext | None = None
         self._open: dict[_Place, BrokerConnection] = {}
@@ -117,6 +121,8 @@ class Connections:
             if self._closed:
                 made.abort()
                 self._check_open()
+            if known is not None:
+                self.metrics.reconnects += 1
             self._open[place] = made
             return made
 

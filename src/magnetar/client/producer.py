@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from magnetar.client import arrow
 from magnetar.client.budget import Budget
+from magnetar.client.interceptors import Draft
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import AnyMessageId
 from magnetar.client.outbox import UNNUMBERED, Pending
@@ -106,6 +107,8 @@ class Producer(Generic[Value]):
         self._memory = memory
         self._clock = clock
         self._is_named = is_named_by_application
+        self._interceptors = connections.interceptors
+        self._traffic = connections.metrics.sent_to(str(topic))
         self._room = Budget(settings.max_pending)
         self._loop = asyncio.get_running_loop()
         self._sequence = settings.initial_sequence_id or 0
@@ -204,18 +207,30 @@ class Producer(Generic[Value]):
 
         A failure is logged, so that the future need not be awaited.
         """
-        return await self._submit(
-            None if value is None else self._schema.encode(value),
-            key=key,
-            ordering_key=ordering_key,
-            properties=properties,
-            event_time=event_time,
-            deliver_at=deliver_at,
-            deliver_after=deliver_after,
-            sequence_id=sequence_id,
-            replicate_to=replicate_to,
-            txn=txn,
-        )
+        encoded = None if value is None else self._schema.encode(value)
+        draft = None
+        if self._interceptors:
+            draft = Draft(topic=self.topic, data=encoded, key=key, properties=dict(properties))
+            self._interceptors.sending(draft)
+            encoded, key, properties = draft.data, draft.key, draft.properties
+        try:
+            return await self._submit(
+                encoded,
+                key=key,
+                ordering_key=ordering_key,
+                properties=properties,
+                event_time=event_time,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+                sequence_id=sequence_id,
+                replicate_to=replicate_to,
+                txn=txn,
+                draft=draft,
+            )
+        except BaseException as error:
+            if draft is not None:
+                self._interceptors.not_sent(draft, error)
+            raise
 
     async def _submit(
         self,
@@ -230,6 +245,7 @@ class Producer(Generic[Value]):
         sequence_id: int | None = None,
         replicate_to: Sequence[str] = (),
         txn: SendTransaction | None = None,
+        draft: Draft | None = None,
     ) -> asyncio.Future[AnyMessageId]:
         self._check_usable()
         payload = encoded or b""
@@ -247,6 +263,7 @@ class Producer(Generic[Value]):
             due_at=self._loop.time() + self._settings.send_timeout,
             own_size=_size_of(payload, key, properties),
             is_numbered_by_application=sequence_id is not None,
+            draft=draft,
         )
         if event_time is not None:
             message.event_time_ms = _milliseconds(event_time)
@@ -368,12 +385,20 @@ class Producer(Generic[Value]):
     # --- receipts and failures
 
     def stored(self, messages: Sequence[Pending], ids: Sequence[AnyMessageId]) -> None:
+        traffic = self._traffic
+        handed_in = messages[0].due_at - self._settings.send_timeout
+        seconds = self._loop.time() - handed_in
         for message, sent_id in zip(messages, ids, strict=True):
             if message.is_settled:
                 continue
             message.is_settled = True
+            traffic.messages += 1
+            traffic.bytes += message.own_size
+            traffic.seconds += seconds
             if not message.receipt.done():
                 message.receipt.set_result(sent_id)
+            if message.draft is not None:
+                self._interceptors.sent(message.draft, sent_id)
             self._give_back(message)
         self._last_stored = max(self._last_stored, messages[-1].sequence_id)
         self._forget_settled()
@@ -385,8 +410,11 @@ class Producer(Generic[Value]):
             if not message.receipt.done():
                 message.receipt.set_exception(error)
                 message.receipt.exception()  # it is logged: nobody needs to await it
+            if message.draft is not None:
+                self._interceptors.not_sent(message.draft, error)
             self._give_back(message)
             self._failures.append((message.ordinal, error))
+        self._traffic.failures += len(open_ones)
         if open_ones:
             _LOG.warning(
                 "send-failed",

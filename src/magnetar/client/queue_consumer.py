@@ -100,6 +100,7 @@ class QueueConsumer(LayoutConsumer[T]):
             feed.refuse_stale(message)
         elif isinstance(message, Message) and message.generation != feed.generation:
             return NOTHING_TO_DO
+        feed.acknowledging(message)
         if txn is not None:
             return feed.ack_in(txn, message_id, chunk_ids)
         return feed.ack(message_id, chunk_ids)
@@ -144,6 +145,7 @@ class QueueConsumer(LayoutConsumer[T]):
         feed = message.source
         if not isinstance(feed, QueueSegment):
             raise InvalidValue(f"{message!r} was not received by this consumer")
+        feed.giving_back(message)
         feed.nack(message)
 
     def _feed_and_id(self, message: Message[Any] | AnyMessageId) -> tuple[QueueSegment | None, Any]:

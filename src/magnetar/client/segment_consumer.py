@@ -124,6 +124,8 @@ class SegmentConsumer(ABC):
         self._returned = 0
         self._release_by: float | None = None
         self._waits_for_application = True
+        self.traffic = home.connections.metrics.received_from(spec.topic, spec.subscription)
+        self._interceptors = home.connections.interceptors
         self._backoff = home.connections.backoff()
         self._outbox = AckOutbox(self, spec.wire_topic, spec.subscription)
         self._intake = EntryIntake(
@@ -226,10 +228,30 @@ class SegmentConsumer(ABC):
     def handing_out(self, message: Message[Any]) -> None:
         self._handed_out(message)
         self.give_permits(1)
+        self.traffic.messages += 1
+        self.traffic.bytes += len(message.data)
+        if self._interceptors:
+            self._interceptors.received(message, self.spec.subscription)
 
     def handing_out_rows(self, rows: EntryRows, turn: int) -> None:
         self._handed_out_rows(rows, turn)
         self.give_permits(rows.num_rows)
+        self.traffic.messages += rows.num_rows
+
+    def acknowledging(
+        self, message: Message[Any] | AnyMessageId, *, is_cumulative: bool = False
+    ) -> None:
+        """The application acknowledges a message, or all up to it."""
+        self.traffic.acknowledged += 1
+        if self._interceptors:
+            subscription = self.spec.subscription
+            self._interceptors.acknowledged(message, subscription, is_cumulative=is_cumulative)
+
+    def giving_back(self, message: Message[Any]) -> None:
+        """The application gives a message back."""
+        self.traffic.nacked += 1
+        if self._interceptors:
+            self._interceptors.nacked(message, self.spec.subscription)
 
     def release(self, *, wait: bool = True) -> None:
         """Hand out no more, and end: with `wait`, once the application has settled what it has."""

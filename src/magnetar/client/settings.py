@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import isawaitable
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from magnetar.client.backoff import FIRST_S, MOST_S
+from magnetar.client.interceptors import Interceptor
 from magnetar.errors import InvalidServiceUrl, InvalidSetting
 
 PLAIN_PORT: Final = 6650
@@ -178,6 +179,8 @@ class ClientSettings:
     message_bytes_max: int = 128 * 1024 * 1024
     """The largest message that is taken from a broker, whatever the broker announces."""
     redirects_max: int = 20
+    interceptors: Sequence[Interceptor] = ()
+    """Called with every message, in this order."""
     backoff_first: float = FIRST_S
     backoff_most: float = MOST_S
 

@@ -114,6 +114,7 @@ class StreamConsumer(Receiving[T]):
             feed.refuse_stale(message)
         if feed.has_ended:
             return abandoned(_not_here(feed))
+        feed.acknowledging(message, is_cumulative=True)
         acked = []
         for each in list(self._feeds.present.values()):
             assert isinstance(each, StreamSegment | SharedStreamSegment), "nothing else is made"
@@ -158,6 +159,8 @@ class StreamConsumer(Receiving[T]):
         acked = []
         for segment_id, raw in places.items():
             feed = self._feeds.present.get((self.topic, segment_id))
+            if feed is not None and segment_id == message_id.segment_id:
+                feed.acknowledging(message_id, is_cumulative=True)
             if isinstance(feed, StreamSegment):
                 mark = Mark(raw.position, raw.batch_index, raw.batch_size)
                 acked.append(

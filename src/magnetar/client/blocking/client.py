@@ -23,6 +23,7 @@ from magnetar.client.client import Client as AsyncClient
 from magnetar.client.client import ProducerOptions
 from magnetar.client.connection import Connect
 from magnetar.client.groups import GroupStatus, GroupTicket
+from magnetar.client.interceptors import Interceptor
 from magnetar.client.makes_consumers import (
     ConsumerOptions,
     QueueOptions,
@@ -33,6 +34,7 @@ from magnetar.client.makes_consumers import (
 from magnetar.client.message import Checkpoint, MessageId
 from magnetar.client.schema import BYTES, Schema
 from magnetar.client.settings import Auth, TlsSettings
+from magnetar.client.traffic import ClientMetrics
 from magnetar.model.ids import LATEST
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from magnetar.runtime.clock import Clock
@@ -63,6 +65,7 @@ class Client(Root[AsyncClient]):
         connections_per_broker: int = 1,
         memory_limit: int = 64 * 1024 * 1024,
         listener_name: str | None = None,
+        interceptors: Sequence[Interceptor] = (),
         connect: Connect | None = None,
         chance: Random | None = None,
         clock: Clock | None = None,
@@ -79,6 +82,7 @@ class Client(Root[AsyncClient]):
                 connections_per_broker=connections_per_broker,
                 memory_limit=memory_limit,
                 listener_name=listener_name,
+                interceptors=interceptors,
                 connect=connect,
                 chance=chance,
                 clock=clock,
@@ -121,6 +125,14 @@ class Client(Root[AsyncClient]):
             self._thread,
             self._wait(lambda: self._wrapped.producer(topic, schema=schema, name=name, **options)),
         )
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        """How much is sent and received, for Prometheus.
+
+        prometheus_client.REGISTRY.register(client.metrics)
+        """
+        return self._call(lambda: self._wrapped.metrics)
 
     @overload
     def queue_consumer(
