@@ -318,6 +318,13 @@ class NotConnected(ClientError):
     retryable = True
 
 
+class UntrustedBroker(ClientError):
+    """The certificate of a broker is not one that the client trusts; nothing was sent."""
+
+    name = "untrusted-broker"
+    hint = "give its authority as TlsSettings(trust_certs=...), and the host that it was made for"
+
+
 class ConnectionLost(ClientError):
     """The connection ended before the answer came: whether it was done is unknown."""
 

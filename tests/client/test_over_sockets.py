@@ -79,8 +79,7 @@ def test_wrong_addresses_are_told_apart(tmp_path: Path) -> None:
             async with Client(secure, operation_timeout=1) as client:
                 with pytest.raises(NotConnected):
                     await client.producer(TOPICS[0])
-            wrong = server.service_url.replace("127.0.0.1", "no-such-host.invalid")
-            async with Client(wrong, operation_timeout=1) as client:
+            async with Client("pulsar://127.0.0.1:1", operation_timeout=1) as client:
                 with pytest.raises(NotConnected):
                     await client.producer(TOPICS[0])
             async with Client(server.service_url) as client:

@@ -20,6 +20,7 @@ network takes its place in simulations.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -37,6 +38,7 @@ from magnetar.errors import (
     NotConnected,
     ProtocolError,
     TooManyRequests,
+    UntrustedBroker,
 )
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
@@ -192,6 +194,10 @@ class BrokerConnection(asyncio.Protocol):
             if isinstance(error, TimeoutError):
                 text = f"{address} did not answer within {settings.connect_timeout} s"
                 raise NotConnected(text) from error
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise UntrustedBroker(
+                    f"{address} is not trusted: {error.verify_message}"
+                ) from error
             if isinstance(error, OSError):
                 raise NotConnected(f"{address} cannot be reached: {error}") from error
             if isinstance(error, ConnectionLost | ProtocolError):
