@@ -18,11 +18,13 @@ compile() { # output, then the sources and options of uv
     mv "$output.new" "$output"
 }
 
-printf 'uv\n' | compile requirements/uv.txt -
+# What the set-up itself runs: uv, and setuptools, since PySpark comes as source only.
+printf 'uv\nsetuptools\n' | compile requirements/uv.txt -
 compile requirements/runtime.txt pyproject.toml
-# The dev lock agrees with the runtime lock in every version that both name.
-compile requirements/dev.txt pyproject.toml --group dev --constraints requirements/runtime.txt
-for extra in arrow avro otel oxia spark zookeeper; do
+# The dev lock agrees with the locks of runtime and set-up in every version that both name.
+compile requirements/dev.txt pyproject.toml --group dev --constraints requirements/runtime.txt \
+    --constraints requirements/uv.txt
+for extra in arrow avro java otel oxia spark zookeeper; do
     compile "requirements/$extra.txt" pyproject.toml --extra "$extra" \
         --constraints requirements/runtime.txt
 done

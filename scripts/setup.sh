@@ -57,21 +57,26 @@ made_in=$(cat "$venv/.made-in" 2>/dev/null || pwd)
 if [ "$made_in" != "$(pwd)" ] || ! "$venv/bin/python" -c "$is_supported" 2>/dev/null; then
     find_python
     echo "magnetar: making $venv with $python (Python $version)"
+    echo "magnetar: the first time this downloads about 650 MB: Spark 456, Arrow 55, a Java 35, tools"
     "$python" -m venv --clear "$venv" || fail "could not make $venv with $python: see above"
 fi
 
-if ! "$venv/bin/uv" --version >/dev/null 2>&1; then
+if ! "$venv/bin/uv" --version >/dev/null 2>&1 ||
+    ! "$venv/bin/python" -c 'import setuptools' 2>/dev/null; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes \
         --only-binary :all: --requirement requirements/uv.txt ||
-        fail "could not install uv: check that pip reaches its package registry, then repeat"
+        fail "could not install uv and setuptools: check that pip reaches its package registry, then repeat"
 fi
 
 hand_over_pip_settings
 # uv's own lock is among the sources, or uv would remove itself.
 # Compiled here, as pip does it: where Python may not write bytecode, a server would compile all that
 # it loads at every start, which takes longer than all else that it does.
+# PySpark is the one package that its project gives away as source alone (Python and jars, nothing to
+# compile): its wheel is put together here, by the locked setuptools.
 "$venv/bin/uv" pip sync --quiet --compile-bytecode --python "$venv/bin/python" --require-hashes \
-    --only-binary :all: requirements/uv.txt requirements/dev.txt ||
+    --only-binary :all: --no-binary pyspark --no-build-isolation \
+    requirements/uv.txt requirements/dev.txt ||
     fail "could not install the locked packages: see above"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation \
     --editable . || fail "could not install this project into $venv: see above"
