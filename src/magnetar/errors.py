@@ -12,40 +12,9 @@ Invariants:
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import ClassVar
 
-
-class WireCode(IntEnum):
-    """The `ServerError` values of the Pulsar protocol (their numbers are the contract)."""
-
-    UNKNOWN = 0
-    METADATA = 1
-    PERSISTENCE = 2
-    AUTHENTICATION = 3
-    AUTHORIZATION = 4
-    CONSUMER_BUSY = 5
-    SERVICE_NOT_READY = 6
-    PRODUCER_BLOCKED_QUOTA_ERROR = 7
-    PRODUCER_BLOCKED_QUOTA_EXCEPTION = 8
-    CHECKSUM = 9
-    UNSUPPORTED_VERSION = 10
-    TOPIC_NOT_FOUND = 11
-    SUBSCRIPTION_NOT_FOUND = 12
-    CONSUMER_NOT_FOUND = 13
-    TOO_MANY_REQUESTS = 14
-    TOPIC_TERMINATED = 15
-    PRODUCER_BUSY = 16
-    INVALID_TOPIC_NAME = 17
-    INCOMPATIBLE_SCHEMA = 18
-    CONSUMER_ASSIGN = 19
-    TRANSACTION_COORDINATOR_NOT_FOUND = 20
-    INVALID_TXN_STATUS = 21
-    NOT_ALLOWED = 22
-    TRANSACTION_CONFLICT = 23
-    TRANSACTION_NOT_FOUND = 24
-    PRODUCER_FENCED = 25
-
+from magnetar.wire_codes import WireCode as WireCode
 
 _BY_NAME: dict[str, type[MagnetarError]] = {}
 
@@ -571,6 +540,25 @@ class CorruptMetadata(MetadataError):
     """A stored record cannot be decoded; it was left untouched."""
 
     name = "corrupt-metadata"
+
+
+# --- Spark ---
+
+
+class SparkError(MagnetarError):
+    """Source, sink or pipeline on Spark could not do what was asked."""
+
+    name = "spark-error"
+
+
+class JavaMissing(SparkError):
+    """Spark runs on Java, and no Java that it can use was found."""
+
+    name = "java-missing"
+    hint = (
+        "install one (Debian, Ubuntu: apt install openjdk-17-jre-headless; without root: "
+        "pip install 'magnetar[java]'), or set JAVA_HOME"
+    )
 
 
 # --- the rest ---

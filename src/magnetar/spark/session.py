@@ -1,0 +1,98 @@
+"""A Spark session with settings that fit pipelines on Magnetar.
+
+Owns: how a session is started: its Java, its interpreter, the settings below, and where the JVM
+writes its text. A setting of the caller wins over every one of them.
+
+Invariants:
+1. Without Java the caller gets `JavaMissing`, never what Spark says then.
+2. On a local master the Python workers run the interpreter, and find the modules, of this process.
+3. With a log file, nothing of the JVM or of its workers reaches this process's stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from magnetar.spark.java import java_home
+
+DEFAULT_MASTER: Final = "local[*,4]"
+"""All cores of this machine. A task is tried four times, as on a cluster: plain `local[*]` ends a
+query at the first failure."""
+
+_LOOPBACK: Final = "127.0.0.1"
+
+SETTINGS: Final = {
+    # Every row that crosses between JVM and Python does so in columns; larger batches gain nothing.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+}
+LOCAL_SETTINGS: Final = {
+    # The name of the machine need not resolve, and nobody else is to reach this driver.
+    "spark.driver.host": _LOOPBACK,
+    "spark.driver.bindAddress": _LOOPBACK,
+    # Writes the logs of a query a few times faster than the default and renames as that one does.
+    # For local disks and HDFS; an object store needs the default.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing"
+        ".FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+
+def start(
+    name: str,
+    *,
+    master: str = DEFAULT_MASTER,
+    settings: Mapping[str, str] | None = None,
+    log_file: Path | None = None,
+) -> SparkSession:
+    """A session of this process; there is one, so whoever started it stops it."""
+    os.environ["JAVA_HOME"] = str(java_home())
+    chosen = dict(SETTINGS)
+    if is_local(master):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        chosen |= LOCAL_SETTINGS
+        chosen["spark.sql.shuffle.partitions"] = str(_cores())
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    with _errors_to(log_file):
+        return builder.getOrCreate()
+
+
+def is_local(master: str) -> bool:
+    """Whether everything runs on this machine, in one JVM."""
+    return master == "local" or master.startswith("local[")
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _errors_to(log_file: Path | None) -> Iterator[None]:
+    """Processes that start in this block have the file as their stderr."""
+    if log_file is None:
+        yield
+        return
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with log_file.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, 2)
+        os.close(ours)

@@ -1,0 +1,53 @@
+"""A machine without Java: Spark runs on the wheel's, or one line says what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+PROGRAM = """
+import os, sys
+from magnetar.spark.session import start
+
+spark = start("without-java")
+rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load()
+query = rows.writeStream.format("noop").option("checkpointLocation", sys.argv[1]).start()
+while not query.recentProgress:
+    query.awaitTermination(1)
+query.stop()
+print(os.environ["JAVA_HOME"], spark.sparkContext.parallelize([1, 2]).map(lambda n: n + 1).sum())
+spark.stop()
+"""
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine whose search path has everything but Java."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in os.get_exec_path():
+        for tool in Path(folder).glob("*"):
+            if tool.name != "java" and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool)
+    kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return kept | {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def test_spark_runs_on_the_java_of_the_wheel(hidden: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoint")],
+        env=hidden,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    home, answer = done.stdout.split()
+    assert Path(home).is_relative_to(tmp_path / "cache")
+    assert answer == "5"
