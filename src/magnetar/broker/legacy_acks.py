@@ -70,6 +70,8 @@ class LegacyAcks:
         self._clock = clock
         self._log: PendingAckLog | None = None
         self._opening = asyncio.Lock()
+        self._incarnation = cursor.incarnation
+        """That of all that is held; the cursor's is another one while a seek is under way."""
         self._ended = EndedIds()
         self._ending: set[TxnId] = set()
         """Whose end is under way."""
@@ -201,8 +203,8 @@ class LegacyAcks:
     def _apply(self, txn: TxnId, *, commit: bool, entry: Position) -> None:
         entries = [*self._stored.pop(txn, []), entry]
         ended = self._held.pending.end(txn)
-        if ended is None:
-            self._merged += entries
+        if ended is None or self._incarnation != self._cursor.incarnation:
+            self._merged += entries  # once the seek is durable
         elif commit:
             self._held.commit(ended)
             self._merged += entries
@@ -247,6 +249,7 @@ class LegacyAcks:
 
     def reset(self) -> None:
         """The cursor has begun a new incarnation: nothing is held any more."""
+        self._incarnation = self._cursor.incarnation
         for entries in self._stored.values():
             self._merged += entries
         self._stored.clear()

@@ -287,6 +287,31 @@ def test_a_seek_ends_all_that_is_held() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_during_a_seek_applies_nothing_of_before_it(commit: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        client = stage.client(SHARED)
+        await took(client)
+        await ack(client, L1, "0", "1")
+        stage.world.slow = 0.1
+        first = stage.topic.ledger.first_position()
+        seek = asyncio.create_task(stage.subscription.seek(first))
+        await quiet(0.05)
+        await end(stage, L1, commit=commit)
+        assert not seek.done()
+        await seek
+        stage.world.slow = 0
+        client = stage.client(SHARED)
+        assert await took(client) == numbered(5)
+        await quiet(1)
+        assert await log_entries(stage) == 0
+        stage = await stage.moved()
+        await quiet()
+        assert stage.subscription.backlog() == 5
+
+    play(scenario)
+
+
 def test_an_end_covers_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
         client = stage.client(SHARED)
