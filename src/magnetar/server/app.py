@@ -136,6 +136,7 @@ class Server(Service):
             store,
             self.clock,
             coordinates=partitions.coordinates,
+            legacy_is_open=lambda txn: self.coordinators.legacy.is_open(txn),
             participants_max=limits.txn_participants_max,
         )
         shares_journal = self.storage.shares_journal
@@ -188,7 +189,6 @@ class Server(Service):
             clock=self.clock,
             limits=limits,
         )
-        self.decisions.legacy_is_open = legacy.is_open
         return Coordinators(
             store,
             partitions,

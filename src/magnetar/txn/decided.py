@@ -78,10 +78,11 @@ class Decisions(Service):
         clock: Clock,
         *,
         coordinates: Callable[[TxnId], bool],
+        legacy_is_open: Callable[[TxnId], bool | None] = lambda _: None,
         participants_max: int = Limits().txn_participants_max,
     ) -> None:
         super().__init__("transaction decisions", stop_seconds=STOP_SECONDS)
-        self.legacy_is_open: Callable[[TxnId], bool | None] = lambda _: None
+        self.legacy_is_open = legacy_is_open
         """Asked before a legacy transaction writes somewhere first; None: nobody here knows."""
         self._store = store
         self._clock = clock
