@@ -35,6 +35,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.ended_ids import EndedIds
 from magnetar.txn.legacy.pending_ack_entries import AcksEnded, AcksHeld, PendingAckEntry, held
@@ -59,6 +60,7 @@ class LegacyAcks:
         cursor: Cursor,
         messages: HeldMessages,
         logs: PendingAckLogs,
+        decisions: Decisions,
         *,
         tasks: Service,
         clock: Clock,
@@ -66,6 +68,7 @@ class LegacyAcks:
         self._cursor = cursor
         self._held = messages
         self._logs = logs
+        self._decisions = decisions
         self._tasks = tasks
         self._clock = clock
         self._log: PendingAckLog | None = None
@@ -127,13 +130,18 @@ class LegacyAcks:
         return txn in self._stored or txn in self._in_flight or txn in self._ending
 
     def begin(self, txn: TxnId) -> None:
-        """A command of a transaction holds messages: `store` follows."""
+        """A command of a transaction, which is open, holds messages: `store` follows."""
         self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
 
     def check_open(self, txn: TxnId) -> None:
-        """TransactionConflict if it has ended here."""
+        """TransactionConflict if it has ended here, or its coordinator knows that it is not open.
+
+        Of one that its coordinator has forgotten nobody would tell the end.
+        """
         if txn in self._ended:
             raise TransactionConflict(f"transaction {to_text(txn)} has ended")
+        if self._decisions.legacy_is_open(txn) is False:
+            raise TransactionConflict(f"transaction {to_text(txn)} is not open")
 
     async def store(
         self, txn: TxnId, acks: list[Acked], cumulative: bool, incarnation: int
@@ -153,7 +161,8 @@ class LegacyAcks:
         self._check_serving(incarnation)
 
     async def _store(self, entry: AcksHeld) -> None:
-        self.check_open(entry.txn)
+        if entry.txn in self._ended:
+            raise TransactionConflict(f"transaction {to_text(entry.txn)} has ended")
         log = await self._opened()
         self._check_serving(entry.incarnation)
         position = await log.append(entry)

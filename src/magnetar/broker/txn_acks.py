@@ -126,7 +126,9 @@ class TransactionalAcks:
         self._in_records = parts.in_records
         self._legacy: LegacyAcks | None = None
         if parts.logs is not None:
-            self._legacy = LegacyAcks(cursor, held, parts.logs, tasks=tasks, clock=clock)
+            self._legacy = LegacyAcks(
+                cursor, held, parts.logs, self._decisions, tasks=tasks, clock=clock
+            )
         self._turn = asyncio.Lock()
         self._queued = 0
         """Commands that have not come to their turn: later ones wait behind them."""
@@ -334,12 +336,14 @@ class TransactionalAcks:
     def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
         """Hold what was judged, while its intent is written."""
         self._check_serving(self._incarnation)
+        if (log := self._log_of(txn)) is not None:
+            log.check_open(txn)
         self._check_room(txn, 0 if cumulative else len(wanted))
         for ack in wanted:
             if self._topic.ledger.next_valid(ack.position) != ack.position:
                 raise TransactionConflict(f"there is no message at {ack.position}")
         self._held.hold(txn, wanted, cumulative)
-        if (log := self._log_of(txn)) is not None:
+        if log is not None:
             log.begin(txn)
         else:
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1

@@ -118,6 +118,22 @@ def test_what_has_ended_acknowledges_nothing_more() -> None:
     play(scenario)
 
 
+def test_what_its_coordinator_knows_to_be_over_acknowledges_nothing() -> None:
+    async def scenario(stage: Stage) -> None:
+        client = stage.client(SHARED)
+        await took(client)
+        await ack(client, L1, "0")
+        stage.broker.legacy_over = {L1, L2}
+        for txn in (L1, L2):
+            with pytest.raises(TransactionConflict, match="not open"):
+                await ack(client, txn, "1")
+        await end(stage, L1, commit=True)  # what it had acknowledged before counts
+        assert stage.subscription.backlog() == 4
+        await ack(client, L3, "1")
+
+    play(scenario)
+
+
 def test_the_low_watermark_aborts_what_was_left() -> None:  # 59
     async def scenario(stage: Stage) -> None:
         client = stage.client(SHARED)

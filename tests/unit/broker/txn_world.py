@@ -41,7 +41,14 @@ class Broker:
         self.world = world
         parts = world.parts()
         self.store = TxnStore(parts.metadata)
-        self.decisions = Decisions(self.store, world.clock, coordinates=lambda _: coordinates)
+        self.legacy_over: set[TxnId] = set()
+        """Of which their coordinator here knows that they are not open."""
+        self.decisions = Decisions(
+            self.store,
+            world.clock,
+            coordinates=lambda _: coordinates,
+            legacy_is_open=lambda txn: False if txn in self.legacy_over else None,
+        )
         transactions = Transactions(self.store, self.decisions, shares_journal)
         self.parts: TopicParts = replace(parts, transactions=transactions)
 
