@@ -129,6 +129,10 @@ class LegacyAcks:
         """Whether it has acknowledged something here that its end will settle."""
         return txn in self._stored or txn in self._in_flight or txn in self._ending
 
+    def records(self, txn: TxnId) -> int:
+        """How many entries of the log it has, or is about to have."""
+        return len(self._stored.get(txn, ())) + self._in_flight.get(txn, 0)
+
     def begin(self, txn: TxnId) -> None:
         """A command of a transaction, which is open, holds messages: `store` follows."""
         self._in_flight[txn] = self._in_flight.get(txn, 0) + 1

@@ -359,7 +359,11 @@ class TransactionalAcks:
                 f"{self._cursor.name}; the limit is {most}",
                 hint="end transactions, or raise txn_pending_acks_max",
             )
-        records = len(self._stored.get(txn, ())) + self._in_flight.get(txn, 0)
+        log = self._log_of(txn)
+        if log is not None:
+            records = log.records(txn)
+        else:
+            records = len(self._stored.get(txn, ())) + self._in_flight.get(txn, 0)
         most = self._limits.txn_ack_records_max
         if records >= most:
             raise TooManyRequests(

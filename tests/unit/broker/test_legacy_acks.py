@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.legacy_acks import LegacyAcks
 from magnetar.broker.topic import Topic
-from magnetar.errors import ServiceNotReady, TransactionConflict
+from magnetar.errors import ServiceNotReady, TooManyRequests, TransactionConflict
 from magnetar.managed_ledger.names import CURSORS, MANAGED_LEDGERS
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -132,6 +132,25 @@ def test_what_its_coordinator_knows_to_be_over_acknowledges_nothing() -> None:
         await ack(client, L3, "1")
 
     play(scenario)
+
+
+def test_the_acknowledgements_of_one_transaction_are_limited() -> None:
+    async def scenario(stage: Stage) -> None:
+        client = stage.client(SHARED)
+        await took(client)
+        await ack(client, L1, "0")
+        second = asyncio.create_task(ack(client, L1, "1"))
+        await asyncio.sleep(0)  # it is in flight, and counts
+        with pytest.raises(TooManyRequests, match="txn_ack_records_max"):
+            await ack(client, L1, "2")
+        await second
+        with pytest.raises(TooManyRequests, match="txn_ack_records_max"):
+            await ack(client, L1, "2")
+        await ack(client, L2, "2")
+        await end(stage, L1, commit=True)
+        assert stage.subscription.backlog() == 3
+
+    play(scenario, limits=Limits(txn_ack_records_max=2))
 
 
 def test_the_low_watermark_aborts_what_was_left() -> None:  # 59

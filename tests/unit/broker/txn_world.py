@@ -49,7 +49,7 @@ class Broker:
             coordinates=lambda _: coordinates,
             legacy_is_open=lambda txn: False if txn in self.legacy_over else None,
         )
-        transactions = Transactions(self.store, self.decisions, shares_journal)
+        transactions = Transactions(self.store, self.decisions, shares_journal, parts.limits)
         self.parts: TopicParts = replace(parts, transactions=transactions)
 
     async def topic(self, name: TopicName = NAME, *, dedup: bool = False) -> Topic:
