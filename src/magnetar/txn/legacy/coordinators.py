@@ -104,6 +104,7 @@ class LegacyCoordinators(Service):
         self._limits = limits
         self._errands = Errands()
         self._seats: dict[int, _Seat] = {}
+        self._leaving = asyncio.Lock()
         self._looked: dict[int, int] = {}
         """Leaderships, by their epochs, of which it is known whether there is a log."""
 
@@ -261,8 +262,16 @@ class LegacyCoordinators(Service):
         self._seats[partition] = _Seat(self._partitions.led[partition], opening)
 
     async def _leave(self, partition: int) -> None:
-        """Let a coordinator go; whoever opens its log next goes on."""
-        seat = self._seats.pop(partition)
+        """Let a coordinator go, unless that was done; whoever opens its log next goes on.
+
+        One at a time: who stops must wait for one that a lost leadership began.
+        """
+        async with self._leaving:
+            seat = self._seats.pop(partition, None)
+            if seat is not None:
+                await self._closed(partition, seat)
+
+    async def _closed(self, partition: int, seat: _Seat) -> None:
         await asyncio.wait({seat.opening})  # half open it could not be closed
         own = seat.coordinator
         try:

@@ -421,6 +421,30 @@ def test_a_log_that_failed_is_opened_again() -> None:
     on_a_broker(scene)
 
 
+def test_a_stop_waits_for_coordinators_that_are_being_left() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        for partition in (0, 1):
+            await broker.legacy.begin(partition, MINUTE_MS)
+        coordinators = list(broker.legacy.here())
+        gate, close = asyncio.Event(), coordinators[0].close
+
+        async def slow() -> None:
+            await gate.wait()
+            await close()
+
+        coordinators[0].close = slow  # type: ignore[method-assign]
+        for own in coordinators:
+            own.log._failure = DiskFailed("broken")
+        await asyncio.sleep(2)
+        stopping = asyncio.create_task(broker.legacy.stop())
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        gate.set()
+        await stopping
+
+    on_a_broker(scene)
+
+
 # --- what is remembered
 
 
