@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -118,9 +118,8 @@ class LegacyCoordinator:
         self._live: dict[int, _Held] = {}
         self._finished: OrderedDict[int, _Finished] = OrderedDict()
         """In the order in which they ended."""
-        self._beginning: set[int] = set()
-        self._order: deque[int] = deque()
-        """Ascending; may hold numbers of transactions that are over."""
+        self._unfinished: OrderedDict[int, None] = OrderedDict()
+        """Ascending: the numbers of those that are being begun, open or ending."""
         self._numbering = asyncio.Lock()
         self._errands = Errands()
         self._drives: set[asyncio.Task[None]] = set()
@@ -132,7 +131,7 @@ class LegacyCoordinator:
         """Read the log, and go on with what is in it."""
         async for position, entry in self.log.replay():
             self._replayed(position, entry)
-        self._order.extend(sorted(self._live))
+        self._unfinished.update((number, None) for number in sorted(self._live))
         self.last_number = max((*self._live, *self._finished), default=0)
         for held in self._live.values():
             if held.known.is_open:
@@ -177,10 +176,7 @@ class LegacyCoordinator:
     @property
     def low_watermark(self) -> int:
         """No transaction with this number or a lower one is, or will be, open or ending."""
-        order = self._order
-        while order and order[0] not in self._live and order[0] not in self._beginning:
-            order.popleft()
-        return (order[0] if order else self.last_number + 1) - 1
+        return next(iter(self._unfinished), self.last_number + 1) - 1
 
     def find(self, txn: TxnId) -> Transaction | None:
         held = self._live.get(txn.least)
@@ -199,7 +195,7 @@ class LegacyCoordinator:
     async def begin(self, timeout_ms: int, owner: str) -> TxnId:
         self._check()
         most = self._limits.txn_open_per_coordinator_max
-        if len(self._live) + len(self._beginning) >= most:
+        if len(self._unfinished) >= most:
             raise TooManyRequests(
                 f"{most} transactions of coordinator {self.partition} are open, the limit",
                 hint="end some of them, or raise txn_open_per_coordinator_max",
@@ -287,12 +283,12 @@ class LegacyCoordinator:
             began = Began(number, self._clock.now_ms(), timeout_ms, owner)
             submitted = self.log.submit(began)
             self.last_number = number
-            self._beginning.add(number)
-            self._order.append(number)
+            self._unfinished[number] = None
         try:
             position = await self.log.durable(submitted)
-        finally:
-            self._beginning.discard(number)
+        except BaseException:
+            del self._unfinished[number]
+            raise
         known = after(None, began)
         assert known is not None
         held = self._live[number] = _Held(known)
@@ -376,6 +372,7 @@ class LegacyCoordinator:
         self, known: Transaction, position: Position, earlier: Iterable[Position]
     ) -> None:
         self._live.pop(known.number, None)
+        self._unfinished.pop(known.number, None)
         self._finished[known.number] = _Finished(known, position)
         self.log.forget(earlier)
         if len(self._finished) > self._limits.txn_finished_per_coordinator_max:

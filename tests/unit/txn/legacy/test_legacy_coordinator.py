@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import Any
 
@@ -249,8 +250,25 @@ def test_the_low_watermark_is_below_all_that_is_not_over() -> None:
     on_a_broker(scene)
 
 
-class _Forgetful(set[int]):
-    def add(self, number: int) -> None:
+def test_what_is_over_behind_a_stuck_one_leaves_nothing_behind() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        world.participants.failing = {T1: ServiceNotReady("elsewhere")}
+        stuck = await begun(broker, T1)
+        ending = asyncio.create_task(broker.legacy.end(stuck, commit=True))
+        for _ in range(50):
+            await broker.legacy.end(await begun(broker, T2), commit=True)
+        (own,) = broker.legacy.here()
+        assert own.low_watermark == stuck.least - 1
+        assert list(own._unfinished) == [stuck.least]
+        world.participants.failing = {}
+        await ending
+        assert own.low_watermark == own.last_number
+
+    on_a_broker(scene)
+
+
+class _Forgetful(OrderedDict[int, None]):
+    def __setitem__(self, number: int, nothing: None) -> None:
         """Not noted."""
 
 
@@ -260,7 +278,7 @@ def test_one_that_is_being_begun_holds_the_low_watermark(noted: bool) -> None:
         txn = await begun(broker, T1)
         (own,) = broker.legacy.here()
         if not noted:
-            own._beginning = _Forgetful()
+            own._unfinished = _Forgetful()
         gate, durable = asyncio.Event(), own.log.durable
 
         async def slow(submitted: asyncio.Future[Position]) -> Position:
