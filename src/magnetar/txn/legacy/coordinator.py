@@ -218,7 +218,7 @@ class LegacyCoordinator:
             is_new = new or (copied and not known.has_copy)
             return PartitionsAdded(known.number, new, copied) if is_new else None
 
-        await self._errands.apart(self._add(held, len(wanted), entry, copied=copied))
+        await self._errands.apart(self._add(held, entry, copied=copied))
 
     async def add_subscriptions(
         self,
@@ -237,7 +237,7 @@ class LegacyCoordinator:
             is_new = new or (copied and not known.has_copy)
             return SubscriptionsAdded(known.number, new, copied) if is_new else None
 
-        await self._errands.apart(self._add(held, len(wanted), entry, copied=copied))
+        await self._errands.apart(self._add(held, entry, copied=copied))
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None) -> None:
         """Decide, and return once everyone has carried it out."""
@@ -297,25 +297,28 @@ class LegacyCoordinator:
         TXN_BEGUN.labels(str(self.partition)).inc()
         return self._id(known)
 
-    async def _add(self, held: _Held, count: int, entry: _Addition, *, copied: bool) -> None:
+    async def _add(self, held: _Held, entry: _Addition, *, copied: bool) -> None:
         async with held.turn:
             known = held.known
             if not known.is_open:
                 raise InvalidTxnStatus(f"transaction {to_text(self._id(known))} is {known.state}")
-            most = self._limits.txn_participants_max
-            if len(known.topics) + len(known.subscriptions) + count > most:
-                raise NotAllowed(
-                    f"transaction {to_text(self._id(known))} would have more than {most} "
-                    "topics and subscriptions, the limit",
-                    hint="use several transactions, or raise txn_participants_max",
-                )
             new = entry(known)
             if new is not None:
+                self._check_participants(known, new)
                 await self._write(held, new)
             if copied and not held.is_copied:
                 # The log first: what it does not know of would never be ended.
                 await self._copies.open(self._header(held.known))
                 held.is_copied = True
+
+    def _check_participants(self, known: Transaction, new: Entry) -> None:
+        most, then = self._limits.txn_participants_max, after(known, new)
+        if then is not None and len(then.topics) + len(then.subscriptions) > most:
+            raise NotAllowed(
+                f"transaction {to_text(self._id(known))} would have more than {most} "
+                "topics and subscriptions, the limit",
+                hint="use several transactions, or raise txn_participants_max",
+            )
 
     async def _decide(self, held: _Held, *, commit: bool, cause: Cause) -> None:
         async with held.turn:

@@ -228,6 +228,8 @@ def test_participants_are_limited() -> None:
         await broker.legacy.add_subscriptions(txn, [SUB])
         with pytest.raises(NotAllowed, match="txn_participants_max"):
             await broker.legacy.add_partitions(txn, [T2])
+        await broker.legacy.add_partitions(txn, [T1, T1])  # what is in takes no more room
+        await broker.legacy.add_subscriptions(txn, [SUB], in_records=True)
         await broker.legacy.end(txn, commit=True)
         assert world.participants.outcomes(txn) == {T1: True, f"{T1} s": True}
 
