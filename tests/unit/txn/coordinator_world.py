@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from magnetar.errors import MagnetarError
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
@@ -54,7 +53,7 @@ class Stage:
     def __init__(self) -> None:
         self.ends: list[EndCall] = []
         self.attempts: Counter[str] = Counter()
-        self.failing: dict[str, MagnetarError] = {}
+        self.failing: dict[str, Exception] = {}
         """What these raise."""
         self.away = asyncio.Event()
         """While it is not set, nobody answers."""

@@ -368,8 +368,10 @@ class LegacyCoordinator:
     def _drive_done(self, drive: asyncio.Task[None]) -> None:
         self._drives.discard(drive)
         if not drive.cancelled() and (error := drive.exception()) is not None:
-            # The log has failed: it is opened again, and what is not finished is carried out then.
-            _LOG.warning("txn-end-interrupted", task=drive.get_name(), error=str(error))
+            # The log is opened again, and what is not finished is carried out then.
+            _LOG.warning("txn-end-interrupted", task=drive.get_name(), error=repr(error))
+            if self.log.failure is None:
+                self.log.give_up(InvariantBroken(f"{drive.get_name()}: {error!r}"))
 
     def _note_finished(
         self, known: Transaction, position: Position, earlier: Iterable[Position]

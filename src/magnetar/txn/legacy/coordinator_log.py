@@ -114,9 +114,14 @@ class CoordinatorLog:
         try:
             return await asyncio.shield(submitted)
         except MagnetarError as error:
-            if not error.retryable and self._failure is None:
-                self._failure = error
+            if not error.retryable:
+                self.give_up(error)
             raise
+
+    def give_up(self, error: MagnetarError) -> None:
+        """Have it opened again; the first reason stays."""
+        if self._failure is None:
+            self._failure = error
 
     async def append(self, entry: Entry) -> Position:
         return await self.durable(self.submit(entry))

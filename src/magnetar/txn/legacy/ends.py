@@ -96,15 +96,22 @@ class Ends:
                 async with self._room:
                     await end()
                 return
-            except MagnetarError as error:
-                longer = min(pause * 2, _PAUSE_MAX_SECONDS)
-                pause = RETRY_SECONDS if error.retryable else longer
-                if str(error) != told:
-                    told = str(error)
-                    _LOG.warning("txn-end-late", txn=to_text(txn), where=where, error=told)
+            except Exception as error:  # noqa: BLE001  nothing is given up: it would never end
+                passes = isinstance(error, MagnetarError) and error.retryable
+                pause = RETRY_SECONDS if passes else min(pause * 2, _PAUSE_MAX_SECONDS)
+                if repr(error) != told:
+                    told = repr(error)
+                    _tell_late(txn, where, error)
             TXN_END_RETRIES.inc()
             try:
                 async with asyncio.timeout(pause):
                     await hurry.past(seen)
             except TimeoutError:
                 continue
+
+
+def _tell_late(txn: TxnId, where: str, error: Exception) -> None:
+    if isinstance(error, MagnetarError):
+        _LOG.warning("txn-end-late", txn=to_text(txn), where=where, error=str(error))
+    else:
+        _LOG.error("txn-end-failed", error, txn=to_text(txn), where=where)

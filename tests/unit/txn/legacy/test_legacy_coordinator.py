@@ -24,7 +24,13 @@ from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual_time import run
 from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
-from magnetar.txn.legacy.coordinator_entries import Acknowledging, Began, PartitionsAdded
+from magnetar.txn.legacy.coordinator_entries import (
+    Acknowledging,
+    Began,
+    Ended,
+    Entry,
+    PartitionsAdded,
+)
 from magnetar.txn.legacy.coordinator_log import log_exists
 from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.partitions import PARTITIONS
@@ -193,6 +199,42 @@ def test_a_participant_is_asked_until_it_has_ended_it() -> None:
         stage.failing = {}
         assert await asked == await again == "COMMITTED"
         assert stage.outcomes(txn) == {T1: True, T2: True}
+
+    on_a_broker(scene)
+
+
+def test_an_error_that_nobody_foresaw_ends_no_attempt() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        stage = world.participants
+        txn = await begun(broker, T1, T2)
+        stage.failing = {T1: ValueError("a defect")}
+        asked = asyncio.create_task(broker.legacy.end(txn, commit=True))
+        await asyncio.sleep(9.5)
+        assert stage.attempts[T1] == 3
+        assert await state(broker, txn) == "COMMITTING"
+        stage.failing = {}
+        assert await asked == "COMMITTED"
+        assert stage.outcomes(txn) == {T1: True, T2: True}
+
+    on_a_broker(scene)
+
+
+def test_an_end_that_broke_off_is_carried_out_by_the_next_opening() -> None:
+    async def scene(world: World, broker: Broker) -> None:
+        txn = await begun(broker, T1)
+        (own,) = broker.legacy.here()
+        append = own.log.append
+
+        async def broken(entry: Entry) -> Position:
+            if isinstance(entry, Ended):
+                raise ValueError("a defect")
+            return await append(entry)
+
+        own.log.append = broken  # type: ignore[method-assign]
+        await refused(broker.legacy.end(txn, commit=True), TransactionCoordinatorNotFound)
+        await asyncio.sleep(2)
+        assert await state(broker, txn) == "COMMITTED"
+        assert await broker.legacy.end(txn, commit=True) == "COMMITTED"
 
     on_a_broker(scene)
 
