@@ -13,7 +13,8 @@ Invariants:
 4. Commit: into the cursor in memory; entries are discarded after a durable cursor write that was
    begun after that. Abort: what was held is delivered again, entries are discarded.
 5. What was acknowledged before a seek does not count after it.
-6. The log begins with the first acknowledgement in a legacy transaction.
+6. The log begins with the first acknowledgement in a legacy transaction. One that has failed for
+   good is not used any more: its topic is loaded anew, and reads what is in it.
 """
 
 from __future__ import annotations
@@ -121,6 +122,10 @@ class LegacyAcks:
                 raise ServiceNotReady(f"subscription {self._cursor.name} was closed")
             if self._log is None:
                 self._log = await self._logs.open(self._cursor.name)
+            elif (failure := self._log.failure) is not None:
+                self._logs.lost(failure)
+                text = f"the log of subscription {self._cursor.name} has failed ({failure})"
+                raise ServiceNotReady(text, hint="its topic is loaded anew; try again")
             return self._log
 
     # --- commands

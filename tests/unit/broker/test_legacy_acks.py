@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.legacy_acks import LegacyAcks
 from magnetar.broker.topic import Topic
-from magnetar.errors import ServiceNotReady, TooManyRequests, TransactionConflict
+from magnetar.errors import DiskFailed, ServiceNotReady, TooManyRequests, TransactionConflict
 from magnetar.managed_ledger.names import CURSORS, MANAGED_LEDGERS
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -33,11 +33,16 @@ async def end(stage: Stage, txn: TxnId, *, commit: bool, low: int = -1) -> None:
     await quiet()
 
 
-async def log_entries(stage: Stage) -> int:
-    """How many entries the subscription's log still has."""
+def acks_of(stage: Stage) -> LegacyAcks:
     assert stage.subscription._txn_acks is not None
     legacy = stage.subscription._txn_acks._legacy
     assert legacy is not None
+    return legacy
+
+
+async def log_entries(stage: Stage) -> int:
+    """How many entries the subscription's log still has."""
+    legacy = acks_of(stage)
     if legacy._log is None:
         return 0
     return len(await legacy._log.entries())
@@ -292,9 +297,7 @@ def test_the_log_is_trimmed_behind_what_the_cursor_has() -> None:  # 58
             await ack(client, TxnId(0, number), str(number))
             await end(stage, TxnId(0, number), commit=True, low=number - 1)
         assert await log_entries(stage) == 0
-        assert stage.subscription._txn_acks is not None
-        assert stage.subscription._txn_acks._legacy is not None
-        log = stage.subscription._txn_acks._legacy._log
+        log = acks_of(stage)._log
         assert log is not None
         assert log._ledger.entries < 20
 
@@ -411,6 +414,28 @@ def test_an_end_that_failed_is_told_again(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(TransactionConflict):  # it is over all the same
             await ack(client, L1, "1")
         assert stage.subscription.backlog() == 5
+        await end(stage, L1, commit=True)
+        assert stage.subscription.backlog() == 4
+
+    play(scenario)
+
+
+def test_a_log_that_failed_has_the_topic_loaded_anew() -> None:
+    async def scenario(stage: Stage) -> None:
+        client = stage.client(SHARED)
+        await took(client)
+        await ack(client, L1, "0")
+        legacy = acks_of(stage)
+        assert legacy._log is not None
+        legacy._log._ledger._appender.stop(DiskFailed("broken"))
+        for _ in range(2):
+            with pytest.raises(ServiceNotReady, match="broken"):
+                await end(stage, L1, commit=True)
+        await quiet()
+        assert isinstance(stage.topic.lost, DiskFailed)
+        await stage.topic.close()
+        stage = await stage.world_stage()
+        await quiet()
         await end(stage, L1, commit=True)
         assert stage.subscription.backlog() == 4
 

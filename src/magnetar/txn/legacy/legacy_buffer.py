@@ -299,7 +299,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
                 return  # nobody is served any more
             except MagnetarError as error:
                 if self._clock.monotonic() >= deadline:
-                    self._fail(error)
+                    self.fail(error)
                     return
             await self._clock.sleep(_PAUSE_SECONDS)
 
@@ -319,7 +319,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         except MagnetarError as error:
             work.trouble = error.with_traceback(None)
             if isinstance(error, ManagedLedgerFenced):
-                self._fail(error)
+                self.fail(error)
         finally:
             work.ending = None
 
@@ -384,7 +384,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         try:
             record = await self._record.write(made)
         except ManagedLedgerFenced as error:
-            self._fail(error)
+            self.fail(error)
             raise
         self._news -= news
         self._recorded = Position(*record.scanned_to)
@@ -483,7 +483,8 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         if self._tasks.stopping or self.failure is not None:
             raise ServiceNotReady(f"{self._segment} is being unloaded")
 
-    def _fail(self, error: MagnetarError) -> None:
+    def fail(self, error: MagnetarError) -> None:
+        """Have the topic loaded anew; the first reason stays."""
         if self.failure is None:
             self.failure = error
             self._failed.advance()

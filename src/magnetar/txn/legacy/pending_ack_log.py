@@ -55,6 +55,11 @@ class PendingAckLog:
             await self._ledger.create_cursor(CURSOR, EARLIEST)
         await self._ledger.trim(_KEEP_NOTHING)
 
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why nothing more can be written, if so."""
+        return self._ledger.failure
+
     async def entries(self) -> list[tuple[Position, PendingAckEntry]]:
         """All that is not discarded, in order."""
         cursor = self._ledger.cursor(CURSOR)
@@ -118,6 +123,10 @@ class PendingAckLogs:
             await log.close()
             raise
         return log
+
+    def lost(self, error: MagnetarError) -> None:
+        """A log has failed for good: only who reads it knows what is in it, and that is a load."""
+        self._buffer.fail(error)
 
     async def delete(self, subscription: str) -> None:
         """With its subscription, whose log is closed; there need not be one."""
