@@ -324,7 +324,7 @@ async def _unpin_first(self: MetadataTransactionBuffer, work: Work, last: Positi
     await self._store.delete_ops([work.op])
     record = self._store.write_aborted
     if await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
-        self.hide(work.txn, last)
+        self.hide(work.txn, work.bound, last)
         self._end(work)
 
 

@@ -154,7 +154,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
             elif txn in self._works:
                 self._works[txn].decision = "ABORTED"  # its owner died before the pin went
             else:
-                self.hide(txn, aborted.last)
+                self._note_aborted(txn, aborted.last)
         self._visibility.open_gate()
         for work in list(self._works.values()):
             if work.decision is not None:
@@ -350,13 +350,16 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         record = self._store.write_aborted
         if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
             return
-        self.hide(work.txn, last)
-        self.newly_aborted.append((work.bound, last))
+        self.hide(work.txn, work.bound, last)
         self._end(work)
         self._unpin(work)
 
-    def hide(self, txn: TxnId, last: Position) -> None:
-        """Its entries up to `last` are not for consumers. The record of that is durable."""
+    def hide(self, txn: TxnId, first: Position, last: Position) -> None:
+        """Its entries, from `first` up to `last`, are not for consumers. That is durable."""
+        self._note_aborted(txn, last)
+        self.newly_aborted.append((first, last))
+
+    def _note_aborted(self, txn: TxnId, last: Position) -> None:
         self._visibility.abort(txn, last)
         known = self.aborted_last
         self.aborted_last = last if known is None else max(last, known)

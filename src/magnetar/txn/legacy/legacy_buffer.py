@@ -75,8 +75,8 @@ _LOG: Final = logger(__name__)
 class AbortedEntries(Protocol):
     """The aborted entries of the topic, of transactions of either kind."""
 
-    def hide(self, txn: TxnId, last: Position) -> None:
-        """Its entries up to `last` are not for consumers. The record of that is durable."""
+    def hide(self, txn: TxnId, first: Position, last: Position) -> None:
+        """Its entries, from `first` up to `last`, are not for consumers. That is durable."""
         ...
 
     def is_visible(self, txn: TxnId, position: Position) -> bool: ...
@@ -330,7 +330,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
             # Whatever it has in flight was handed to the log before this, and stands below.
             last = self._ledger.next_append_floor().previous
             await self._store.write_aborted(txn, self._segment, last)
-            self._aborted.hide(txn, last)
+            self._aborted.hide(txn, work.bound, last)
         if self._ledger.sealed:
             await self._write(txn)
             self._stream.over(txn, self._ledger.last_position())
