@@ -20,6 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 from magnetar.broker.held_messages import HeldMessages
@@ -42,6 +43,7 @@ from magnetar.txn.legacy.ended_ids import EndedIds
 from magnetar.txn.legacy.pending_ack_entries import AcksEnded, AcksHeld, PendingAckEntry, held
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog, PendingAckLogs
 from magnetar.txn.pending_acks import Acked
+from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 
 RETRY_SECONDS: Final = 1.0
@@ -62,6 +64,7 @@ class LegacyAcks:
         messages: HeldMessages,
         logs: PendingAckLogs,
         decisions: Decisions,
+        ends: Counter[State],
         *,
         tasks: Service,
         clock: Clock,
@@ -70,6 +73,8 @@ class LegacyAcks:
         self._held = messages
         self._logs = logs
         self._decisions = decisions
+        self._ends = ends
+        """Counted for the subscription, with those of the other kind."""
         self._tasks = tasks
         self._clock = clock
         self._log: PendingAckLog | None = None
@@ -215,6 +220,7 @@ class LegacyAcks:
         log = await self._opened()
         position = await log.append(AcksEnded(*txn, commit))
         self._check_open()
+        self._ends["COMMITTED" if commit else "ABORTED"] += 1
         self._apply(txn, commit=commit, entry=position)
         self._settle()
 

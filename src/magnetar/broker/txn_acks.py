@@ -123,17 +123,17 @@ class TransactionalAcks:
             epoch=topic.ledger.epoch,
             clock=clock,
         )
+        self.ends: Counter[State] = Counter()
+        """How many transactions that acknowledged something here ended, by how."""
         self._in_records = parts.in_records
         self._legacy: LegacyAcks | None = None
         if parts.logs is not None:
             self._legacy = LegacyAcks(
-                cursor, held, parts.logs, self._decisions, tasks=tasks, clock=clock
+                cursor, held, parts.logs, self._decisions, self.ends, tasks=tasks, clock=clock
             )
         self._turn = asyncio.Lock()
         self._queued = 0
         """Commands that have not come to their turn: later ones wait behind them."""
-        self.ends: Counter[State] = Counter()
-        """How many transactions that acknowledged something here ended, by how."""
         self._stored: dict[TxnId, set[StoredOp]] = {}
         self._in_flight: dict[TxnId, int] = {}
         self._decided: dict[TxnId, State] = {}

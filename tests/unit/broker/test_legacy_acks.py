@@ -70,6 +70,9 @@ def test_a_commit_acknowledges_and_an_abort_delivers_again() -> None:
         await end(stage, L2, commit=False)
         assert await took(client) == ["2"]
         assert await log_entries(stage) == 0
+        await end(stage, L3, commit=True)  # it has acknowledged nothing
+        assert stage.subscription._txn_acks is not None
+        assert stage.subscription._txn_acks.ends == {"COMMITTED": 1, "ABORTED": 1}
 
     play(scenario)
 
