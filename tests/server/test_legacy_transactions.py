@@ -321,6 +321,19 @@ def test_only_superusers_end_one_topic_or_subscription(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_everybody_is_a_superuser_until_there_are_rules(tmp_path: Path) -> None:
+    async def scene(server: Server, client: V4) -> None:
+        await client.subscribe(A)
+        txn = await client.begin()
+        await client.publish(A, b"#1", txn)
+        await client.driver.request(
+            "END_TXN_ON_PARTITION", topic=A, txn_action=pb.COMMIT, **ids(txn)
+        )
+        assert await client.payloads(1) == [b"1"]
+
+    play(tmp_path, scene)
+
+
 def test_limits_are_told_at_once(tmp_path: Path) -> None:
     async def scene(server: Server, client: V4) -> None:
         txns = [await client.begin() for _ in range(2)]

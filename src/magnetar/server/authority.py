@@ -1,8 +1,9 @@
 """Who a connection acts for, and what it may do.
 
 Owns: the questions of access. `identify` is the one place where a principal comes to be known,
-`authorise` the one place where a command of it is allowed. Everything is allowed until rules exist,
-but for what only brokers and their operators do (`is_superuser`).
+`authorise` the one place where a command of it is allowed, `is_superuser` the one that says who may
+do what brokers do among themselves. Everything is allowed until rules exist, as it is in Pulsar
+without authorization.
 
 Invariants:
 1. A session has exactly one principal, from CONNECT on; before it, no command but CONNECT runs.
@@ -42,8 +43,8 @@ class Authority:
     """The rules of one server."""
 
     def is_superuser(self, principal: Principal) -> bool:
-        """Whether it may do what brokers do among themselves; nobody is one until rules exist."""
-        return False
+        """Whether it may do what brokers do among themselves; everybody may until rules exist."""
+        return True
 
     def identify(self, connect: pb.CommandConnect) -> Principal:
         """The principal of a handshake. Any credentials are accepted: none are asked for."""
