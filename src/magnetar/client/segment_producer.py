@@ -329,6 +329,8 @@ class SegmentProducer:
             raise
         finally:
             self._open = None
+            # A connection that is lost calls nobody back, not even who waited to write on it.
+            self._is_pumping = False
             connection.unregister(PRODUCER, number)
 
     async def _open_at(self, connection: BrokerConnection, number: int) -> None:

@@ -216,3 +216,21 @@ def test_writing_stops_while_the_transport_is_full() -> None:
             await producer.flush()
 
     play(story)
+
+
+def test_what_waited_for_a_full_transport_goes_out_on_the_next_connection() -> None:
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR, batching=False)
+            await producer.send(b"x")
+            link = broker.network.links[-1]
+            link.server.pause_reading()
+            for _ in range(100):
+                await producer.submit(bytes(100_000))
+            await asyncio.sleep(1)
+            link.cut()
+            await producer.flush()
+            assert producer.last_sequence_id == 100
+
+    play(story)
