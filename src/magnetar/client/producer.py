@@ -57,6 +57,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 512
 """What a message takes in memory beside its payload, key and properties."""
 
 _LOG: Final = logger(__name__)
+_FAILURES_MAX: Final = 1000
 _NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
 
@@ -117,8 +118,11 @@ class Producer(Generic[Value]):
         self._order: deque[Pending] = deque()
         """What has no receipt, oldest first; settled ones may still stand between them."""
         self._settled = Signal()
-        self._failures: deque[tuple[int, MagnetarError]] = deque(maxlen=1000)
+        self._failures: deque[tuple[int, MagnetarError]] = deque()
+        """What failed and no flush has raised, with its ordinal."""
         self._flushing = 0
+        self._flushed = 0
+        """Up to here flushes have told of failures."""
         self._failure: MagnetarError | None = None
         self._closing: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -321,20 +325,25 @@ class Producer(Generic[Value]):
         return len(receipts)
 
     async def flush(self) -> None:
-        """Wait until everything handed in so far is stored; raises the first failure among it."""
+        """Wait until everything handed in so far has a receipt or an error.
+
+        Raises the first failure of what was handed in since the last flush: also of what had failed
+        before this call, and of sends whose own wait has raised it.
+        """
         self._segments.close_batches()
         last = self._ordinal
         self._flushing += 1
         try:
             while self._order and self._order[0].ordinal <= last:
                 await self._settled.past(self._settled.version)
-            for ordinal, error in self._failures:
-                if ordinal <= last:
-                    raise error
+            found = [each for each in self._failures if each[0] <= last]
+            self._flushed = max(self._flushed, last)
         finally:
             self._flushing -= 1
-            if not self._flushing:
-                self._failures.clear()
+            if not self._flushing:  # another flush may wait for the same messages
+                self._failures = deque(each for each in self._failures if each[0] > self._flushed)
+        if found:
+            raise min(found, key=_ordinal)[1]
 
     def hurry(self) -> None:
         """Send what is being gathered in batches."""
@@ -413,6 +422,8 @@ class Producer(Generic[Value]):
             if message.draft is not None:
                 self._interceptors.not_sent(message.draft, error)
             self._give_back(message)
+            if len(self._failures) >= _FAILURES_MAX:
+                del self._failures[1]  # the first one is told
             self._failures.append((message.ordinal, error))
         self._traffic.failures += len(open_ones)
         if open_ones:
@@ -443,8 +454,6 @@ class Producer(Generic[Value]):
             self._deadline = None
         if self._settled.waiters:
             self._settled.advance()
-        elif not self._flushing:
-            self._failures.clear()
 
     def _give_up_late(self) -> None:
         """The oldest message may be too late."""
@@ -556,6 +565,10 @@ class Producer(Generic[Value]):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _ordinal(failure: tuple[int, MagnetarError]) -> int:
+    return failure[0]
 
 
 def _milliseconds(moment: datetime | int) -> int:

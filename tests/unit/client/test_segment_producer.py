@@ -119,6 +119,55 @@ def test_a_refusal_of_one_message_fails_that_message_alone() -> None:
     play(story)
 
 
+def test_a_failure_before_the_flush_is_raised_by_it_once() -> None:
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        broker.handlers["SEND"] = refuse(22)
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR, batching=False)
+            refused = await producer.submit(b"refused")
+            await asyncio.wait([refused])
+            broker.handlers["SEND"] = receipt
+            await producer.send(b"stored")
+            with pytest.raises(NotAllowed):
+                await producer.flush()
+            await producer.flush()
+
+    play(story)
+
+
+def test_each_of_two_flushes_raises_what_both_waited_for_and_a_cancelled_one_forgets_nothing() -> (
+    None
+):
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        broker.handlers["SEND"] = lambda peer, send: None
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR, batching=False, send_timeout=5)
+            await producer.submit(b"late")
+            first = asyncio.create_task(producer.flush())
+            await asyncio.sleep(1)
+            await producer.submit(b"later")
+            second = asyncio.create_task(producer.flush())
+            cancelled = asyncio.create_task(producer.flush())
+            await asyncio.sleep(1)
+            cancelled.cancel()
+            for flush in (first, second):
+                with pytest.raises(SendTimedOut):
+                    await flush
+            await producer.flush()
+
+            await producer.submit(b"late as well")
+            cancelled = asyncio.create_task(producer.flush())
+            await asyncio.sleep(1)
+            cancelled.cancel()
+            await asyncio.sleep(10)
+            with pytest.raises(SendTimedOut):
+                await producer.flush()
+
+    play(story)
+
+
 @pytest.mark.parametrize("trouble", ["refused", "closed", "out of order", "cut", "silence"])
 def test_after_any_trouble_everything_is_sent_again_in_order(trouble: str) -> None:
     async def story(broker: FakeBroker) -> None:

@@ -134,5 +134,8 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
         return self._wait(lambda: self._wrapped.send_arrow(batch, txn=wrapped_of(txn)))
 
     def flush(self) -> None:
-        """Wait until everything handed in so far is stored; raises the first failure among it."""
+        """Wait until everything handed in so far has a receipt or an error.
+
+        Raises the first failure of what was handed in since the last flush.
+        """
         self._wait(lambda: self._wrapped.flush())
