@@ -256,8 +256,10 @@ class QueueSegment(SegmentConsumer):
             self._forget(position)
 
     def _forget(self, position: Position) -> None:
+        """Nothing of an entry is the application's any more."""
         self._held.pop(position, None)
         self._processing.drop(position)
+        self.give_permits(0)  # there may be room for more
 
     def _give_back(self, message: Message[Any]) -> None:
         self._settle(message.raw_id.position, message.raw_id.batch_index)
@@ -297,8 +299,8 @@ class QueueSegment(SegmentConsumer):
         super()._do_due(now)
         positions = self._nacked.due(now)
         for position in self._processing.due(now):
-            self._held.pop(position, None)
             self._acks.give_back_all(position)
+            self._forget(position)
             positions.append(position)
         if positions and not self._takes_ids:
             self.restart()

@@ -393,9 +393,8 @@ class SegmentConsumer(ABC):
                 await self._send_acks()
             self.is_subscribed = True
             self.news.advance()
-            self._returned = 0
-            if not self.is_releasing:
-                self.tell("FLOW", messagePermits=self.settings.queue_size)
+            self._returned = self.settings.queue_size  # it has none on a new connection
+            self.give_permits(0)
             await self._until_over()
             self._open = None
             await connection.request("CLOSE_CONSUMER", consumer_id=number)
