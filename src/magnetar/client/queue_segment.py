@@ -68,7 +68,9 @@ class QueueSegment(SegmentConsumer):
         self._nacked = Deadlines()
         self._processing = Deadlines()
         self._held: dict[Position, int] = {}
-        """Messages of each entry that the application has, by the count of deliveries."""
+        """How many messages of each entry the application has."""
+        self._chunks: dict[Position, tuple[MessageId, ...]] = {}
+        """The chunks of the large messages among them, by the entry of the last one."""
         self._dead_letters = dead_letters
         self._takes_ids = takes_redelivery_ids
 
@@ -142,6 +144,8 @@ class QueueSegment(SegmentConsumer):
         """Acknowledge everything that was handed out of this segment up to a message."""
         mark = Mark(message_id.position, message_id.batch_index, message_id.batch_size)
         for position in self._acks.ack_through(mark):
+            for each in self._chunks.get(position, ()):
+                self._acks.ack(each.position, each.batch_index, each.batch_size)
             self._forget(position)
         return self.acked()
 
@@ -167,14 +171,13 @@ class QueueSegment(SegmentConsumer):
         if self._dead_letters is not None and self._dead_letters.wants(message, is_given_back=True):
             self._dead_letters.put(message, then=lambda: None)
             return
-        delay = self.settings.nack_delay.after(message.redelivery_count)
-        self._nacked.set(message.raw_id.position, self.loop.time() + delay)
-        self._give_back(message)
-        self.news.advance()
+        self.give_back_later(message, self.settings.nack_delay.after(message.redelivery_count))
 
     def give_back_later(self, message: Message[Any], delay_s: float) -> None:
         """As `nack`, after a time of the caller's choice, and never to the dead letters."""
-        self._nacked.set(message.raw_id.position, self.loop.time() + delay_s)
+        at = self.loop.time() + delay_s
+        for each in message.chunk_ids or (message.raw_id,):
+            self._nacked.set(each.position, at)
         self._give_back(message)
         self.news.advance()
 
@@ -190,6 +193,7 @@ class QueueSegment(SegmentConsumer):
         self._nacked.clear()
         self._processing.clear()
         self._held.clear()
+        self._chunks.clear()
         self.reached_end = self.end_is_final = False
         self.restart()
 
@@ -227,6 +231,8 @@ class QueueSegment(SegmentConsumer):
         self.news.advance()
 
     def _handed_out(self, message: Message[Any]) -> None:
+        if message.chunk_ids:
+            self._chunks[message.raw_id.position] = message.chunk_ids
         self._count_held(message.raw_id.position, 1, message.redelivery_count)
 
     def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
@@ -258,6 +264,7 @@ class QueueSegment(SegmentConsumer):
     def _forget(self, position: Position) -> None:
         """Nothing of an entry is the application's any more."""
         self._held.pop(position, None)
+        self._chunks.pop(position, None)
         self._processing.drop(position)
         self.give_permits(0)  # there may be room for more
 
@@ -299,9 +306,10 @@ class QueueSegment(SegmentConsumer):
         super()._do_due(now)
         positions = self._nacked.due(now)
         for position in self._processing.due(now):
+            chunks = [each.position for each in self._chunks.get(position, ())]
             self._acks.give_back_all(position)
             self._forget(position)
-            positions.append(position)
+            positions += chunks or [position]
         if positions and not self._takes_ids:
             self.restart()
             return
