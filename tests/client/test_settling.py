@@ -10,9 +10,14 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.message import Message
 from magnetar.client.nacks import RedeliveryDelay
+from magnetar.errors import UnreadableMessage
+from magnetar.model.ids import EARLIEST
 from magnetar.model.names import TopicName
-from magnetar.model.subscriptions import InitialPosition
+from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.server.app import Server
+from magnetar.wire.frames import encode_send
+from magnetar.wire.messages import encode_entry
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client.stage import new_client, play
 from tests.client.test_consuming import REGULAR, numbers, send, silence
 from tests.client.test_producing_in_trouble import cut_links
@@ -118,6 +123,67 @@ def test_a_cumulative_acknowledgement_covers_every_chunk() -> None:
             consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
             await send_large(client, REGULAR)
             await consumer.ack_cumulative(await consumer.receive(timeout=2.0))
+            assert await backlog(stage, REGULAR, "s") == 0
+
+    play(story)
+
+
+async def send_chunks(stage: Stage, topic: str, *chunks: tuple[str, int]) -> None:
+    """Of messages of two chunks: the uuid and number of each one to be sent."""
+    async with new_client(stage) as client:
+        connection = await client.connections.lookup(topic)
+        await connection.request("PRODUCER", topic=topic, producer_id=9, producer_name="cutter")
+        for number, (uuid, chunk_id) in enumerate(chunks):
+            metadata = pb.MessageMetadata(
+                producer_name="cutter",
+                sequence_id=number,
+                publish_time=1,
+                partition_key=uuid,
+                uuid=uuid,
+                chunk_id=chunk_id,
+                num_chunks_from_msg=2,
+                total_chunk_msg_size=4,
+            )
+            entry = encode_entry(metadata, b"ab" if chunk_id == 0 else b"cd")
+            connection.write_pieces(encode_send(9, number, entry, num_messages=1))
+        await connection.request("CLOSE_PRODUCER", producer_id=9)
+
+
+def test_a_stream_tells_of_a_message_whose_chunks_did_not_all_come() -> None:
+    """Its key is there, its value raises; a message without its last chunk was never sent."""
+
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            reader = await client.reader(REGULAR, start=EARLIEST, chunked_messages_max=1)
+            await send_chunks(
+                stage, REGULAR, ("gone", 0), ("never", 0), ("whole", 0), ("whole", 1), ("gone", 1)
+            )
+            first = await reader.receive(timeout=5.0)
+            assert (first.key, first.value) == ("whole", b"abcd")
+            second = await reader.receive(timeout=5.0)
+            assert second.key == "gone"
+            with pytest.raises(UnreadableMessage, match="not all of the 2 chunks"):
+                _ = second.value
+            await silence(reader)
+            await cut_links(stage, Random(0))
+            await silence(reader)
+
+    play(story)
+
+
+def test_a_chunk_that_is_sent_once_more_is_no_message() -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            reader = await client.reader(REGULAR, start=EARLIEST)
+            queue = await client.consumer(
+                REGULAR, "s", subscription_type=SubscriptionType.SHARED, initial_position=FIRST
+            )
+            await send_chunks(stage, REGULAR, ("u", 0), ("u", 1), ("u", 1))
+            for consumer in (reader, queue):
+                message = await consumer.receive(timeout=5.0)
+                assert message.value == b"abcd"
+                await silence(consumer)
+            await queue.ack(message)
             assert await backlog(stage, REGULAR, "s") == 0
 
     play(story)

@@ -13,6 +13,8 @@ Invariants:
 2. At most `messages_max` incomplete messages of at most `bytes_max` together are kept; the oldest
    is given up for a new one. Nothing waits longer than `expire_s` for its next chunk.
 3. Every chunk that went in comes out exactly once: in a message, as a repetition, or given up.
+4. A chunk that its producer sends again behind the whole message is a repetition, for the last
+   `COMPLETED_MAX` messages; one that the broker delivers again is not.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 PENDING_MESSAGES_MAX: Final = 10
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 EXPIRE_S: Final = 60.0
+COMPLETED_MAX: Final = 100
 
 
 def chunk_entries(
@@ -92,6 +95,8 @@ class ChunkAssembler:
         self._expire_s = expire_s
         self._incomplete: dict[str, _Incomplete] = {}
         """Oldest first."""
+        self._completed: dict[str, tuple[MessageId, ...]] = {}
+        """The chunks of the messages that were put together last, oldest first."""
         self._bytes = 0
 
     @property
@@ -111,6 +116,8 @@ class ChunkAssembler:
             return Taken()  # delivered again: it is here
         if known is not None and metadata.chunk_id < len(known.chunks):
             return Taken(repeated=(message_id,))  # sent again by its producer
+        if known is None and message_id not in self._completed.get(metadata.uuid, (message_id,)):
+            return Taken(repeated=(message_id,))
         given_up: list[MessageId] = []
         if metadata.chunk_id == 0:
             known = _Incomplete(metadata)
@@ -132,6 +139,9 @@ class ChunkAssembler:
         ids = self._give_up(metadata.uuid)
         if known.room:
             return Taken(given_up=(*given_up, *ids))
+        self._completed[metadata.uuid] = ids
+        if len(self._completed) > COMPLETED_MAX:
+            del self._completed[next(iter(self._completed))]
         return Taken(b"".join(known.chunks), ids, given_up=tuple(given_up))
 
     @property

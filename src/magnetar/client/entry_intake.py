@@ -6,7 +6,8 @@ Invariants:
 1. Of an entry, exactly the messages that its feed admits get into the inbox, in their order.
 2. Permits for what does not get there are given back at once.
 3. What cannot be read gets there all the same, as one message whose value raises: nothing is lost
-   without the application knowing.
+   without the application knowing. So does the last chunk of a message whose others did not come
+   and will not; without its last chunk a message was never sent.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Admission(Source, Protocol):
         """Acknowledge something that is not for the application."""
         ...
 
-    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
-        """These chunks cannot become a message here."""
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
+        """These chunks cannot become a message here; whether they will be delivered again."""
         ...
 
     @property
@@ -206,13 +207,18 @@ class EntryIntake:
         taken = self._chunks.add(metadata, opened.payload, message_id, self._loop.time())
         for each in taken.repeated:
             feed.discard(each.position, WHOLE, 0)
-        if taken.given_up:
-            feed.give_up_chunks(taken.given_up)
-        if taken.payload is None:
-            feed.give_permits(1)
-            return
+        comes_again = not taken.given_up or feed.give_up_chunks(taken.given_up)
         decode: Callable[[bytes, bytes], Any] = self._inbox.schemas.decode
         payload = taken.payload
+        if payload is None:
+            total = metadata.num_chunks_from_msg
+            is_last = message_id in taken.given_up and metadata.chunk_id == total - 1
+            if comes_again or not is_last:
+                feed.give_permits(1)
+                return
+            lost = UnreadableMessage(f"not all of the {total} chunks of {metadata.uuid} came")
+            self._take_single(body, message_id.position, metadata, opened.payload, Unreadable(lost))
+            return
         try:
             if metadata.compression:
                 payload = unpacked(payload, metadata)

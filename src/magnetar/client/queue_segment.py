@@ -224,11 +224,12 @@ class QueueSegment(SegmentConsumer):
         self._acks.ack(position, index, size)
         self.news.advance()
 
-    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
         at = self.loop.time() + self.settings.nack_delay.after(0)
         for each in ids:
             self._nacked.set(each.position, at)
         self.news.advance()
+        return True
 
     def _handed_out(self, message: Message[Any]) -> None:
         if message.chunk_ids:

@@ -146,8 +146,8 @@ class SegmentConsumer(ABC):
         """Acknowledge something that is not for the application."""
 
     @abstractmethod
-    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
-        """These chunks cannot become a message here."""
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
+        """These chunks cannot become a message here; whether they will be delivered again."""
 
     @property
     @abstractmethod

@@ -107,8 +107,9 @@ class StreamSegment(SegmentConsumer):
     def discard(self, position: Position, index: int, size: int) -> None:
         """It is covered by the next acknowledgement."""
 
-    def give_up_chunks(self, ids: Sequence[MessageId]) -> None:
-        """Their message began before this consumer did: it is not for this one."""
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
+        """Later messages were handed out: what comes before them does not come again."""
+        return False
 
     def _handed_out(self, message: Message[Any]) -> None:
         raw = message.raw_id

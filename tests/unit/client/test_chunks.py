@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client.batch import Entry, Outgoing, Stamp, open_entry, unpacked
-from magnetar.client.chunks import ChunkAssembler, Taken, chunk_entries
+from magnetar.client.chunks import COMPLETED_MAX, ChunkAssembler, Taken, chunk_entries
 from magnetar.client.codec import Compression
 from magnetar.errors import InvalidValue
 from magnetar.model.ids import MessageId
@@ -85,6 +85,21 @@ def test_a_chunk_that_the_broker_delivers_again_is_not_acknowledged() -> None:
     assert _add(assembler, first, 1) == Taken()
     assert _add(assembler, first, 2) == Taken(repeated=(MessageId(1, 2),))
     assert _add(assembler, second, 3).ids == (MessageId(1, 1), MessageId(1, 3))
+
+
+def test_a_chunk_behind_its_message_is_a_repetition_unless_the_broker_delivers_it_again() -> None:
+    assembler = ChunkAssembler()
+    first, second = _chunks(b"abcd", "u")
+    _add(assembler, first, 1)
+    _add(assembler, second, 2)
+    assert _add(assembler, second, 3) == Taken(repeated=(MessageId(1, 3),))
+    assembler.clear()
+    assert _add(assembler, first, 1) == Taken()
+    assert _add(assembler, second, 2).payload == b"abcd"
+    for number in range(10, 10 + 2 * COMPLETED_MAX, 2):
+        for offset, entry in enumerate(_chunks(b"abcd", f"u{number}")):
+            _add(assembler, entry, number + offset)
+    assert _add(assembler, second, 3).given_up == (MessageId(1, 3),), "it is forgotten"
 
 
 def test_the_oldest_is_given_up_for_a_new_one() -> None:
