@@ -178,7 +178,10 @@ class Consumer(QueueConsumer[T]):
     async def _open(self) -> None:
         if self._pattern is not None:
             for topic in sorted(await self._pattern.topics(self._connections), key=str):
-                await self._add_topic(topic, are_new=False)
+                try:
+                    await self._add_topic(topic, are_new=False)
+                except TopicNotFound:
+                    continue  # it was deleted meanwhile
             self._feeds.spawn(self._look_again(self._pattern), "pattern")
         await super()._open()
 
@@ -187,14 +190,24 @@ class Consumer(QueueConsumer[T]):
             await asyncio.sleep(PATTERN_S)
             try:
                 found = await pattern.topics(self._connections)
-                present = set(self._watches)
-                for topic in sorted(found, key=str):
-                    if str(topic) not in present:
-                        await self._add_topic(topic, are_new=True)
-                for gone in present - {str(topic) for topic in found}:
+                for gone in set(self._watches) - {str(topic) for topic in found}:
                     await self._remove_topic(gone)
             except MagnetarError as error:
                 _LOG.info("pattern-not-looked-for", pattern=pattern.pattern, reason=str(error))
+                continue
+            # One that was deleted and is found may have been created again.
+            self._gone.clear()
+            self._feeds.stirred.advance()
+            for topic in sorted(found, key=str):
+                if str(topic) not in self._watches:
+                    await self._try_topic(topic)
+
+    async def _try_topic(self, topic: TopicName) -> None:
+        """Consume a topic that was found; if it cannot be, the next look tries again."""
+        try:
+            await self._add_topic(topic, are_new=True)
+        except MagnetarError as error:
+            _LOG.info("topic-not-added", topic=str(topic), reason=str(error))
 
     def tolerates(self, feed: SegmentConsumer, error: MagnetarError) -> bool:
         """A topic that was found, not asked for, may be deleted."""

@@ -76,9 +76,13 @@ class LayoutConsumer(Receiving[T]):
     async def _add_topic(self, topic: TopicName, *, are_new: bool) -> None:
         """`are_new`: its messages came after the consumer did, all of them."""
         watch = LayoutWatch(self._connections, topic, create_if_missing=self._create)
-        await watch.start()
+        try:
+            await watch.start()
+            layout = await watch.first()
+        except BaseException:
+            await watch.stop()
+            raise
         self._watches[str(topic)] = watch
-        layout = await watch.first()
         self._first[str(topic)] = frozenset() if are_new else frozenset(layout.segments)
         self._feeds.follow(watch.changes, f"layouts of {topic}")
         self._feeds.stirred.advance()
