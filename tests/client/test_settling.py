@@ -92,6 +92,51 @@ def test_a_new_connection_is_not_asked_for_more_than_the_limit() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("by", ["messages", "rows", "a transaction"])
+def test_a_stream_that_is_not_acknowledged_is_not_given_more_than_the_limit(by: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            consumer = await client.stream_consumer(NAME, "s", **LIMITED)
+            await send(client, 100, batching=False)
+            found: list[Message[bytes]] = []
+            while got := await consumer.receive_many(7, timeout=2.0):
+                found += got
+            assert 20 <= len(found) < 40
+            received, txn = len(found), await client.transaction()
+            while received < 100:
+                consumer.ack_cumulative(found[-1], txn=txn if by == "a transaction" else None)
+                if by == "rows":
+                    rows = await consumer.receive_arrow(7, timeout=2.0)
+                    await consumer.ack_arrow(rows)
+                    received += rows.num_rows
+                got = await consumer.receive_many(50, timeout=2.0)
+                assert got or received == 100
+                found += got
+                received += len(got)
+            await txn.commit()
+
+    play(story)
+
+
+def test_a_stream_whose_transactions_are_aborted_goes_on() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            consumer = await client.stream_consumer(NAME, "s", **LIMITED)
+            await send(client, 60, batching=False)
+            for _ in range(3):
+                found: list[Message[bytes]] = []
+                while got := await consumer.receive_many(60, timeout=2.0):
+                    found += got
+                assert 20 <= len(found) < 40
+                txn = await client.transaction()
+                await consumer.ack_cumulative(found[-1], txn=txn)
+                await txn.abort()
+
+    play(story)
+
+
 @pytest.mark.parametrize("how", ["given back", "too slow"])
 def test_a_large_message_comes_again_with_all_its_chunks(how: str) -> None:
     async def story(stage: Stage) -> None:

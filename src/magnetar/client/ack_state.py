@@ -250,6 +250,13 @@ class CumulativeAcks:
         self._handed = start
         self._sent = start
         self._confirmed = start
+        self._open: deque[Position] = deque()
+        """The entries that were handed out and are not settled to their end, in order."""
+
+    @property
+    def held_entries(self) -> int:
+        """Entries of which the application has messages."""
+        return len(self._open)
 
     @property
     def handed_through(self) -> Mark:
@@ -284,17 +291,30 @@ class CumulativeAcks:
 
     def handed(self, mark: Mark) -> None:
         self._handed = max(self._handed, mark, key=_place)
+        if not self._open or self._open[-1] < mark.position:
+            self._open.append(mark.position)
 
     def ack_through(self, mark: Mark) -> bool:
         """The application is done with everything up to here; False: it was before."""
         if mark.place <= self._acked.place:
             return False
         self._acked = mark
+        self.settle_through(mark)
         return True
+
+    def settle_through(self, mark: Mark) -> None:
+        """Nothing up to here is the application's: it, or a transaction, has acknowledged it."""
+        ends_entry = ack_item(mark).unacked == 0
+        entries = self._open
+        while entries and (
+            entries[0] < mark.position or (ends_entry and entries[0] == mark.position)
+        ):
+            entries.popleft()
 
     def rewind(self) -> None:
         """Everything that is not acknowledged is to be handed out again."""
         self._handed = self._acked
+        self._open.clear()
 
     # --- the connection's side
 
@@ -314,6 +334,7 @@ class CumulativeAcks:
         self._confirmed = max(self._confirmed, mark, key=_place)
         self._sent = max(self._sent, mark, key=_place)
         self._acked = max(self._acked, mark, key=_place)
+        self.settle_through(mark)
 
     def reconnected(self) -> None:
         """What was in flight is sent again."""

@@ -11,7 +11,8 @@ Invariants:
    what the application still has of it cannot be acknowledged in another transaction.
 3. A reader's position is that of the last message that the application took. A reader that began at
    the latest message has a position of its own before it is subscribed.
-4. What a reader handed out is acknowledged once none of its own messages waits in the inbox,
+4. No more is fetched while `unacked_max` entries are not acknowledged.
+5. What a reader handed out is acknowledged once none of its own messages waits in the inbox,
    however many of other segments do: the broker tells the end of a segment only then.
 """
 
@@ -62,6 +63,7 @@ class StreamSegment(SegmentConsumer):
         """Acknowledge everything up to a message."""
         if not self._acks.ack_through(mark) and not self._outbox.is_waited_for:
             return NOTHING_TO_DO
+        self.give_permits(0)  # there may be room for more
         return self.acked()
 
     def ack_through_in(self, txn: AckTransaction, mark: Mark) -> Acknowledged:
@@ -82,10 +84,13 @@ class StreamSegment(SegmentConsumer):
 
         self._in_transactions.append(mark)
         try:
-            return self.acked_in(txn, [ack_item(mark)], cumulative=True, on_end=on_end)
+            acked = self.acked_in(txn, [ack_item(mark)], cumulative=True, on_end=on_end)
         except MagnetarError:
             self._in_transactions.remove(mark)
             raise
+        self._acks.settle_through(mark)
+        self.give_permits(0)
+        return acked
 
     def last_handed(self, turn: int) -> MessageId | None:
         """The last message that was handed out up to this turn and is not acknowledged."""
@@ -142,6 +147,10 @@ class StreamSegment(SegmentConsumer):
     @property
     def is_settled(self) -> bool:
         return self._acks.is_settled
+
+    @property
+    def _may_ask(self) -> bool:
+        return self._acks.held_entries < self.settings.unacked_max
 
     def _reconnected(self) -> None:
         self._acks.reconnected()

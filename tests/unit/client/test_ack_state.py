@@ -245,3 +245,21 @@ def test_everything_up_to_a_message_is_acknowledged_and_nothing_behind_it() -> N
 @pytest.mark.parametrize(("size", "mask"), [(0, 1), (1, 1), (3, 7)])
 def test_every_entry_has_a_message(size: int, mask: int) -> None:
     assert all_of(size) == mask
+
+
+def test_entries_that_are_held_are_counted_once_each_and_until_they_are_acknowledged_whole() -> (
+    None
+):
+    acks = CumulativeAcks()
+    for entry in range(3):
+        for index in range(2):
+            acks.handed(Mark(Position(1, entry), index, 2))
+    assert acks.held_entries == 3
+    acks.ack_through(Mark(Position(1, 1), 0, 2))
+    assert acks.held_entries == 2
+    acks.confirmed_elsewhere(Mark(Position(1, 1), 1, 2))
+    assert acks.held_entries == 1
+    acks.rewind()
+    assert acks.held_entries == 0
+    acks.handed(Mark(Position(1, 2)))
+    assert acks.held_entries == 1
