@@ -185,7 +185,7 @@ class BrokerConnection(asyncio.Protocol):
         made: BrokerConnection | None = None
         try:
             async with asyncio.timeout(settings.connect_timeout):
-                auth_data = await settings.auth.data()
+                auth_data = await _credentials(settings)
                 _, made = await connect(lambda: cls(address, settings), address.host, address.port)
                 await made._shake_hands(auth_data, behind)
         except BaseException as error:
@@ -442,8 +442,8 @@ class BrokerConnection(asyncio.Protocol):
         auth = self._settings.auth
         try:
             async with asyncio.timeout(self._settings.operation_timeout):
-                data = await auth.data()
-        except Exception as error:  # noqa: BLE001  whatever the application's function raises
+                data = await _credentials(self._settings)
+        except (MagnetarError, TimeoutError) as error:
             _LOG.error("credentials-not-renewed", error, broker=str(self.address))
             self.abort(ConnectionLost(f"no credentials for {self.address}: {error}"))
             return
@@ -467,6 +467,18 @@ class BrokerConnection(asyncio.Protocol):
         self._heard = False
         self.write(_PING_FRAME)
         self._keepalive = self._loop.call_later(self._settings.keepalive, self._listen)
+
+
+async def _credentials(settings: ClientSettings) -> bytes:
+    """What to show; raises `NotConnected` if the application cannot say it now."""
+    try:
+        return await settings.auth.data()
+    except MagnetarError:
+        raise
+    except Exception as error:
+        # It may be a file that is being replaced, or a service that is away.
+        text = f"there are no credentials, their function failed: {error!r}"
+        raise NotConnected(text, hint="it is asked again with the next try") from error
 
 
 def _reply_type(type_name: str) -> int:

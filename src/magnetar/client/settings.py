@@ -121,6 +121,8 @@ class TokenAuth:
     async def data(self) -> bytes:
         token = self.token if isinstance(self.token, str) else self.token()
         text = await token if isawaitable(token) else token
+        if not isinstance(text, str):
+            raise InvalidSetting(f"a token must be a str, and the function gave {type(text)}")
         return text.encode()
 
 

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
+from magnetar.client.settings import TokenAuth
 from magnetar.errors import (
     AuthorizationFailed,
+    InvalidSetting,
     NotAllowed,
+    NotConnected,
     ProducerFenced,
     SendTimedOut,
     TopicNotFound,
@@ -281,5 +284,50 @@ def test_what_waited_for_a_full_transport_goes_out_on_the_next_connection() -> N
             link.cut()
             await producer.flush()
             assert producer.last_sequence_id == 100
+
+    play(story)
+
+
+def test_a_token_function_that_fails_is_asked_again() -> None:
+    tokens: list[Any] = ["good"]
+
+    def token() -> str:
+        if not tokens:
+            raise KeyError("no token now")
+        return str(tokens[-1])
+
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        async with client_of(broker, auth=TokenAuth(token)) as client:
+            producer = await client.producer(REGULAR)
+            await producer.send(b"x")
+            tokens.clear()
+            broker.peers[-1].transport.abort()
+            waiting = await producer.submit(b"y")
+            await asyncio.sleep(5)
+            tokens.append("good again")
+            assert isinstance(await waiting, MessageId)
+            assert broker.said("CONNECT")[-1].auth_data == b"good again"
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("token", "error", "text"),
+    [
+        (lambda: open("/no/such/file").read(), NotConnected, "No such file"),  # noqa: SIM115, PTH123
+        (lambda: {}["token"], NotConnected, "KeyError"),
+        (lambda: b"bytes", InvalidSetting, "must be a str"),
+    ],
+)
+def test_the_error_of_a_token_function_is_told(
+    token: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        async with client_of(broker, auth=TokenAuth(token), operation_timeout=5.0) as client:
+            with pytest.raises(error, match=text):
+                await client.producer(REGULAR)
+            assert not broker.said("CONNECT")
 
     play(story)
