@@ -316,7 +316,7 @@ def test_a_token_function_that_fails_is_asked_again() -> None:
     ("token", "error", "text"),
     [
         (lambda: open("/no/such/file").read(), NotConnected, "No such file"),  # noqa: SIM115, PTH123
-        (lambda: {}["token"], NotConnected, "KeyError"),
+        (lambda: dict[str, str]()["token"], NotConnected, "KeyError"),
         (lambda: b"bytes", InvalidSetting, "must be a str"),
     ],
 )

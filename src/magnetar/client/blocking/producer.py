@@ -136,6 +136,7 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
     def flush(self) -> None:
         """Wait until everything handed in so far has a receipt or an error.
 
-        Raises the first failure of what was handed in since the last flush.
+        Raises the first failure of what was handed in since the last flush: also of what had failed
+        before this call, and of sends whose own wait has raised it.
         """
         self._wait(lambda: self._wrapped.flush())
