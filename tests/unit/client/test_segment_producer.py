@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_a_token_function_that_fails_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("token", "error", "text"),
     [
-        (lambda: open("/no/such/file").read(), NotConnected, "No such file"),  # noqa: SIM115, PTH123
+        (lambda: Path("/no/such/file").read_text("utf-8"), NotConnected, "No such file"),
         (lambda: dict[str, str]()["token"], NotConnected, "KeyError"),
         (lambda: b"bytes", InvalidSetting, "must be a str"),
     ],
