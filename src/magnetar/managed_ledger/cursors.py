@@ -34,7 +34,12 @@ from magnetar.managed_ledger.cursor_store import CursorStore
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.managed_ledger.names import cursor_key, cursors_directory, managed_ledger_key
 from magnetar.managed_ledger.owned_record import OwnedRecord, take
-from magnetar.managed_ledger.records import CursorRecord, decode_cursor, decode_managed_ledger
+from magnetar.managed_ledger.records import (
+    CursorRecord,
+    decode_cursor,
+    decode_managed_ledger,
+    encode,
+)
 from magnetar.metadata.api import MetadataStore, Record
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
@@ -208,7 +213,7 @@ class Cursors:
         def decode(data: bytes) -> CursorRecord:
             return decode_cursor(key, self._name, data)
 
-        return await take(self._metadata, self._clock, key, decode, claim)
+        return await take(self._metadata, self._clock, key, decode, claim, encode=encode)
 
     async def _check_ownership(self) -> None:
         key = managed_ledger_key(self._name)

@@ -38,7 +38,7 @@ from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan, Retentio
 from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.owned_record import OwnedRecord, take
 from magnetar.managed_ledger.reading import PublishTimeOf, Reading
-from magnetar.managed_ledger.records import ManagedLedgerRecord, decode_managed_ledger
+from magnetar.managed_ledger.records import ManagedLedgerRecord, decode_managed_ledger, encode
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
@@ -333,4 +333,4 @@ async def _take_over(
         found = present or ManagedLedgerRecord(name, 0)
         return msgspec.structs.replace(found, epoch=epoch + 1)
 
-    return await take(metadata, clock, key, decode, claim)
+    return await take(metadata, clock, key, decode, claim, encode=encode)

@@ -19,6 +19,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from magnetar.errors import (
     BadVersion,
     MagnetarError,
@@ -26,11 +28,10 @@ from magnetar.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from magnetar.managed_ledger.records import CursorRecord, ManagedLedgerRecord, encode
 from magnetar.metadata.api import ABSENT, MetadataStore
 from magnetar.runtime.clock import Clock
 
-Owned = TypeVar("Owned", ManagedLedgerRecord, CursorRecord)
+Owned = TypeVar("Owned", bound=msgspec.Struct)
 
 TAKE_ATTEMPTS: Final = 8
 SETTLE_ATTEMPTS: Final = 6
@@ -41,15 +42,28 @@ class OwnedRecord(Generic[Owned]):
     """The owner's view of one record."""
 
     def __init__(
-        self, metadata: MetadataStore, clock: Clock, key: str, value: Owned, version: int
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        key: str,
+        value: Owned,
+        version: int,
+        *,
+        encode: Callable[[Owned], bytes],
     ) -> None:
         self.key = key
         self.value: Owned = value
+        self._encode = encode
         self._metadata = metadata
         self._clock = clock
         self._version = version
         self._lock = asyncio.Lock()
         self._failure: MagnetarError | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was ever written; until then `value` says what is known without it."""
+        return self._version != ABSENT
 
     async def update(
         self, change: Callable[[Owned], Owned], applied: Callable[[], None] | None = None
@@ -77,7 +91,7 @@ class OwnedRecord(Generic[Owned]):
             self._check()
             value = change(self.value)
             if value != self.value or self._version == ABSENT:
-                self._version = await self._write(encode(value))
+                self._version = await self._write(self._encode(value))
                 self.value = value
             if applied is not None:
                 applied()
@@ -134,6 +148,8 @@ async def take(
     key: str,
     decode: Callable[[bytes], Owned],
     claim: Callable[[Owned | None], Owned],
+    *,
+    encode: Callable[[Owned], bytes],
 ) -> OwnedRecord[Owned]:
     """Make a record ours: write what `claim` makes of the present one (None: there is none).
 
@@ -146,7 +162,8 @@ async def take(
         present = None if found is None else decode(found.value)
         claimed: Owned = claim(present)
         version = ABSENT if found is None else found.version
-        record = OwnedRecord(metadata, clock, key, claimed if present is None else present, version)
+        value = claimed if present is None else present
+        record = OwnedRecord(metadata, clock, key, value, version, encode=encode)
         try:
             await record.update(_becoming(claimed))
         except ManagedLedgerFenced:

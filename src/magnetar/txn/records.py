@@ -228,7 +228,11 @@ def encode(body: msgspec.Struct) -> bytes:
 
 
 def decode(record: Record, kind: type[Body]) -> Body:
+    return decode_value(record.key, record.value, kind)
+
+
+def decode_value(key: str, value: bytes, kind: type[Body]) -> Body:
     try:
-        return msgspec.json.decode(record.value, type=kind)
+        return msgspec.json.decode(value, type=kind)
     except msgspec.MsgspecError as error:
-        raise CorruptMetadata(f"{record.key}: {error}") from error
+        raise CorruptMetadata(f"{key}: {error}") from error

@@ -35,6 +35,7 @@ from magnetar.errors import (
     ManagedLedgerFenced,
     ManagedLedgerSealed,
     NotAllowed,
+    OutcomeUnknown,
     ServiceNotReady,
     StoreClosed,
 )
@@ -111,7 +112,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         self._aborted = aborted
         self._epoch = epoch
         self._clock = clock
-        self._record = StreamStore(segment, store.metadata, epoch)
+        self._record = StreamStore(segment, store.metadata, epoch, clock=clock)
         self._stream = StreamState()
         self._passed: list[Position] = []
         self._recovered_end = ledger.next_append_floor()
@@ -120,6 +121,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         self._news = 0
         """Ends that it does not have."""
         self._crowded = Signal()
+        self._is_keeping = False
         self._waiting: list[tuple[TxnId, Answered]] = []
         """Called when the attempt to admit transactions is over."""
         self._is_admitting = False
@@ -361,35 +363,28 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
     async def write_record(self) -> None:
         """The state of this moment, durably; it is written whatever becomes of the caller."""
         self._check_serving()
-        errors: list[MagnetarError] = []
-
-        async def written() -> None:
-            try:
-                await self._write()
-            except MagnetarError as error:
-                errors.append(error)
-
-        await asyncio.wait({self._tasks.spawn(written(), "record")})
-        if errors:
-            raise errors[0].with_traceback(None)
+        await self._write()
 
     async def _write(self, over: TxnId | None = None) -> None:
-        began, news = not self._record.exists, 0
+        news, scanned_to = 0, self._recorded
 
         def made() -> StreamRecord:
-            nonlocal news
+            nonlocal news, scanned_to
             news, end = self._news, self._ledger.last_position().next
-            return self._stream.record(self._segment, self._epoch, end, over)
+            record = self._stream.record(self._segment, self._epoch, end, over)
+            scanned_to = Position(*record.scanned_to)
+            return record
+
+        def written() -> None:
+            self._news -= news
+            self._recorded = scanned_to
+            self._begin_keeping()
 
         try:
-            record = await self._record.write(made)
-        except ManagedLedgerFenced as error:
+            await self._record.write(made, written)
+        except (ManagedLedgerFenced, OutcomeUnknown) as error:
             self.fail(error)
             raise
-        self._news -= news
-        self._recorded = Position(*record.scanned_to)
-        if began:
-            self._begin_keeping()
 
     def _note_news(self) -> None:
         self._news += 1
@@ -397,7 +392,8 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
             self._crowded.advance()
 
     def _begin_keeping(self) -> None:
-        if not self._tasks.stopping:
+        if not self._is_keeping and not self._tasks.stopping:
+            self._is_keeping = True
             self._tasks.spawn(self._keep(), "keep the record")
 
     async def _keep(self) -> None:

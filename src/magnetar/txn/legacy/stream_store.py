@@ -3,82 +3,71 @@
 Owns: `StreamStore`: the one record of one stream, as one owner writes it.
 
 Invariants:
-1. Every write is a compare-and-set of the version that this owner knows. `adopt` writes the record
-   with its own epoch: from then on no former owner's write gets through.
-2. One write at a time, in the order of the calls; what is written is made when its turn has come.
-3. ManagedLedgerFenced: another owner has written. Nothing of this owner counts any more.
+1. `adopt` writes the record, if there is one, with this owner's epoch: from then on no former
+   owner's write gets through, and one that comes first in spite of it fences this owner.
+2. A topic without legacy transactions has no record: the first write makes it.
+
+Relies on: `OwnedRecord` for the order of writes, unknown outcomes, and who has been fenced.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
 
-from magnetar.errors import BadVersion, ManagedLedgerFenced, OutcomeUnknown, Unavailable
+from magnetar.errors import ManagedLedgerFenced
+from magnetar.managed_ledger.owned_record import OwnedRecord, take
 from magnetar.metadata.api import ABSENT, MetadataStore
+from magnetar.runtime.clock import Clock
 from magnetar.txn.legacy.stream_state import StreamRecord, stream_key
-from magnetar.txn.records import decode, encode
+from magnetar.txn.records import decode_value, encode
 
-_ATTEMPTS: Final = 16
+_NOWHERE: Final = (-1, -1)
 
 
 class StreamStore:
     """Adopted before anything else."""
 
-    def __init__(self, segment: str, metadata: MetadataStore, epoch: int) -> None:
+    def __init__(self, segment: str, metadata: MetadataStore, epoch: int, *, clock: Clock) -> None:
         self._segment = segment
         self._metadata = metadata
         self._epoch = epoch
+        self._clock = clock
         self._key = stream_key(segment)
-        self._version = ABSENT
-        self._turn = asyncio.Lock()
+        self._owned = self._absent()
 
     @property
     def exists(self) -> bool:
-        return self._version != ABSENT
+        return self._owned.exists
 
     async def adopt(self) -> StreamRecord | None:
         """Take a former owner's record over; None: there is none."""
-        for _ in range(_ATTEMPTS):
-            found = await self._metadata.get(self._key)
-            if found is None:
-                return None
-            record = decode(found, StreamRecord)
-            if record.epoch > self._epoch:
-                raise ManagedLedgerFenced(f"{self._segment} has a later owner")
-            self._version = found.version
-            record = replace(record, epoch=self._epoch)
-            try:
-                await self._put(encode(record))
-            except BadVersion:
-                continue
-            return record
-        raise Unavailable(f"{self._key} keeps changing")
+        if await self._metadata.get(self._key) is None:
+            return None
+        self._owned = await take(
+            self._metadata, self._clock, self._key, self._decoded, self._claimed, encode=encode
+        )
+        return self._owned.value
 
-    async def write(self, make: Callable[[], StreamRecord]) -> StreamRecord:
-        """Store what `make` makes of the present state."""
-        async with self._turn:
-            record = make()
-            try:
-                await self._put(encode(record))
-            except BadVersion as error:
-                raise ManagedLedgerFenced(f"{self._segment} has another owner") from error
-            return record
+    async def write(self, make: Callable[[], StreamRecord], written: Callable[[], None]) -> None:
+        """Store what `make` makes of the state when its turn has come, whatever becomes of the
+        caller; `written` is called in the step in which it counts."""
+        await self._owned.update(lambda _: make(), written)
 
     async def delete(self) -> None:
-        await self._metadata.delete(self._key)
-        self._version = ABSENT
+        await self._owned.delete()
+        self._owned = self._absent()
 
-    async def _put(self, value: bytes) -> None:
-        try:
-            stat = await self._metadata.put(self._key, value, expected=self._version)
-        except OutcomeUnknown:
-            found = await self._metadata.get(self._key)
-            if found is None or found.value != value:
-                raise
-            self._version = found.version
-        else:
-            self._version = stat.version
+    def _absent(self) -> OwnedRecord[StreamRecord]:
+        nothing = StreamRecord(self._segment, self._epoch, _NOWHERE)
+        return OwnedRecord(self._metadata, self._clock, self._key, nothing, ABSENT, encode=encode)
+
+    def _decoded(self, value: bytes) -> StreamRecord:
+        return decode_value(self._key, value, StreamRecord)
+
+    def _claimed(self, present: StreamRecord | None) -> StreamRecord:
+        if present is None or present.epoch > self._epoch:
+            raise ManagedLedgerFenced(f"{self._segment} has a later owner")
+        return replace(present, epoch=self._epoch)
