@@ -105,7 +105,8 @@ class LegacyAcks:
             return
         if self._logs.exists(self._cursor.name):
             log = await self._opened()
-            for position, entry in await log.entries():
+            # All of it first: what is applied in part could not be read again.
+            for position, entry in [each async for each in log.replay()]:
                 self._replay(position, entry)
         self._is_recovered = True
         self._settle()
@@ -179,7 +180,7 @@ class LegacyAcks:
             raise TransactionConflict(f"transaction {to_text(entry.txn)} has ended")
         log = await self._opened()
         self._check_serving(entry.incarnation)
-        position = await log.append(entry)
+        position = await log.submit(entry)
         if entry.incarnation == self._cursor.incarnation:
             self._stored.setdefault(entry.txn, []).append(position)
         else:
@@ -218,7 +219,7 @@ class LegacyAcks:
         if txn not in self._stored:
             return
         log = await self._opened()
-        position = await log.append(AcksEnded(*txn, commit))
+        position = await log.submit(AcksEnded(*txn, commit))
         self._check_open()
         self._ends["COMMITTED" if commit else "ABORTED"] += 1
         self._apply(txn, commit=commit, entry=position)

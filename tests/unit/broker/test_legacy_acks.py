@@ -45,7 +45,7 @@ async def log_entries(stage: Stage) -> int:
     legacy = acks_of(stage)
     if legacy._log is None:
         return 0
-    return len(await legacy._log.entries())
+    return len([each async for each in legacy._log.replay()])
 
 
 async def ledgers(stage: Stage) -> list[str]:
@@ -266,7 +266,7 @@ def test_discarding_before_the_cursor_is_durable_would_lose_it(
         self._merged.clear()
         self._dropped.clear()
         assert self._log is not None
-        await self._log._ledger.cursor("__pending_ack_state").flush()
+        await self._log.ledger.cursor("__pending_ack_state").flush()
 
     async def scenario(stage: Stage) -> None:
         client = stage.client(SHARED)
@@ -302,7 +302,7 @@ def test_the_log_is_trimmed_behind_what_the_cursor_has() -> None:  # 58
         assert await log_entries(stage) == 0
         log = acks_of(stage)._log
         assert log is not None
-        assert log._ledger.entries < 20
+        assert log.ledger.entries < 20
 
     play(scenario, messages=40, limits=Limits(managed_ledger_ledger_entries=4))
 
@@ -358,16 +358,16 @@ def test_an_end_covers_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> Non
         client = stage.client(SHARED)
         await took(client)
         await ack(client, L1, "0")
-        append, gate = PendingAckLog.append, asyncio.Event()
+        submit, gate = PendingAckLog.submit, asyncio.Event()
 
         def slow(self: PendingAckLog, entry: object) -> asyncio.Future[Position]:
             async def later() -> Position:
                 await gate.wait()
-                return await append(self, entry)  # type: ignore[arg-type]
+                return await submit(self, entry)  # type: ignore[arg-type]
 
             return asyncio.ensure_future(later())
 
-        monkeypatch.setattr(PendingAckLog, "append", slow)
+        monkeypatch.setattr(PendingAckLog, "submit", slow)
         acking = asyncio.create_task(ack(client, L1, "1"))
         await quiet()
         ending = asyncio.create_task(end(stage, L1, commit=True))
@@ -411,7 +411,7 @@ def test_an_end_that_failed_is_told_again(monkeypatch: pytest.MonkeyPatch) -> No
             raise ServiceNotReady("no ledger now")
 
         with monkeypatch.context() as patch:
-            patch.setattr(PendingAckLog, "append", refuse)
+            patch.setattr(PendingAckLog, "submit", refuse)
             with pytest.raises(ServiceNotReady):
                 await end(stage, L1, commit=True)
         with pytest.raises(TransactionConflict):  # it is over all the same
@@ -430,7 +430,7 @@ def test_a_log_that_failed_has_the_topic_loaded_anew() -> None:
         await ack(client, L1, "0")
         legacy = acks_of(stage)
         assert legacy._log is not None
-        legacy._log._ledger._appender.stop(DiskFailed("broken"))
+        legacy._log.ledger._appender.stop(DiskFailed("broken"))
         for _ in range(2):
             with pytest.raises(ServiceNotReady, match="broken"):
                 await end(stage, L1, commit=True)

@@ -1,12 +1,11 @@
 """What a coordinator writes into its log (pure).
 
-Owns: the entries, and their form: one byte for the version, then MessagePack.
+Owns: the entries; `entry_codec` has their form.
 
 Invariants:
 1. Entries name a transaction by its number alone: the log belongs to one coordinator.
 2. `Ended` says everything that is remembered of a finished transaction: once it is durable, the
    entries before it can go.
-3. A form that this version does not know is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from magnetar.errors import CorruptData, FormatTooNew
-
-VERSION: Final = 1
+from magnetar.txn.legacy.entry_codec import EntryCodec
 
 Decision: TypeAlias = Literal["COMMITTING", "ABORTING"]
 Outcome: TypeAlias = Literal["COMMITTED", "ABORTED"]
@@ -79,21 +76,4 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 Entry: TypeAlias = Began | PartitionsAdded | SubscriptionsAdded | Decided | Ended
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final[msgspec.msgpack.Decoder[Entry]] = msgspec.msgpack.Decoder(Entry)
-
-
-def encode(entry: Entry) -> bytes:
-    return bytes((VERSION,)) + _ENCODER.encode(entry)
-
-
-def decode(payload: bytes | memoryview) -> Entry:
-    """The entry that `encode` made these bytes of."""
-    if not payload:
-        raise CorruptData("an entry of a coordinator's log is empty")
-    if payload[0] != VERSION:
-        raise FormatTooNew(f"an entry of a coordinator's log has version {payload[0]}")
-    try:
-        return _DECODER.decode(payload[1:])
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"an entry of a coordinator's log: {error}") from error
+CODEC: Final = EntryCodec[Entry](msgspec.msgpack.Decoder(Entry), "a coordinator's log")

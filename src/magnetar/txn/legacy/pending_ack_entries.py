@@ -1,10 +1,7 @@
 """What the log of a subscription's pending acknowledgements holds (pure).
 
-Owns: the entries, and their form: one byte for the version, then MessagePack.
-
-Invariants:
-1. An end stands behind all that its transaction acknowledged: nothing is accepted after it.
-2. A form that this version does not know is refused, never guessed.
+Owns: the entries; `entry_codec` has their form. An end stands behind all that its transaction
+acknowledged: nothing is accepted after it.
 """
 
 from __future__ import annotations
@@ -13,12 +10,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from magnetar.errors import CorruptData, FormatTooNew
 from magnetar.model.ids import Position
+from magnetar.txn.legacy.entry_codec import EntryCodec
 from magnetar.txn.pending_acks import Acked, acked_of
 from magnetar.wire.messages import TxnId
-
-VERSION: Final = 1
 
 
 class HeldEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -70,8 +65,9 @@ class AcksEnded(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 PendingAckEntry: TypeAlias = AcksHeld | AcksEnded
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final[msgspec.msgpack.Decoder[PendingAckEntry]] = msgspec.msgpack.Decoder(PendingAckEntry)
+CODEC: Final = EntryCodec[PendingAckEntry](
+    msgspec.msgpack.Decoder(PendingAckEntry), "a pending-ack log"
+)
 
 
 def held(txn: TxnId, incarnation: int, acks: list[Acked], cumulative: bool) -> AcksHeld:
@@ -82,19 +78,3 @@ def held(txn: TxnId, incarnation: int, acks: list[Acked], cumulative: bool) -> A
         for ack in acks
     )
     return AcksHeld(*txn, incarnation, entries, cumulative)
-
-
-def encode(entry: PendingAckEntry) -> bytes:
-    return bytes((VERSION,)) + _ENCODER.encode(entry)
-
-
-def decode(payload: bytes) -> PendingAckEntry:
-    """The entry that `encode` made these bytes of."""
-    if not payload:
-        raise CorruptData("an entry of a pending-ack log is empty")
-    if payload[0] != VERSION:
-        raise FormatTooNew(f"an entry of a pending-ack log has version {payload[0]}")
-    try:
-        return _DECODER.decode(payload[1:])
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"an entry of a pending-ack log: {error}") from error

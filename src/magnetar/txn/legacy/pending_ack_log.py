@@ -5,7 +5,7 @@ topic.
 
 Invariants:
 1. Opening a log fences its former owner: what that one had appended is read, and nothing of it
-   comes later. What `append` gave a position is durable.
+   comes later. What `submit` gave a position is durable.
 2. Entries that are done with are discarded together: after a crash all of them are there again, or
    none. To meet them again changes nothing.
 3. The topic's stream record names every subscription with a log before the log begins, and for as
@@ -17,75 +17,37 @@ Relies on: `LegacyTransactionBuffer`, which keeps that record.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Final
 
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import LedgerStore
-from magnetar.managed_ledger.ledger_list import Retention
-from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
+from magnetar.txn.legacy.entry_log import EntryLog, LedgerWithCursor, open_ledger
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.pending_ack_entries import PendingAckEntry, decode, encode
+from magnetar.txn.legacy.pending_ack_entries import CODEC, PendingAckEntry
 
 CURSOR: Final = "__pending_ack_state"
-READ_ENTRIES: Final = 500
-READ_BYTES: Final = 4 * 1024 * 1024
 
 _SUFFIX: Final = "__transaction_pending_ack"
-_KEEP_NOTHING: Final = Retention(0, 0)
 _LOG: Final = logger(__name__)
 
 
-class PendingAckLog:
+class PendingAckLog(EntryLog[PendingAckEntry]):
     """The log of one subscription, as one owner has it."""
 
-    def __init__(self, ledger: ManagedLedger) -> None:
-        self._ledger = ledger
-
-    async def prepare(self) -> None:
-        """Once, before anything else."""
-        if CURSOR not in self._ledger.cursor_names():
-            await self._ledger.create_cursor(CURSOR, EARLIEST)
-        await self._ledger.trim(_KEEP_NOTHING)
-
-    @property
-    def failure(self) -> MagnetarError | None:
-        """Why nothing more can be written, if so."""
-        return self._ledger.failure
-
-    async def entries(self) -> list[tuple[Position, PendingAckEntry]]:
-        """All that is not discarded, in order."""
-        cursor = self._ledger.cursor(CURSOR)
-        cursor.rewind()
-        found = []
-        while some := await cursor.read(READ_ENTRIES, READ_BYTES):
-            found += [(entry.position, decode(entry.payload)) for entry in some]
-        return found
-
-    def append(self, entry: PendingAckEntry) -> asyncio.Future[Position]:
-        """Submitted when called; its position, once it is durable."""
-        return self._ledger.append(encode(entry))
+    def __init__(self, kept_in: LedgerWithCursor) -> None:
+        super().__init__(kept_in, CODEC)
 
     async def discard(self, positions: Iterable[Position]) -> None:
         """These are done with."""
-        cursor = self._ledger.cursor(CURSOR)
-        for position in positions:
-            cursor.ack(position)
-        if self._ledger.first_position().ledger_id < cursor.mark_delete.ledger_id:
-            await self._ledger.trim(_KEEP_NOTHING)
-
-    async def close(self) -> None:
-        await self._ledger.close()
-
-    async def delete(self) -> None:
-        await self._ledger.delete()
+        self.forget(positions)
+        await self.trim_if_due()
 
 
 class PendingAckLogs:
@@ -118,7 +80,7 @@ class PendingAckLogs:
             await self._buffer.note_ack_log(subscription)
         log = await self._opened(subscription)
         try:
-            await log.prepare()
+            await log.trim()
         except BaseException:
             await log.close()
             raise
@@ -150,7 +112,7 @@ class PendingAckLogs:
 
     async def _opened(self, subscription: str) -> PendingAckLog:
         name = f"{self._topic}/{encode_name(subscription)}{_SUFFIX}"
-        ledger = await ManagedLedger.open(
-            name, self._metadata, self._ledgers, clock=self._clock, limits=self._limits
+        kept_in = await open_ledger(
+            name, CURSOR, self._metadata, self._ledgers, clock=self._clock, limits=self._limits
         )
-        return PendingAckLog(ledger)
+        return PendingAckLog(kept_in)

@@ -1,0 +1,109 @@
+"""A log of entries of which some are still needed.
+
+Owns: `EntryLog`: one managed ledger, and the one cursor that says what is not needed any more.
+
+Invariants:
+1. Opening fences the former owner's log: from then on nothing that it appends is acknowledged.
+2. Entries stand in the order in which they were submitted.
+3. An entry goes only when `forget` named it; a crash may bring forgotten ones back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, Generic, NamedTuple
+
+from magnetar.errors import MagnetarError
+from magnetar.ledger.api import LedgerStore
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.managed_ledger.ledger_list import Retention
+from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
+from magnetar.metadata.api import MetadataStore
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.txn.legacy.entry_codec import EntryCodec, Kinds
+
+READ_ENTRIES: Final = 500
+READ_BYTES: Final = 4 * 1024 * 1024
+
+_KEEP_NOTHING: Final = Retention(0, 0)
+
+
+class Logged(NamedTuple, Generic[Kinds]):
+    """An entry and where it stands."""
+
+    position: Position
+    entry: Kinds
+
+
+class LedgerWithCursor(NamedTuple):
+    """What a log is kept in. Get it from `open_ledger`."""
+
+    ledger: ManagedLedger
+    cursor: Cursor
+
+
+async def open_ledger(
+    name: str,
+    cursor: str,
+    metadata: MetadataStore,
+    ledgers: LedgerStore,
+    *,
+    clock: Clock,
+    limits: Limits,
+) -> LedgerWithCursor:
+    """Take a log over, creating it if there is none."""
+    ledger = await ManagedLedger.open(name, metadata, ledgers, clock=clock, limits=limits)
+    try:
+        if cursor in ledger.cursor_names():
+            return LedgerWithCursor(ledger, ledger.cursor(cursor))
+        return LedgerWithCursor(ledger, await ledger.create_cursor(cursor, EARLIEST))
+    except BaseException:
+        await ledger.close()
+        raise
+
+
+class EntryLog(Generic[Kinds]):
+    """One log, as one owner has it."""
+
+    def __init__(self, kept_in: LedgerWithCursor, codec: EntryCodec[Kinds]) -> None:
+        self.ledger, self._cursor = kept_in
+        self._codec = codec
+
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why nothing can be appended until it is opened again."""
+        return self.ledger.failure
+
+    async def replay(self) -> AsyncIterator[Logged[Kinds]]:
+        """Every entry that is not forgotten, in order."""
+        self._cursor.rewind()
+        while found := await self._cursor.read(READ_ENTRIES, READ_BYTES):
+            for each in found:
+                yield Logged(each.position, self._codec.decode(each.payload))
+
+    def submit(self, entry: Kinds) -> asyncio.Future[Position]:
+        """Append now; its position, once it is durable."""
+        return self.ledger.append(self._codec.encode(entry))
+
+    def forget(self, positions: Iterable[Position]) -> None:
+        """These entries are not needed any more."""
+        for position in positions:
+            self._cursor.ack(position)
+
+    async def trim(self) -> None:
+        """Let ledgers go of which nothing is needed."""
+        await self.ledger.trim(_KEEP_NOTHING)
+
+    async def trim_if_due(self) -> None:
+        """The same, if a whole ledger stands before what is needed."""
+        if self.ledger.first_position().ledger_id < self._cursor.mark_delete.ledger_id:
+            await self.trim()
+
+    async def close(self) -> None:
+        await self.ledger.close()
+
+    async def delete(self) -> None:
+        await self.ledger.delete()
