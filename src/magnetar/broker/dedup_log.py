@@ -28,6 +28,7 @@ from magnetar.broker.lineage import Lineage, Span, dedup_name
 from magnetar.broker.records import dedup_key
 from magnetar.errors import BadVersion, MagnetarError, ManagedLedgerFenced, OutcomeUnknown
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES
 from magnetar.metadata.api import ABSENT, VALUE_BYTES_MAX, MetadataStore
 from magnetar.model.hashing import FULL_RING, HashRange
 from magnetar.model.ids import Position
@@ -41,8 +42,6 @@ SNAPSHOT_SECONDS: Final = 120.0
 LOOK_SECONDS: Final = 0.1
 IDLE_SECONDS: Final = 360 * 60.0
 NAMES_MAX: Final = 10_000
-REPLAY_ENTRIES: Final = 500
-REPLAY_BYTES: Final = 4 * 1024 * 1024
 
 _LOG: Final = logger(__name__)
 
@@ -128,7 +127,7 @@ class DedupLog:
 
     async def _replay(self, now: float) -> None:
         position = self.pin
-        while entries := await self._ledger.read(position, REPLAY_ENTRIES, REPLAY_BYTES):
+        while entries := await self._ledger.read(position, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
                 view = EntryView.of(entry)
                 if view.readable and not view.is_marker:

@@ -33,6 +33,7 @@ from magnetar.broker.txn_writes import TransactionWrites
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry, LedgerStore
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation
@@ -50,9 +51,6 @@ from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
 from magnetar.txn.txn_dedup import Sent, TxnRuns
 from magnetar.wire.messages import TxnId
-
-READ_ENTRIES: Final = 500
-READ_BYTES: Final = 4 * 1024 * 1024
 
 PASSED_OVER_MAX: Final = 100_000
 """Entries among which those of one aborted transaction are looked for at once; of one that stands
@@ -224,7 +222,7 @@ class TopicTransactions:
         if self._ledger.count_between(first, last) > PASSED_OVER_MAX:
             return
         while first <= last:
-            entries = await self._ledger.read(first, READ_ENTRIES, READ_BYTES)
+            entries = await self._ledger.read(first, SCAN_ENTRIES, SCAN_BYTES)
             if not entries:
                 break
             aborted = [each.position for each in entries if not self.is_visible(each)]
@@ -281,7 +279,7 @@ class TopicTransactions:
             visible = [each for each in found if shows(each)]
             if visible:
                 return visible[-1]
-            wanted = READ_ENTRIES  # behind many of a large transaction that was aborted
+            wanted = SCAN_ENTRIES  # behind many of a large transaction that was aborted
             last = self._at_or_before(first.previous)
         return None
 
@@ -290,7 +288,7 @@ class TopicTransactions:
         found: list[Entry] = []
         while first <= last:
             count = last.entry_id - first.entry_id + 1
-            part = await self._ledger.read(first, count, READ_BYTES)
+            part = await self._ledger.read(first, count, SCAN_BYTES)
             if not part or part[-1].position.ledger_id != last.ledger_id:
                 break  # trimmed meanwhile
             found += [each for each in part if each.position <= last]
@@ -388,7 +386,7 @@ class TopicTransactions:
             told(sent.name, Span(sent.first, sent.last))
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
-        while entries := await self._ledger.read(first, READ_ENTRIES, READ_BYTES):
+        while entries := await self._ledger.read(first, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
                 if entry.position >= end:
                     return

@@ -11,11 +11,16 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from magnetar.errors import InvalidArgument, LedgerMissing
 from magnetar.ledger.api import Entry, LedgerStore
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.model.ids import Position
+
+SCAN_ENTRIES: Final = 500
+SCAN_BYTES: Final = 4 * 1024 * 1024
+"""How much whoever goes through many entries, to serve nobody directly, reads at a time."""
 
 PublishTimeOf = Callable[[bytes], int]
 """The publish time (ms) that an entry's payload carries."""

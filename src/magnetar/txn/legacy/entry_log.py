@@ -19,14 +19,12 @@ from magnetar.ledger.api import LedgerStore
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
+from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.txn.legacy.entry_codec import EntryCodec, Kinds
-
-READ_ENTRIES: Final = 500
-READ_BYTES: Final = 4 * 1024 * 1024
 
 _KEEP_NOTHING: Final = Retention(0, 0)
 
@@ -80,7 +78,7 @@ class EntryLog(Generic[Kinds]):
     async def replay(self) -> AsyncIterator[Logged[Kinds]]:
         """Every entry that is not forgotten, in order."""
         self._cursor.rewind()
-        while found := await self._cursor.read(READ_ENTRIES, READ_BYTES):
+        while found := await self._cursor.read(SCAN_ENTRIES, SCAN_BYTES):
             for each in found:
                 yield Logged(each.position, self._codec.decode(each.payload))
 

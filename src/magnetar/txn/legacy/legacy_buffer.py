@@ -40,6 +40,7 @@ from magnetar.errors import (
     StoreClosed,
 )
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
@@ -64,9 +65,6 @@ RECORD_ENDS: Final = 1000
 
 RECORD_SECONDS: Final = 5.0
 """Or so long after the first of them."""
-
-SCAN_ENTRIES: Final = 500
-SCAN_BYTES: Final = 4 * 1024 * 1024
 
 _PAUSE_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 5.0
