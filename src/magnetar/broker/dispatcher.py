@@ -21,7 +21,6 @@ when it was terminated.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import ClassVar, Final, Protocol
 
@@ -205,11 +204,7 @@ class Dispatcher:
                 await self._wake.past(seen)
 
     async def _wait(self, seen: int, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.past(seen)
-        except TimeoutError:
-            return
+        await self._wake.past_within(seen, seconds)
 
     async def _step(self) -> bool:
         """One read and what follows from it; False: nothing to do before the next advance."""

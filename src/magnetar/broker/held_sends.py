@@ -12,7 +12,6 @@ Relies on: `forward`, which takes a send while `is_releasing`; `emptied`, called
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -72,11 +71,7 @@ class HeldSends:
 
     async def until_empty(self, seconds: float) -> None:
         """Wait until nothing waits any more, at most so long."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._empty.past(self._empty.version)
-        except TimeoutError:
-            return
+        await self._empty.past_within(self._empty.version, seconds)
 
     def _ask_ahead(self, txn: TxnId) -> None:
         """Have a transaction admitted while those before it are."""

@@ -256,11 +256,7 @@ class Appender:
         return left if left > 0 else self._rollover.seconds
 
     async def _wait(self, seen: int, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._work.past(seen)
-        except TimeoutError:
-            return
+        await self._work.past_within(seen, seconds)
 
     async def _roll(self, seen: int) -> None:
         try:

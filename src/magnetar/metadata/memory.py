@@ -421,11 +421,7 @@ class MemoryStore(MetadataStore):
             return
 
     async def _link_moves(self, seen: int, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(seconds, 0)):
-                await self._link.past(seen)
-        except TimeoutError:
-            return
+        await self._link.past_within(seen, max(seconds, 0))
 
     def _holds_session(self) -> bool:
         # The lease is checked as well: after a pause of the whole process its timer may be late.

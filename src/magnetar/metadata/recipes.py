@@ -286,11 +286,7 @@ class LeaderElection:
                 continue  # another candidate was quicker: see who
             except (Unavailable, SessionLost, OutcomeUnknown):
                 pass  # what is true shows at the next attempt
-            try:
-                async with asyncio.timeout(self._retry_s):
-                    await self._news.past(seen)
-            except TimeoutError:
-                continue
+            await self._news.past_within(seen, self._retry_s)
         await self._resign()
 
     async def _try(self) -> None:

@@ -69,6 +69,14 @@ class Signal:
             raise self._error.with_traceback(None)
         return self._version
 
+    async def past_within(self, version: int, seconds: float) -> int:
+        """The same, for so long at most: the version it is at then may be that one still."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.past(version)
+        except TimeoutError:
+            return self._version
+
     def close(self, error: Exception) -> None:
         """Fail every present and later wait for a version not reached; the first error stays."""
         if self._error is None:

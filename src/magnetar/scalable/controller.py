@@ -17,7 +17,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -166,11 +165,7 @@ class Controller:
             wait = min(wait, _RETRY_SECONDS)
         if record.change is not None:
             wait = min(wait, _CHANGE_SECONDS)
-        try:
-            async with asyncio.timeout(max(wait, 0.0)):
-                await self.wake.past(seen)
-        except TimeoutError:
-            return
+        await self.wake.past_within(seen, max(wait, 0.0))
 
     # --- the end of segments
 

@@ -26,7 +26,6 @@ not held there; transactions that wrote to the segments are waited for wherever 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
@@ -244,8 +243,4 @@ class Lulls:
                 yield topic
 
     async def _news(self, seen: int, deadline: float) -> None:
-        try:
-            async with asyncio.timeout(max(deadline - self._clock.monotonic(), 0.0)):
-                await self._moved.past(seen)
-        except TimeoutError:
-            return
+        await self._moved.past_within(seen, max(deadline - self._clock.monotonic(), 0.0))

@@ -215,8 +215,4 @@ class _RegularTopic:
             await self._groups.remove(group)
 
     async def _until_news(self, seen: int) -> None:
-        try:
-            async with asyncio.timeout(self._groups.grace_left()):
-                await self.wake.past(seen)
-        except TimeoutError:
-            return
+        await self.wake.past_within(seen, self._groups.grace_left())

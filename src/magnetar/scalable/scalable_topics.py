@@ -506,11 +506,7 @@ class ScalableTopics(Service):
                     f"{topic}: not done within {self._limits.scalable_controller_wait_seconds:g} s",
                     hint="it goes on; look at the layout, and try again if need be",
                 )
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await changed.past(seen)
-            except TimeoutError:
-                continue
+            await changed.past_within(seen, _LOOK_SECONDS)
 
 
 def _check_scalable(topic: TopicName) -> None:

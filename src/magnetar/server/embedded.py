@@ -164,12 +164,9 @@ class Storage:
     async def _settle_when_due(self) -> None:
         seen = self._journal.pressure.version
         while self._journal.failure is None:
-            try:
-                async with asyncio.timeout(self._limits.storage_settle_seconds):
-                    await self._journal.pressure.past(seen)
-            except TimeoutError:
-                pass  # nothing presses; what has gathered is settled all the same
-            seen = self._journal.pressure.version
+            # Though nothing presses, what has gathered is settled.
+            pressure, seconds = self._journal.pressure, self._limits.storage_settle_seconds
+            seen = await pressure.past_within(seen, seconds)
             self._journal.count()
             if not self._journal.unsettled:
                 continue

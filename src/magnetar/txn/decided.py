@@ -200,7 +200,7 @@ class Decisions(Service):
                         watches[key] = self._store.metadata.watch(key=key)
                         pumps.append(asyncio.create_task(_pump(watches[key], news)))
                 await self._look(txn, followed)
-                await _past(news, seen, REREAD_SECONDS)
+                await news.past_within(seen, REREAD_SECONDS)
         except StoreClosed:
             return
         finally:
@@ -255,11 +255,3 @@ class Decisions(Service):
 async def _pump(watch: Watch[Event], news: Signal) -> None:
     async for _ in watch:
         news.advance()
-
-
-async def _past(signal: Signal, seen: int, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await signal.past(seen)
-    except TimeoutError:
-        return

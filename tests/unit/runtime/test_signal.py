@@ -70,6 +70,23 @@ def test_a_cancelled_waiter_leaves_nothing() -> None:
     run(story())
 
 
+def test_a_wait_with_a_limit_ends_with_it() -> None:
+    async def story() -> None:
+        signal, loop = Signal(), asyncio.get_running_loop()
+        began = loop.time()
+        assert await signal.past_within(0, 3.0) == 0
+        assert loop.time() - began == pytest.approx(3.0)
+        loop.call_later(1.0, signal.advance)
+        assert await signal.past_within(0, 3.0) == 1
+        assert loop.time() - began == pytest.approx(4.0)
+        signal.close(StorageClosed("gone"))
+        with pytest.raises(StorageClosed, match="gone"):
+            await signal.past_within(1, 3.0)
+        assert signal.waiters == 0
+
+    run(story())
+
+
 def test_close_fails_waits_for_more_but_not_for_what_was_reached() -> None:
     async def story() -> None:
         signal = Signal()

@@ -229,11 +229,7 @@ class LegacyCoordinators(Service):
                 return
             except MagnetarError as error:
                 _LOG.warning("txn-leaderships-late", error=str(error))
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await changes.past(seen)
-            except TimeoutError:
-                continue
+            await changes.past_within(seen, _LOOK_SECONDS)
 
     async def _leave_lost(self) -> None:
         led = self._partitions.led

@@ -103,11 +103,7 @@ class Ends:
                     told = repr(error)
                     _tell_late(txn, where, error)
             TXN_END_RETRIES.inc()
-            try:
-                async with asyncio.timeout(pause):
-                    await hurry.past(seen)
-            except TimeoutError:
-                continue
+            await hurry.past_within(seen, pause)
 
 
 def _tell_late(txn: TxnId, where: str, error: Exception) -> None:

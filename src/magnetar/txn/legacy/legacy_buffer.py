@@ -404,7 +404,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
                 seen = await appended.past(seen)
             except MagnetarError:
                 return  # what ends from now on is written as it ends
-            await _past_within(self._crowded, crowds, RECORD_SECONDS)
+            await self._crowded.past_within(crowds, RECORD_SECONDS)
             if self._is_due():
                 await self._try_to_write()
 
@@ -482,11 +482,3 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         if self.failure is None:
             self.failure = error
             self._failed.advance()
-
-
-async def _past_within(signal: Signal, seen: int, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await signal.past(seen)
-    except TimeoutError:
-        return
