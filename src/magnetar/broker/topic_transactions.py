@@ -29,6 +29,7 @@ from magnetar.broker.entries import EntryView
 from magnetar.broker.lineage import Span, dedup_name
 from magnetar.broker.policies import TopicPolicies
 from magnetar.broker.txn_acks import AckParts
+from magnetar.broker.txn_kinds import TxnKinds
 from magnetar.broker.txn_writes import TransactionWrites
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry, LedgerStore
@@ -161,8 +162,9 @@ class TopicTransactions:
                     clock=clock,
                     limits=parts.limits,
                 )
-            self.acks = AckParts(transactions, self._ack_logs, in_records)
-            self.writes = TransactionWrites(self.buffer, self.legacy, in_records)
+            kinds = TxnKinds(has_markers=self.legacy is not None, in_records=in_records)
+            self.acks = AckParts(transactions, self._ack_logs, kinds)
+            self.writes = TransactionWrites(self.buffer, self.legacy, kinds)
 
     async def recover(self) -> None:
         """Nothing may be read before."""
@@ -350,9 +352,9 @@ class TopicTransactions:
     def replayed(self, view: EntryView, name: str) -> State:
         """What the transaction of an entry is; COMMITTED also of one without a transaction."""
         txn = view.txn_id
-        buffer = None if txn is None else self._of(txn)
-        if buffer is None or txn is None:
+        if txn is None or self.writes is None:
             return "COMMITTED"
+        buffer = self.writes.holder(txn)
         state = buffer.state_of(txn, view.position)
         if state == "OPEN" and view.is_last_chunk:
             buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
@@ -365,12 +367,6 @@ class TopicTransactions:
             if dedup is not None and buffer is not None:
                 for name, stored in buffer.storing():
                     dedup.began_in_txn(name, stored)
-
-    def _of(self, txn: TxnId) -> MetadataTransactionBuffer | LegacyTransactionBuffer | None:
-        if self.legacy is None or is_metadata(txn):
-            return self.buffer
-        has_records = self.buffer is not None and self.buffer.tracks(txn)
-        return self.buffer if has_records else self.legacy
 
     def began(self, name: str, stored: TxnRuns) -> None:
         if self._dedup is not None:
@@ -396,10 +392,10 @@ class TopicTransactions:
             first = entries[-1].position.next
 
     def _note(self, txn: TxnId, view: EntryView) -> None:
-        buffer = self._of(txn)
-        if buffer is not None and view.is_last_chunk:
+        if self.writes is not None and view.is_last_chunk:
             name = dedup_name(self._name, view.producer_name)
-            buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
+            sent = Sent(name, view.sequence_id, view.highest_sequence_id)
+            self.writes.holder(txn).note(txn, sent)
 
 
 def _is_message(entry: Entry) -> bool:

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from magnetar.broker.acks import Ack
 from magnetar.broker.dispatcher import ReadableTopic, messages_in
 from magnetar.broker.held_messages import HeldMessages
 from magnetar.broker.legacy_acks import LegacyAcks
+from magnetar.broker.txn_kinds import TxnKinds
 from magnetar.errors import (
     MagnetarError,
     MetadataError,
@@ -75,8 +76,7 @@ class AckParts(NamedTuple):
     transactions: Transactions
     logs: PendingAckLogs | None
     """None: this topic has no markers, and so no logs."""
-    in_records: Callable[[], bool]
-    """Whether legacy transactions that are new here are kept in records."""
+    kinds: TxnKinds
 
 
 class _Command(NamedTuple):
@@ -125,7 +125,7 @@ class TransactionalAcks:
         )
         self.ends: Counter[State] = Counter()
         """How many transactions that acknowledged something here ended, by how."""
-        self._in_records = parts.in_records
+        self._kinds = parts.kinds
         self._legacy: LegacyAcks | None = None
         if parts.logs is not None:
             self._legacy = LegacyAcks(
@@ -254,11 +254,9 @@ class TransactionalAcks:
         nothing has to be read first the messages are held when this returns: commands that come
         later find them so.
         """
-        if self._legacy is None and not is_metadata(txn) and not self._in_records():
-            raise TransactionConflict(
-                f"{to_text(txn)} is a legacy transaction: segments of scalable topics take none",
-                hint="set the transactionKind of the namespace to metadata, or use a v5 client",
-            )
+        refusal = self._kinds.refusal(txn, TransactionConflict)
+        if refusal is not None:
+            raise refusal
         command = None
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
@@ -289,11 +287,16 @@ class TransactionalAcks:
             await self._ack_held(command)
 
     def _log_of(self, txn: TxnId) -> LegacyAcks | None:
-        """Where its intents are, if not in records. One that has begun in one way goes on so."""
+        """Where its intents are, if not in records."""
         legacy = self._legacy
-        if legacy is None or is_metadata(txn) or txn in self._stored or txn in self._in_flight:
+        if legacy is None or is_metadata(txn):
             return None
-        return legacy if legacy.knows(txn) or not self._in_records() else None
+        is_legacy = self._kinds.is_legacy(
+            txn,
+            is_in_records=txn in self._stored or txn in self._in_flight,
+            is_in_log=legacy.knows(txn),
+        )
+        return legacy if is_legacy else None
 
     async def _ack_held(self, command: _Command) -> None:
         if (log := self._log_of(command.txn)) is not None:

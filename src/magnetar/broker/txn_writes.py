@@ -1,24 +1,23 @@
 """What a producer asks of its topic's transactions, whichever their kind.
 
-Owns: `TransactionWrites`: which of a topic's buffers an id belongs to.
-
-A topic serves both kinds at once: the id tells. Segments of scalable topics have no markers. Where
-the policy of the namespace says so, legacy transactions are kept in records, as the others are;
-one that has begun to write in one way goes on so.
+Owns: `TransactionWrites`: which of a topic's buffers an id belongs to, by the rule of `txn_kinds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TypeAlias
 
+from magnetar.broker.txn_kinds import TxnKinds
 from magnetar.errors import NotAllowed
 from magnetar.txn.buffer import MetadataTransactionBuffer
-from magnetar.txn.ids import is_metadata, to_text
+from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.txn_work import Answered, TxnLane, Work
 from magnetar.wire.messages import TxnId
+
+Buffer: TypeAlias = MetadataTransactionBuffer | LegacyTransactionBuffer
 
 
 class TransactionWrites:
@@ -28,31 +27,32 @@ class TransactionWrites:
         self,
         metadata: MetadataTransactionBuffer,
         legacy: LegacyTransactionBuffer | None,
-        in_records: Callable[[], bool],
+        kinds: TxnKinds,
     ) -> None:
         self._metadata = metadata
         self._legacy = legacy
-        self._in_records = in_records
-        """Whether legacy transactions that are new here are kept in records."""
+        self._kinds = kinds
 
-    def _of(self, txn: TxnId) -> MetadataTransactionBuffer | LegacyTransactionBuffer:
-        legacy = self._legacy
-        if legacy is None or is_metadata(txn) or self._metadata.tracks(txn):
-            return self._metadata
-        if self._in_records() and not legacy.tracks(txn):
-            return self._metadata
-        return legacy
+    def holder(self, txn: TxnId) -> Buffer:
+        """That of a transaction of which messages are in the stream."""
+        return self._of(txn, is_in_stream=True)
+
+    def _of(self, txn: TxnId, *, is_in_stream: bool = False) -> Buffer:
+        legacy, metadata = self._legacy, self._metadata
+        if legacy is None or is_metadata(txn):
+            return metadata  # most of them, without a further question
+        is_legacy = self._kinds.is_legacy(
+            txn,
+            is_in_records=metadata.tracks(txn),
+            is_in_log=is_in_stream or legacy.tracks(txn),
+        )
+        return legacy if is_legacy else metadata
 
     def is_admitted(self, txn: TxnId) -> bool:
         return self._of(txn).is_admitted(txn)
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
-        if self._legacy is None and not is_metadata(txn) and not self._in_records():
-            return NotAllowed(
-                f"{to_text(txn)} is a legacy transaction: segments of scalable topics take none",
-                hint="set the transactionKind of the namespace to metadata, or use a v5 client",
-            )
-        return self._of(txn).refusal(txn)
+        return self._kinds.refusal(txn, NotAllowed) or self._of(txn).refusal(txn)
 
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
         return self._of(txn).ask(txn, then)
