@@ -25,10 +25,7 @@ from typing import Final
 
 from magnetar.broker.held_messages import HeldMessages
 from magnetar.errors import (
-    MagnetarError,
-    ManagedLedgerFenced,
     ServiceNotReady,
-    StorageClosed,
     TransactionConflict,
 )
 from magnetar.managed_ledger.cursor import Cursor
@@ -44,10 +41,8 @@ from magnetar.txn.legacy.pending_ack_entries import AcksEnded, AcksHeld, Pending
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog, PendingAckLogs
 from magnetar.txn.pending_acks import Acked
 from magnetar.txn.records import State
+from magnetar.txn.settling import Settling
 from magnetar.wire.messages import TxnId
-
-RETRY_SECONDS: Final = 1.0
-"""Between two attempts to discard entries: nobody waits for it."""
 
 END_SECONDS: Final = 30.0
 """How long an end waits for what is in flight of its transaction."""
@@ -76,7 +71,6 @@ class LegacyAcks:
         self._ends = ends
         """Counted for the subscription, with those of the other kind."""
         self._tasks = tasks
-        self._clock = clock
         self._log: PendingAckLog | None = None
         self._opening = asyncio.Lock()
         self._incarnation = cursor.incarnation
@@ -89,11 +83,8 @@ class LegacyAcks:
         self._in_flight: dict[TxnId, int] = {}
         self._landed = Signal()
         """Advances when a command is over."""
-        self._merged: list[Position] = []
-        """Entries that go once the cursor is durable."""
-        self._dropped: list[Position] = []
-        """Entries that may go."""
-        self._settling = False
+        self._entries: Settling[Position] = Settling(cursor, self._discard, clock=clock)
+        """Of the log, that are done with."""
         self._is_recovered = False
         self._closed = False
 
@@ -117,7 +108,7 @@ class LegacyAcks:
             self._apply(txn, commit=entry.committed, entry=position)
             self._ended.add(txn)
         elif entry.incarnation != self._cursor.incarnation:
-            self._merged.append(position)  # it may be that of a seek under way
+            self._entries.merged([position])  # it may be that of a seek under way
         else:
             pending.add(txn, entry.acks, entry.cumulative)
             self._stored.setdefault(txn, []).append(position)
@@ -184,7 +175,7 @@ class LegacyAcks:
         if entry.incarnation == self._cursor.incarnation:
             self._stored.setdefault(entry.txn, []).append(position)
         else:
-            self._merged.append(position)
+            self._entries.merged([position])
             self._settle()
 
     def _check_serving(self, incarnation: int) -> None:
@@ -229,46 +220,22 @@ class LegacyAcks:
         entries = [*self._stored.pop(txn, []), entry]
         ended = self._held.pending.end(txn)
         if ended is None or self._incarnation != self._cursor.incarnation:
-            self._merged += entries  # once the seek is durable
+            self._entries.merged(entries)  # once the seek is durable
         elif commit:
             self._held.commit(ended)
-            self._merged += entries
+            self._entries.merged(entries)
         else:
             self._held.abort(ended)
-            self._dropped += entries
+            self._entries.dropped(entries)
 
     # --- entries that are done with
 
     def _settle(self) -> None:
-        """Have entries discarded; one coroutine at a time, and none without work."""
-        if (self._merged or self._dropped) and not self._settling and not self._closed:
-            self._settling = True
-            self._tasks.spawn(self._settle_all(), "settled legacy acks")
+        if not self._closed:
+            self._entries.settle_soon(self._tasks)
 
-    async def _settle_all(self) -> None:
-        try:
-            while self._merged or self._dropped:
-                try:
-                    await self._settle_some()
-                except (ManagedLedgerFenced, StorageClosed) as error:
-                    _LOG.info("acks-left-to-next-owner", error=str(error))
-                    return
-                except MagnetarError as error:
-                    # The entries stay, and with them the acknowledgements.
-                    _LOG.warning("acks-not-settled", error=str(error))
-                    await self._clock.sleep(RETRY_SECONDS)
-        finally:
-            self._settling = False
-
-    async def _settle_some(self) -> None:
-        if self._merged:
-            covered = len(self._merged)
-            await self._cursor.flush()
-            self._dropped += self._merged[:covered]
-            del self._merged[:covered]
-        gone = list(self._dropped)
-        await (await self._opened()).discard(gone)
-        del self._dropped[: len(gone)]
+    async def _discard(self, entries: list[Position]) -> None:
+        await (await self._opened()).discard(entries)
 
     # --- the end
 
@@ -276,7 +243,7 @@ class LegacyAcks:
         """The cursor has begun a new incarnation: nothing is held any more."""
         self._incarnation = self._cursor.incarnation
         for entries in self._stored.values():
-            self._merged += entries
+            self._entries.merged(entries)
         self._stored.clear()
         self._settle()
 

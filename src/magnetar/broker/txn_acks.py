@@ -140,7 +140,6 @@ class TransactionalAcks:
         """Learnt while commands of that transaction are in flight."""
         self._commands: set[asyncio.Task[None]] = set()
         self._recovering = False
-        self._settling = False
         self._closed = False
 
     @property
@@ -461,16 +460,9 @@ class TransactionalAcks:
         self._settle()
 
     def _settle(self) -> None:
-        """Have ops deleted that are done with; one coroutine at a time, and none without work."""
-        if self._ops.unsettled and not self._settling and not self._closed:
-            self._settling = True
-            self._tasks.spawn(self._settle_all(), "settled acks")
-
-    async def _settle_all(self) -> None:
-        try:
-            await self._ops.settle_all()
-        finally:
-            self._settling = False
+        """Have ops deleted that are done with."""
+        if not self._closed:
+            self._ops.settle_soon(self._tasks)
 
     # --- the end
 

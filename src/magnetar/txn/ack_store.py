@@ -6,23 +6,21 @@ deletes.
 Invariants:
 1. What `write` returned is durable. `confirm` returns only if this owner was still the owner after
    that: a later owner then finds the op, because it reads ops after it has become the owner.
-2. Ops of a committed transaction are deleted only after a cursor write whose snapshot was taken
-   after the merge (`merged`); so are those from before a seek, which then is durable. Those of an
-   aborted one go at once (`dropped`). Each is deleted only in the version written or found.
-3. One cursor write at a time; the next one covers all merges that came meanwhile.
-4. Keys name the owner's epoch and a number that it uses once: owners never write the same record.
+2. Ops of a committed transaction are `merged` (see `settling`); so are those from before a seek,
+   which then is durable. Those of an aborted one are `dropped`. Each is deleted only in the version
+   written or found.
+3. Keys name the owner's epoch and a number that it uses once: owners never write the same record.
 
-Relies on: `Cursor.flush`, which takes its snapshot at or after the call; the managed ledger's
-record, whose epoch names the present owner.
+Relies on: the managed ledger's record, whose epoch names the present owner.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from magnetar.errors import MagnetarError, ManagedLedgerFenced, StorageClosed
+from magnetar.errors import MagnetarError, ManagedLedgerFenced
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
@@ -31,6 +29,7 @@ from magnetar.runtime.logs import logger
 from magnetar.txn.ids import to_text
 from magnetar.txn.pending_acks import Acked
 from magnetar.txn.records import AckedEntry, AckOp
+from magnetar.txn.settling import Settling
 from magnetar.txn.store import FoundAck, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
 
@@ -40,13 +39,10 @@ RECORD_BYTES: Final = 256 * 1024
 _ENTRY_BYTES: Final = 48
 """Two numbers and what stands around them, at most."""
 
-RETRY_SECONDS: Final = 1.0
-"""Between two attempts to settle ops: nobody waits for it."""
-
 _LOG: Final = logger(__name__)
 
 
-class MetadataPendingAckStore:
+class MetadataPendingAckStore(Settling[StoredOp]):
     """The ack ops of one subscription, as one owner sees them."""
 
     def __init__(
@@ -59,20 +55,12 @@ class MetadataPendingAckStore:
         epoch: int,
         clock: Clock,
     ) -> None:
+        super().__init__(cursor, store.delete_ops, clock=clock)
         self._segment = segment
-        self._cursor = cursor
         self._store = store
         self._managed_ledger = managed_ledger
         self._epoch = epoch
-        self._clock = clock
         self._serial = 0
-        self._merged: list[StoredOp] = []
-        self._dropped: list[StoredOp] = []
-
-    @property
-    def unsettled(self) -> int:
-        """Ops of decided transactions that are still to be deleted."""
-        return len(self._merged) + len(self._dropped)
 
     # --- intents
 
@@ -120,41 +108,6 @@ class MetadataPendingAckStore:
     async def delete_all(self) -> None:
         """The subscription is gone: so is all that was acknowledged on it."""
         await self._store.delete_ops([each.op for each in await self.found()])
-
-    # --- after a decision
-
-    def merged(self, ops: Iterable[StoredOp]) -> None:
-        """The cursor in memory holds what these say, or has begun a new incarnation since."""
-        self._merged += ops
-
-    def dropped(self, ops: Iterable[StoredOp]) -> None:
-        """What these say does not count."""
-        self._dropped += ops
-
-    async def settle_all(self) -> None:
-        """Delete what may be deleted until nothing is left, or another owner has it all."""
-        while self.unsettled:
-            try:
-                await self.settle()
-            except (ManagedLedgerFenced, StorageClosed) as error:
-                _LOG.info("acks-left-to-next-owner", segment=self._segment, error=str(error))
-                return
-            except MagnetarError as error:
-                # The ops stay, and with them the acknowledgements: late is all that it is.
-                _LOG.warning("acks-not-settled", segment=self._segment, error=str(error))
-                await self._clock.sleep(RETRY_SECONDS)
-
-    async def settle(self) -> None:
-        """Make merges durable, then delete their ops, until there are none left."""
-        while self.unsettled:
-            if self._merged:
-                covered = len(self._merged)
-                await self._cursor.flush()
-                self._dropped += self._merged[:covered]
-                del self._merged[:covered]
-            gone = list(self._dropped)
-            await self._store.delete_ops(gone)
-            del self._dropped[: len(gone)]
 
 
 def _records_of(acks: Sequence[Acked]) -> Iterator[tuple[AckedEntry, ...]]:

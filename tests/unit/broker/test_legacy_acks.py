@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog
+from magnetar.txn.settling import Settling
 from magnetar.wire.messages import TxnId
 from tests.unit.broker.subscription_world import EXCLUSIVE, SHARED, Client, body_of, numbered
 from tests.unit.broker.txn_ack_world import Stage, ack, play
@@ -260,24 +262,24 @@ def test_discarding_before_the_cursor_is_durable_would_lose_it(
 ) -> None:
     """Why entries wait for the cursor."""
 
-    async def hasty(self: LegacyAcks) -> None:
-        gone = [*self._merged, *self._dropped]
-        await (await self._opened()).discard(gone)
+    async def hasty(self: Settling[Any]) -> None:
+        await self._discard([*self._merged, *self._dropped])
         self._merged.clear()
         self._dropped.clear()
-        assert self._log is not None
-        await self._log.ledger.cursor("__pending_ack_state").flush()
 
     async def scenario(stage: Stage) -> None:
         client = stage.client(SHARED)
         await took(client)
         await ack(client, L1, "0", "1")
         await end(stage, L1, commit=True)
+        log = acks_of(stage)._log
+        assert log is not None
+        await log.ledger.cursor("__pending_ack_state").flush()
         stage = await stage.moved()
         await quiet()
         assert stage.subscription.backlog() == 5
 
-    monkeypatch.setattr(LegacyAcks, "_settle_some", hasty)
+    monkeypatch.setattr(Settling, "settle", hasty)
     play(scenario, limits=Limits(cursor_flush_seconds=1000.0))
 
 
