@@ -39,7 +39,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import DISPATCHED_ENTRIES, SUBSCRIPTION_FAILURES
 from magnetar.runtime.signal import Signal
-from magnetar.txn.legacy.markers import is_marker
+from magnetar.txn.legacy.markers import is_txn_marker
 
 _LOG: Final = logger(__name__)
 
@@ -89,7 +89,7 @@ class Uncommitted:
         return self._topic.ledger.last_position()
 
     def is_visible(self, entry: Entry) -> bool:
-        return not is_marker(entry.payload)
+        return not is_txn_marker(entry.payload)
 
 
 class ReadingCursor(Protocol):

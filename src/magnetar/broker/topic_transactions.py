@@ -46,7 +46,7 @@ from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.markers import is_marker, trace_of
+from magnetar.txn.legacy.markers import is_txn_marker, trace_of
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
@@ -399,7 +399,7 @@ class TopicTransactions:
 
 
 def _is_message(entry: Entry) -> bool:
-    return not is_marker(entry.payload)
+    return not is_txn_marker(entry.payload)
 
 
 def merged(spans: Iterable[tuple[Position, Position]]) -> list[tuple[Position, Position]]:

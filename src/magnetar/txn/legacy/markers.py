@@ -48,8 +48,8 @@ def marker(txn: TxnId, state: State, now_ms: int) -> bytes:
     return encode_entry(metadata, b"")
 
 
-def is_marker(payload: bytes) -> bool:
-    """Whether an entry is for nobody at all."""
+def is_txn_marker(payload: bytes) -> bool:
+    """Whether an entry is for nobody at all: it ends a legacy transaction."""
     trace = trace_of(payload)
     return trace is not None and trace.end is not None and not is_metadata(trace.txn)
 
