@@ -103,8 +103,6 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         self._failed = failed
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
-        self.last_marker: Position | None = None
-        """Behind it there is no marker; None: there is none at all."""
         self._decisions = decisions
         self._store = store
         self._aborted = aborted
@@ -132,6 +130,11 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         """Whether the ceiling may be below the end of the log."""
         return bool(self._works) or not self._visibility.is_open
 
+    @property
+    def last_marker(self) -> Position | None:
+        """Behind it there is no marker; None: there is none at all."""
+        return self._stream.last_marker
+
     def state_of(self, txn: TxnId, position: Position) -> State:
         """What an entry of the log is: its transaction is undecided here, aborted or committed."""
         if txn in self._works:
@@ -157,7 +160,6 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
             self._stream = StreamState.of(record)
             self._stream.trimmed(self._ledger.first_position())
             await self._scan(Position(*record.scanned_to))
-            self.last_marker = self._stream.last_marker
             for txn, first in self._stream.open.items():
                 work = self._track(txn, first)
                 work.has_entries = True
@@ -338,7 +340,6 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
             self._stream.over(txn)
         else:
             await self._mark(txn, state)
-        self.last_marker = self._stream.last_marker
         self._count_end(work, state)
         del self._works[txn]
         self._visibility.commit(txn)
@@ -451,7 +452,6 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
     def trimmed(self, first_kept: Position) -> None:
         """Entries below this position are gone."""
         self._stream.trimmed(first_kept)
-        self.last_marker = self._stream.last_marker
 
     async def close(self) -> None:
         """Leave everything to the next owner, with little to scan."""
