@@ -50,7 +50,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
 from magnetar.txn.ids import to_text
 from magnetar.txn.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.txn_work import TxnLane, Work
+from magnetar.txn.txn_work import OpenWork, TxnLane
 from magnetar.wire.messages import Send, TxnId, TxnSend
 
 Append = Callable[[bytes], asyncio.Future[Position]]
@@ -86,7 +86,7 @@ class _Sent:
         lane: Lane | None = None,
         is_last_chunk: bool = True,
         answer: Receipt | None = None,
-        work: Work | None = None,
+        work: OpenWork | None = None,
         counted: Sent | None = None,
     ) -> None:
         self.highest_sequence_id = highest_sequence_id

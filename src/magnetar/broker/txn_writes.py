@@ -14,7 +14,7 @@ from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.txn_work import Answered, TxnLane, Work
+from magnetar.txn.txn_work import Answered, OpenWork, TxnLane, Work
 from magnetar.wire.messages import TxnId
 
 Buffer: TypeAlias = MetadataTransactionBuffer | LegacyTransactionBuffer
@@ -63,12 +63,13 @@ class TransactionWrites:
     def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
         return self._of(txn).judge(txn, sent)
 
-    def appending(self, txn: TxnId) -> Work:
+    def appending(self, txn: TxnId) -> OpenWork:
         return self._of(txn).appending(txn)
 
-    def settled(self, work: Work, sent: Sent | None, *, stored: bool) -> None:
-        if isinstance(work, LegacyWork):
+    def settled(self, work: OpenWork, sent: Sent | None, *, stored: bool) -> None:
+        if isinstance(work, Work):
+            self._metadata.settled(work, sent, stored=stored)
+        else:
+            assert isinstance(work, LegacyWork)
             assert self._legacy is not None, "the work is its own"
             self._legacy.settled(work, sent, stored=stored)
-        else:
-            self._metadata.settled(work, sent, stored=stored)

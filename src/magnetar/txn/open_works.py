@@ -21,11 +21,11 @@ from magnetar.model.ids import Position
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
 from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnVerdict
-from magnetar.txn.txn_work import Sequences, TxnLane, Work
+from magnetar.txn.txn_work import OpenWork, Sequences, TxnLane
 from magnetar.txn.visibility import Visibility
 from magnetar.wire.messages import TxnId
 
-OneWork = TypeVar("OneWork", bound=Work)
+OneWork = TypeVar("OneWork", bound=OpenWork)
 
 
 class OpenWorks(Generic[OneWork]):

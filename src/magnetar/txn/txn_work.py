@@ -1,6 +1,6 @@
 """One transaction in one segment, and the sends of one producer in it.
 
-Owns: `Work` and `TxnLane`, and what a buffer tells: `Answered` and `Sequences`.
+Owns: `OpenWork`, `Work` and `TxnLane`, and what a buffer tells: `Answered` and `Sequences`.
 
 Invariants:
 1. What a lane takes is certainly new in its transaction, and certainly carries its id; whatever it
@@ -44,38 +44,43 @@ class Sequences(Protocol):
         ...
 
 
-class Work:
-    """One transaction in one segment."""
+class OpenWork:
+    """One transaction in one segment, whatever its kind."""
 
     __slots__ = (
         "bound",
         "decision",
         "has_entries",
         "is_admitted",
-        "is_admitting",
-        "is_recovered",
         "lanes",
-        "op",
         "sequences",
         "txn",
-        "waiting",
     )
 
     def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
         self.txn = txn
         self.bound = bound
         """None of its entries stands below."""
-        self.op: StoredOp | None = None
-        """Its pin, once that is durable."""
         self.has_entries = False
         """Some were handed to the log, by this owner or a former one."""
         self.sequences = sequences
         self.lanes: dict[str, TxnLane] = {}
         """By the name of the producer."""
         self.decision: State | None = None
+        self.is_admitted = False
+
+
+class Work(OpenWork):
+    """One that a pin holds: its end is known from its header alone."""
+
+    __slots__ = ("is_admitting", "is_recovered", "op", "waiting")
+
+    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
+        super().__init__(txn, bound, sequences)
+        self.op: StoredOp | None = None
+        """Its pin, once that is durable."""
         self.is_recovered = False
         self.is_admitting = False
-        self.is_admitted = False
         self.waiting: list[Answered] = []
         """Called when the attempt to admit it is over."""
 
@@ -89,7 +94,7 @@ class TxnLane:
 
     __slots__ = ("name", "runs", "trailer", "work")
 
-    def __init__(self, work: Work, name: str) -> None:
+    def __init__(self, work: OpenWork, name: str) -> None:
         self.work = work
         self.name = name
         self.runs = work.sequences.of(name)

@@ -10,12 +10,12 @@ import asyncio
 from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
 from magnetar.txn.txn_dedup import TxnSequences
-from magnetar.txn.txn_work import Work
+from magnetar.txn.txn_work import OpenWork
 from magnetar.wire.messages import TxnId
 
 
-class LegacyWork(Work):
-    """What its topic knows of it until its end is durable. It has no pin."""
+class LegacyWork(OpenWork):
+    """What its topic knows of it until its end is durable."""
 
     __slots__ = ("ending", "trouble")
 
