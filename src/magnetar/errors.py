@@ -219,6 +219,7 @@ class InvalidTxnStatus(RequestError):
 
     name = "invalid-txn-status"
     wire_code = WireCode.INVALID_TXN_STATUS
+    hint = "what was decided stays; begin a new transaction"
 
 
 class TransactionConflict(RequestError):
@@ -234,6 +235,7 @@ class TransactionNotFound(RequestError):
 
     name = "transaction-not-found"
     wire_code = WireCode.TRANSACTION_NOT_FOUND
+    hint = "check the id, and that you began it; else begin a new transaction"
 
 
 class GroupFenced(RequestError):
@@ -241,6 +243,7 @@ class GroupFenced(RequestError):
 
     name = "group-fenced"
     wire_code = WireCode.PRODUCER_FENCED
+    hint = "a later run writes for this application; stop this one"
 
 
 class AuthenticationFailed(RequestError):

@@ -49,7 +49,7 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.open_works import OpenWorks
+from magnetar.txn.open_works import BEGIN_ANEW, OpenWorks
 from magnetar.txn.pins import adopt_pin, check_epoch, place_pin, submit_pin
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
@@ -203,7 +203,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         """Why a message is refused without asking anybody; None: `ask` tells."""
         known = self._decisions.known(txn)
         if known in ("COMMITTED", "ABORTED"):
-            return NotAllowed(f"transaction {to_text(txn)} is {known}")
+            return NotAllowed(f"transaction {to_text(txn)} is {known}", hint=BEGIN_ANEW)
         return None
 
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
@@ -216,7 +216,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         if refusal is not None:
             raise refusal
         if self._tasks.stopping or self.failure is not None:
-            raise NotAllowed(f"{self._segment} is being unloaded")
+            raise self._unloading()
         work = self._works.get(txn)
         if work is None:
             self._decisions.check_room(txn, self)
@@ -305,7 +305,8 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
 
     def _check_open(self, work: Work, state: State | None) -> None:
         if work.decision is not None or state != "OPEN":
-            raise NotAllowed(f"it is {work.decision or state or 'not known'}")
+            # Who is refused for it gets a hint with that.
+            raise NotAllowed(f"it is {work.decision or state or 'not known'}", hint="")
 
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""

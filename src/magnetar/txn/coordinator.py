@@ -211,7 +211,8 @@ class Coordinators(Service):
             expected = partition_of(membership.application)
             if coordinator != expected:
                 raise NotAllowed(
-                    f"{membership.application!r} has the coordinator {expected}, not {coordinator}"
+                    f"{membership.application!r} has the coordinator {expected}, not {coordinator}",
+                    hint="begin its transactions at the one that OPEN_GROUP named",
                 )
             await self._groups.check_new(membership, owner)
         header = decisions.begun(

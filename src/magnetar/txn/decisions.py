@@ -107,10 +107,7 @@ def opened(
         return group
     former = (Retired(generation, run), Retired(generation, ANY_RUN))
     if any(each in group.retired for each in former):
-        raise GroupFenced(
-            f"run {run!r} of {application!r} was superseded",
-            hint="a later run writes for this application; stop this one",
-        )
+        raise GroupFenced(f"run {run!r} of {application!r} was superseded")
     over = Retired(group.generation, group.run if group.generation == generation else ANY_RUN)
     kept = [each for each in group.retired if each.generation != over.generation or not _all(over)]
     return replace(
@@ -139,7 +136,8 @@ def check_new_member(group: Group | None, member: Membership) -> None:
     if member.sequence <= present.sequence:
         raise InvalidTxnStatus(
             f"sequence {member.sequence} of {member.application!r} is behind "
-            f"{present.sequence}, which is committed"
+            f"{present.sequence}, which is committed",
+            hint="go on behind it: its work is done",
         )
 
 
@@ -169,19 +167,29 @@ def committed(
     if sequence <= present.sequence:
         return Committed(present, replayed=True)
     if len(headers) > ids_max:
-        raise TooManyRequests(f"{len(headers)} transactions in one commit; the limit is {ids_max}")
+        raise too_many_in_commit(len(headers), ids_max)
     for txn, header in headers.items():
         member = None if header is None else header.group
         if header is None or member is None or member.application != application:
             raise TransactionNotFound(f"transaction {txn} is not one of {application!r}")
         if member.epoch != epoch or member.sequence != sequence:
-            raise InvalidTxnStatus(f"transaction {txn} was begun for sequence {member.sequence}")
+            raise InvalidTxnStatus(
+                f"transaction {txn} was begun for sequence {member.sequence}",
+                hint="commit it with that sequence, by the writer that began it",
+            )
         if state_of(header, present) != "OPEN":
             raise InvalidTxnStatus(f"transaction {txn} is {state_of(header, present)}")
     later = replace(
         present, sequence=sequence, decided=tuple(headers), aborted=(), changed_ms=now_ms
     )
     return Committed(replace(later, aborted=_still_needed(present, headers)), replayed=False)
+
+
+def too_many_in_commit(count: int, most: int) -> TooManyRequests:
+    return TooManyRequests(
+        f"{count} transactions in one commit; the limit is {most}",
+        hint="commit fewer at once, or raise txn_group_commit_max",
+    )
 
 
 def _still_needed(group: Group, headers: Mapping[str, Header | None]) -> tuple[str, ...]:

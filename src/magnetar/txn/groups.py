@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from magnetar.errors import BadVersion, NotAllowed, ServiceNotReady, TooManyRequests
+from magnetar.errors import BadVersion, NotAllowed, ServiceNotReady
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import TXN_GROUP_COMMITS
@@ -130,7 +130,7 @@ class Groups:
         self._check(application)
         most = self._limits.txn_group_commit_max
         if len(txns) > most:
-            raise TooManyRequests(f"{len(txns)} transactions in one commit; the limit is {most}")
+            raise decisions.too_many_in_commit(len(txns), most)
         decisions.check_epoch(await self._store.group(application), application, epoch)
         desk = self._desk(application)
         async with desk.turn:
@@ -373,7 +373,8 @@ class Groups:
         """Whether a group of this name is this broker's."""
         for name in (application, *names):
             if not 0 < len(msgspec.json.encode(name)) - len('""') <= NAME_BYTES_MAX:
-                raise NotAllowed(f"a name of a group has 1 to {NAME_BYTES_MAX} bytes, as JSON")
+                text = f"a name of a group has 1 to {NAME_BYTES_MAX} bytes, as JSON"
+                raise NotAllowed(text, hint="use a shorter name, and no empty one")
         self._partitions.check(partition_of(application))
 
     def _desk(self, application: str) -> _Desk:
@@ -392,7 +393,8 @@ class Groups:
 
 def _check_owner(group: Group | None, owner: str) -> None:
     if group is not None and group.owner and group.owner != owner:
-        raise NotAllowed(f"the group {group.application!r} is another owner's")
+        text = f"the group {group.application!r} is another owner's"
+        raise NotAllowed(text, hint="use another name, or connect as who opened it")
 
 
 def _is_of(header: Header, application: str) -> bool:

@@ -27,7 +27,7 @@ _REMEMBERED: Final = 8192
 def metadata_id(coordinator: int, number: int) -> TxnId:
     """The id of a metadata-driven transaction."""
     if not 0 <= number < METADATA_BIT:
-        raise RequestError(f"transaction number {number} is out of range")
+        raise RequestError(f"transaction number {number} is out of range", hint="use 0 to 2^62 - 1")
     return TxnId(coordinator, METADATA_BIT | number)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from magnetar.errors import InvariantBroken, NotAllowed
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -24,6 +24,9 @@ from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnVerdict
 from magnetar.txn.txn_work import OpenWork, Sequences, TxnLane
 from magnetar.txn.visibility import Visibility
 from magnetar.wire.messages import TxnId
+
+BEGIN_ANEW: Final = "begin a new transaction"
+"""What helps if one is over."""
 
 OneWork = TypeVar("OneWork", bound=OpenWork)
 
@@ -124,4 +127,9 @@ class OpenWorks(Generic[OneWork]):
             self._counting.ended(state, name, runs)
 
     def _refused(self, txn: TxnId, why: str) -> NotAllowed:
-        return NotAllowed(f"transaction {to_text(txn)} may not write to {self._segment}: {why}")
+        text = f"transaction {to_text(txn)} may not write to {self._segment}: {why}"
+        return NotAllowed(text, hint="abort it, and begin a new transaction")
+
+    def _unloading(self) -> NotAllowed:
+        text = f"{self._segment} is being unloaded"
+        return NotAllowed(text, hint="abort the transaction, look the topic up again and retry")

@@ -53,7 +53,7 @@ from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.legacy.markers import marker, trace_of
 from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
 from magnetar.txn.legacy.stream_store import StreamStore
-from magnetar.txn.open_works import OpenWorks
+from magnetar.txn.open_works import BEGIN_ANEW, OpenWorks
 from magnetar.txn.records import State
 from magnetar.txn.store import TxnStore
 from magnetar.txn.txn_dedup import TxnSequences
@@ -197,9 +197,10 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         """Why a message is refused without waiting; None: `ask` tells."""
         work = self._works.get(txn)
         if self._stream.is_over(txn) or (work is not None and work.decision is not None):
-            return NotAllowed(f"transaction {to_text(txn)} has ended on {self._segment}")
+            text = f"transaction {to_text(txn)} has ended on {self._segment}"
+            return NotAllowed(text, hint=BEGIN_ANEW)
         if work is None and self._decisions.legacy_is_open(txn) is False:
-            return NotAllowed(f"transaction {to_text(txn)} is not open")
+            return NotAllowed(f"transaction {to_text(txn)} is not open", hint=BEGIN_ANEW)
         if work is None and len(self._works) >= OPEN_MAX:
             text = f"{self._segment} has {OPEN_MAX} open transactions, its limit"
             return NotAllowed(text, hint="commit or abort some of them first")
@@ -215,7 +216,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         if refusal is not None:
             raise refusal
         if self._tasks.stopping or self.failure is not None:
-            raise NotAllowed(f"{self._segment} is being unloaded")
+            raise self._unloading()
         if self.is_admitted(txn):
             return True
         if then is not None:
