@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic import Topic
-from magnetar.broker.topics import CARE_SECONDS
+from magnetar.broker.topic_care import CARE_SECONDS
 from magnetar.errors import WireCode
 from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName

@@ -1,7 +1,7 @@
 """All topics of one broker: loaded once, created by the rules, listed, kept in order.
 
-Owns: `Topics`: the loaded topics, the records that say which exist, and the periodic work on them
-(retention, unused topics, topics that were lost).
+Owns: `Topics`: the loaded topics, and the records that say which exist. `topic_care` looks after
+those that are loaded, `turns` keeps what is done to one of them apart.
 
 Invariants:
 1. A topic is loaded at most once at a time; whoever asks meanwhile waits for that one load.
@@ -20,15 +20,15 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
+from magnetar.broker.loaded_topic import LoadedTopic
 from magnetar.broker.namespaces import Namespaces
 from magnetar.broker.nonpersistent import NonPersistentTopic
 from magnetar.broker.partitions import PartitionedTopics
@@ -41,6 +41,8 @@ from magnetar.broker.records import (
     topics_directory,
 )
 from magnetar.broker.topic import Topic, TopicParts
+from magnetar.broker.topic_care import TopicCare
+from magnetar.broker.turns import Turns
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import Domain, NamespaceName, TopicName
@@ -48,16 +50,11 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 
-CARE_SECONDS: Final = 60.0
-"""Between two looks at every topic for retention and disuse."""
-
 CLOSES_AT_ONCE: Final = 64
 
 _LOG: Final = logger(__name__)
 _HIDDEN: Final = "__"
 _HASH_BYTES: Final = 4
-
-LoadedTopic: TypeAlias = Topic | NonPersistentTopic
 
 
 class ListMode(Enum):
@@ -83,14 +80,14 @@ class Topics(Service):
         self._parts = parts
         self._loaded: dict[TopicName, LoadedTopic] = {}
         self._loads: dict[tuple[TopicName, bool], asyncio.Task[LoadedTopic]] = {}
-        self._turns: dict[TopicName, _Turn] = {}
+        self._turns = Turns()
         self._list_changes: dict[NamespaceName, Signal] = {}
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0
 
     async def _start(self) -> None:
-        self.spawn(self._care(), "care")
+        self.spawn(TopicCare(self, self._parts.clock).run(), "care")
 
     async def _stop(self) -> None:
         """Unload everything: receipts owed are given, cursors written."""
@@ -152,7 +149,7 @@ class Topics(Service):
             load.exception()  # whoever waits gets it; if nobody does any more, it is not lost
 
     async def _load(self, name: TopicName, create: bool) -> LoadedTopic:
-        async with self._turn(name):
+        async with self._turns.of(name):
             topic = self._loaded.get(name)
             if topic is not None:
                 if topic.lost is None and not topic.closing:
@@ -299,7 +296,7 @@ class Topics(Service):
         await self._check_partition(name)
         if name.domain is Domain.NON_PERSISTENT:
             raise NotAllowed(f"{name} exists while it is used; it cannot be created")
-        async with self._turn(name):
+        async with self._turns.of(name):
             if await self._records_of(name).get(record_name(name)) is not None:
                 return False
             await self._check_not_scalable(name)
@@ -333,7 +330,7 @@ class Topics(Service):
     ) -> bool:
         """A partitioned topic with its partitions; False: it exists already."""
         namespace = await self.namespaces.policies(name.namespace)
-        async with self._turn(name):
+        async with self._turns.of(name):
             if await self.partitioned.get(name) is not None:
                 return False
             if await self.exists(name):
@@ -375,7 +372,7 @@ class Topics(Service):
 
     async def unload(self, name: TopicName) -> None:
         """Close a topic; it is loaded again when somebody asks for it."""
-        async with self._turn(name):
+        async with self._turns.of(name):
             topic = self._loaded.get(name)
             if topic is not None:
                 await self._unload(topic)
@@ -394,7 +391,7 @@ class Topics(Service):
     async def delete(self, name: TopicName, *, force: bool = False) -> None:
         """Remove a topic with its data; refused while it is used unless `force`."""
         topic = await self.get(name, create=False)
-        async with self._turn(name):
+        async with self._turns.of(name):
             if self._loaded.get(name) is not topic:
                 raise ServiceNotReady(f"{name} is being loaded or unloaded")
             await topic.delete(force=force)
@@ -500,44 +497,6 @@ class Topics(Service):
             return effective(namespace)
         return _effective(name, namespace, await self._records_of(name).get(record_name(name)))
 
-    # --- care
-
-    async def _care(self) -> None:
-        while True:
-            await self._parts.clock.sleep(CARE_SECONDS)
-            for topic in list(self._loaded.values()):
-                try:
-                    await self._care_for(topic)
-                except MagnetarError as error:
-                    _LOG.warning("topic-care-failed", topic=str(topic.name), error=str(error))
-
-    async def _care_for(self, topic: LoadedTopic) -> None:
-        if topic.closing:
-            return
-        if topic.lost is not None:
-            await self.unload(topic.name)
-        elif self._is_disused(topic):
-            await self.delete(topic.name)
-        elif topic.name.domain is not Domain.SEGMENT or not topic.terminated:
-            await topic.trim()  # a sealed segment is kept, and goes, as a whole
-
-    def _is_disused(self, topic: LoadedTopic) -> bool:
-        now = self._parts.clock.monotonic()
-        if topic.in_use:
-            topic.used_at = now
-            return False
-        idle = now - topic.used_at
-        if isinstance(topic, NonPersistentTopic):
-            return idle >= CARE_SECONDS  # nothing is lost with it
-        if topic.name.domain is Domain.SEGMENT or topic.undecided:
-            return False
-        policy = topic.policies.inactive
-        if not policy.delete_while_inactive or idle < policy.max_inactive_duration_seconds:
-            return False
-        if policy.inactive_topic_delete_mode == "delete_when_no_subscriptions":
-            return not topic.subscriptions
-        return all(each.backlog() == 0 for each in topic.subscriptions.values())
-
     # --- parts
 
     def _records(
@@ -548,25 +507,6 @@ class Topics(Service):
     def _records_of(self, name: TopicName) -> Directory[TopicRecord]:
         """Where the record of this topic is."""
         return self._records(name.namespace, name.domain)
-
-    @asynccontextmanager
-    async def _turn(self, name: TopicName) -> AsyncIterator[None]:
-        """Loading, unloading and deleting one topic exclude each other."""
-        turn = self._turns.setdefault(name, _Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                yield
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[name]
-
-
-class _Turn:
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
 
 
 def policies_of(record: TopicRecord) -> Policies:

@@ -19,10 +19,10 @@ import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from magnetar.broker.consumer import Consumer, News
+from magnetar.broker.loaded_topic import LoadedTopic
 from magnetar.broker.nonpersistent import NonPersistentTopic
 from magnetar.broker.producer import Producer
 from magnetar.broker.subscription import Subscription
-from magnetar.broker.topics import LoadedTopic
 from magnetar.broker.transient import TransientSubscription
 from magnetar.errors import MagnetarError
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal

@@ -18,7 +18,8 @@ from magnetar.broker.paths import scalable_key
 from magnetar.broker.policies import InactiveTopicPolicies, Policies
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic import Topic
-from magnetar.broker.topics import CARE_SECONDS, ListMode, Topics
+from magnetar.broker.topic_care import CARE_SECONDS
+from magnetar.broker.topics import ListMode, Topics
 from magnetar.errors import (
     DiskFailed,
     NotAllowed,

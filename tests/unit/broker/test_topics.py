@@ -18,7 +18,8 @@ from magnetar.broker.policies import (
     RetentionPolicies,
 )
 from magnetar.broker.topic import Topic
-from magnetar.broker.topics import CARE_SECONDS, ListMode, Topics, topics_hash
+from magnetar.broker.topic_care import CARE_SECONDS
+from magnetar.broker.topics import ListMode, Topics, topics_hash
 from magnetar.errors import (
     DiskFailed,
     NotAllowed,

@@ -12,7 +12,8 @@ import pytest
 from magnetar.broker.acks import Ack
 from magnetar.broker.legacy_ends import LegacyEnds
 from magnetar.broker.topic import Topic
-from magnetar.broker.topics import CARE_SECONDS, Topics
+from magnetar.broker.topic_care import CARE_SECONDS
+from magnetar.broker.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.repairs import Repairs
