@@ -159,6 +159,18 @@ def test_a_former_owners_record_does_not_replace_the_present_one() -> None:
     in_txn_world(scenario)
 
 
+def test_a_record_has_one_keeper_however_many_began_it() -> None:
+    async def scenario(world: TxnWorld) -> None:
+        topic = await world.broker().topic()
+        world.slow = 0.1
+        legacy = legacy_of(topic)
+        await asyncio.gather(legacy.note_ack_log("one"), legacy.note_ack_log("two"))
+        keepers = [task for task in asyncio.all_tasks() if "keep the record" in task.get_name()]
+        assert len(keepers) == 1
+
+    in_txn_world(scenario)
+
+
 # --- topics that take no more messages
 
 
