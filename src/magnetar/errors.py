@@ -4,7 +4,8 @@ Owns: every exception that leaves a package of Magnetar. Backends translate at t
 nothing above them ever sees an `OSError`, a `sqlite3.Error` or a gRPC status.
 
 Invariants:
-1. Every class below `MagnetarError` has a unique `name`, a `wire_code` and a `retryable` flag.
+1. Every class below `MagnetarError` has a unique `name`, which is that of the class in lower case
+   with hyphens and as much part of the contract, a `wire_code` and a `retryable` flag.
 2. `retryable` means: the operation was **not** applied and the same call may succeed later.
    An operation whose outcome is unknown is never retryable; it says so in its own class.
 3. A message says what happened and to what; `hint` says what to do next.
@@ -12,10 +13,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 from magnetar.wire_codes import WireCode as WireCode
 
+_WORDS: Final = re.compile("[A-Z][a-z]*")
 _BY_NAME: dict[str, type[MagnetarError]] = {}
 
 
@@ -28,6 +31,7 @@ class MagnetarError(Exception):
     """Base of everything Magnetar raises on purpose."""
 
     name: ClassVar[str] = "magnetar-error"
+    """By which logs, documents and clients call it."""
     wire_code: ClassVar[WireCode] = WireCode.UNKNOWN
     retryable: ClassVar[bool] = False
     hint: str = ""
@@ -38,8 +42,7 @@ class MagnetarError(Exception):
             self.hint = hint
 
     def __init_subclass__(cls) -> None:
-        if "name" not in cls.__dict__:
-            raise TypeError(f"{cls.__name__} needs a `name` of its own")
+        cls.name = "-".join(_WORDS.findall(cls.__name__)).lower()
         taken = _BY_NAME.get(cls.name)
         if taken is not None:
             raise TypeError(f"{cls.__name__} repeats the name {cls.name!r} of {taken.__name__}")
@@ -59,31 +62,22 @@ _BY_NAME[MagnetarError.name] = MagnetarError
 class ProtocolError(MagnetarError):
     """The bytes on a connection break the protocol."""
 
-    name = "protocol-error"
-
 
 class LocalProtocolError(ProtocolError):
     """Our own side tried to send something that the protocol forbids in this state."""
-
-    name = "local-protocol-error"
 
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent something that the protocol forbids in this state."""
 
-    name = "remote-protocol-error"
-
 
 class FrameTooLarge(RemoteProtocolError):
     """A frame announces more bytes than the limit allows; refused before it is read."""
-
-    name = "frame-too-large"
 
 
 class ChecksumMismatch(RemoteProtocolError):
     """The CRC32C of a received message does not match its bytes."""
 
-    name = "checksum-mismatch"
     wire_code = WireCode.CHECKSUM
 
 
@@ -93,102 +87,84 @@ class ChecksumMismatch(RemoteProtocolError):
 class RequestError(MagnetarError):
     """A request that is refused with a code; the connection lives on."""
 
-    name = "request-error"
-
 
 class InvalidTopicName(RequestError):
     """A topic, namespace or segment name that cannot be parsed."""
 
-    name = "invalid-topic-name"
     wire_code = WireCode.INVALID_TOPIC_NAME
 
 
 class NotAllowed(RequestError):
     """The request is well formed, but the rules of its target forbid it."""
 
-    name = "not-allowed"
     wire_code = WireCode.NOT_ALLOWED
 
 
 class InvalidLayout(NotAllowed):
     """A split, merge or prune that the segment DAG does not permit."""
 
-    name = "invalid-layout"
-
 
 class Conflict(NotAllowed):
     """It exists already, or somebody who may not be disturbed uses it."""
-
-    name = "conflict"
 
 
 class TopicNotFound(RequestError):
     """The topic does not exist and may not be created here."""
 
-    name = "topic-not-found"
     wire_code = WireCode.TOPIC_NOT_FOUND
 
 
 class SubscriptionNotFound(RequestError):
     """The subscription does not exist."""
 
-    name = "subscription-not-found"
     wire_code = WireCode.SUBSCRIPTION_NOT_FOUND
 
 
 class TopicTerminated(RequestError):
     """The topic was terminated (a segment: sealed) and takes no more messages."""
 
-    name = "topic-terminated"
     wire_code = WireCode.TOPIC_TERMINATED
 
 
 class ConsumerBusy(RequestError):
     """The subscription has a consumer, or consumers of another kind, that exclude this one."""
 
-    name = "consumer-busy"
     wire_code = WireCode.CONSUMER_BUSY
 
 
 class ConsumerNotFound(RequestError):
     """The connection has no consumer of that id."""
 
-    name = "consumer-not-found"
     wire_code = WireCode.CONSUMER_NOT_FOUND
 
 
 class ConsumerAssign(RequestError):
     """The hash ranges of a sticky consumer are missing or taken."""
 
-    name = "consumer-assign"
     wire_code = WireCode.CONSUMER_ASSIGN
 
 
 class ProducerBusy(RequestError):
     """The topic has a producer of that name, or one that excludes others."""
 
-    name = "producer-busy"
     wire_code = WireCode.PRODUCER_BUSY
 
 
 class ProducerFenced(RequestError):
     """Another producer took the topic for itself; this one must not go on."""
 
-    name = "producer-fenced"
     wire_code = WireCode.PRODUCER_FENCED
 
 
 class IncompatibleSchema(RequestError):
     """The schema does not fit those that the topic has."""
 
-    name = "incompatible-schema"
     wire_code = WireCode.INCOMPATIBLE_SCHEMA
 
 
 class ServiceNotReady(RequestError):
     """The topic is moving or recovering: nothing was applied, look it up again."""
 
-    name = "service-not-ready"
     wire_code = WireCode.SERVICE_NOT_READY
     retryable = True
     hint = "look the topic up again and retry"
@@ -197,7 +173,6 @@ class ServiceNotReady(RequestError):
 class TooManyRequests(RequestError):
     """A named limit on queued work is reached; nothing was applied."""
 
-    name = "too-many-requests"
     wire_code = WireCode.TOO_MANY_REQUESTS
     retryable = True
     hint = "wait for earlier requests to finish, then retry"
@@ -206,7 +181,6 @@ class TooManyRequests(RequestError):
 class TransactionCoordinatorNotFound(RequestError):
     """This broker does not coordinate the transaction, or nobody does now."""
 
-    name = "transaction-coordinator-not-found"
     wire_code = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
     retryable = True
     hint = "look up the coordinators again"
@@ -217,7 +191,6 @@ class TransactionCoordinatorNotFound(RequestError):
 class InvalidTxnStatus(RequestError):
     """The transaction has come to another end than the one asked for."""
 
-    name = "invalid-txn-status"
     wire_code = WireCode.INVALID_TXN_STATUS
     hint = "what was decided stays; begin a new transaction"
 
@@ -225,7 +198,6 @@ class InvalidTxnStatus(RequestError):
 class TransactionConflict(RequestError):
     """Another transaction, or a plain acknowledgement, has the message already."""
 
-    name = "transaction-conflict"
     wire_code = WireCode.TRANSACTION_CONFLICT
     hint = "abort the transaction and begin a new one"
 
@@ -233,7 +205,6 @@ class TransactionConflict(RequestError):
 class TransactionNotFound(RequestError):
     """There is no such transaction: it never was, or it ended long ago."""
 
-    name = "transaction-not-found"
     wire_code = WireCode.TRANSACTION_NOT_FOUND
     hint = "check the id, and that you began it; else begin a new transaction"
 
@@ -241,7 +212,6 @@ class TransactionNotFound(RequestError):
 class GroupFenced(RequestError):
     """A later run of the same application has taken the transaction group over."""
 
-    name = "group-fenced"
     wire_code = WireCode.PRODUCER_FENCED
     hint = "a later run writes for this application; stop this one"
 
@@ -249,7 +219,6 @@ class GroupFenced(RequestError):
 class AuthenticationFailed(RequestError):
     """The server does not accept who the client says it is."""
 
-    name = "authentication-failed"
     wire_code = WireCode.AUTHENTICATION
     hint = "check the token or certificate that the client was given"
 
@@ -257,7 +226,6 @@ class AuthenticationFailed(RequestError):
 class AuthorizationFailed(RequestError):
     """The server knows the client, and does not let it do this."""
 
-    name = "authorization-failed"
     wire_code = WireCode.AUTHORIZATION
 
 
@@ -267,52 +235,40 @@ class AuthorizationFailed(RequestError):
 class ClientError(MagnetarError):
     """The client could not do what it was asked, whatever the server says."""
 
-    name = "client-error"
-
 
 class InvalidServiceUrl(ClientError):
     """The address that the client was given is not one of a broker."""
 
-    name = "invalid-service-url"
     hint = "use pulsar://host:port or pulsar+ssl://host:port; several hosts are separated by commas"
 
 
 class InvalidSetting(ClientError):
     """An option of a client, producer or consumer has a value that it cannot have."""
 
-    name = "invalid-setting"
-
 
 class NotConnected(ClientError):
     """No broker could be reached; nothing was sent."""
 
-    name = "not-connected"
     retryable = True
 
 
 class UntrustedBroker(ClientError):
     """The certificate of a broker is not one that the client trusts; nothing was sent."""
 
-    name = "untrusted-broker"
     hint = "give its authority as TlsSettings(trust_certs=...), and the host that it was made for"
 
 
 class ConnectionLost(ClientError):
     """The connection ended before the answer came: whether it was done is unknown."""
 
-    name = "connection-lost"
-
 
 class AlreadyClosed(ClientError):
     """The client, producer or consumer was closed by its application."""
-
-    name = "already-closed"
 
 
 class ProducerQueueFull(ClientError):
     """Too many messages of a producer, or too many bytes of the client, wait for their receipt."""
 
-    name = "producer-queue-full"
     retryable = True
     hint = "await earlier sends, or raise the limit"
 
@@ -320,34 +276,27 @@ class ProducerQueueFull(ClientError):
 class MessageTooLarge(ClientError):
     """The message is larger than the broker takes."""
 
-    name = "message-too-large"
     hint = "turn chunking on, or compress it"
 
 
 class SendTimedOut(ClientError):
     """No receipt came in time: whether the message is stored is unknown."""
 
-    name = "send-timed-out"
-
 
 class TransactionAborted(ClientError):
     """The transaction was not committed: a part of it failed, or its time was over."""
 
-    name = "transaction-aborted"
     hint = "begin a new transaction and do its work again"
 
 
 class UnreadableMessage(ClientError):
     """The bytes of a received message are not what its metadata or its schema says."""
 
-    name = "unreadable-message"
     hint = "its raw bytes are in `data`; acknowledge it to be rid of it"
 
 
 class InvalidValue(ClientError):
     """A value, key or property cannot be sent: the schema of the producer does not take it."""
-
-    name = "invalid-value"
 
 
 # --- storage ---
@@ -356,14 +305,12 @@ class InvalidValue(ClientError):
 class StorageError(MagnetarError):
     """Ledgers, journal or disk could not do what was asked."""
 
-    name = "storage-error"
     wire_code = WireCode.PERSISTENCE
 
 
 class DiskFull(StorageError):
     """No space left; nothing was applied and nothing acknowledged was lost."""
 
-    name = "disk-full"
     retryable = True
     hint = "free some space; the store goes on by itself once there is room"
 
@@ -371,7 +318,6 @@ class DiskFull(StorageError):
 class DiskFailed(StorageError):
     """The disk reported an error other than a lack of space."""
 
-    name = "disk-failed"
     hint = "check the disk and the kernel log"
 
 
@@ -382,86 +328,68 @@ class StorageFenced(StorageError):
     re-reads what really reached the disk.
     """
 
-    name = "storage-fenced"
     hint = "check the disk, then restart the process: it recovers from what is durable"
 
 
 class StorageClosed(StorageError):
     """The store, ledger or managed ledger was closed by its owner."""
 
-    name = "storage-closed"
-
 
 class FolderInUse(StorageError):
     """Another process has this data folder open."""
 
-    name = "folder-in-use"
     hint = "stop the other process or choose another folder"
 
 
 class FormatTooNew(StorageError):
     """A file was written by a newer version; it was left untouched."""
 
-    name = "format-too-new"
     hint = "run the version that wrote it, or a newer one"
 
 
 class CorruptData(StorageError):
     """Stored bytes fail their checksum where the disk had promised them; nothing was deleted."""
 
-    name = "corrupt-data"
     hint = "restore the named file from a copy; the rest of the store is untouched"
 
 
 class CorruptEntry(CorruptData):
     """One entry of a ledger is damaged; the entries around it can still be read."""
 
-    name = "corrupt-entry"
-
 
 class LedgerFenced(StorageError):
     """Another owner took this ledger over; this writer must stop."""
 
-    name = "ledger-fenced"
     hint = "open the topic again: its owner has changed"
 
 
 class LedgerClosed(StorageError):
     """The ledger has its end and takes no more entries."""
 
-    name = "ledger-closed"
-
 
 class LedgerMissing(StorageError):
     """No ledger has this id (never created, or deleted)."""
-
-    name = "ledger-missing"
 
 
 class EntryMissing(StorageError):
     """The position is not in the managed ledger (trimmed, or never written)."""
 
-    name = "entry-missing"
-
 
 class ManagedLedgerSealed(StorageError):
     """The managed ledger was sealed and takes no more entries."""
 
-    name = "managed-ledger-sealed"
     wire_code = WireCode.TOPIC_TERMINATED
 
 
 class ManagedLedgerFenced(StorageError):
     """Another owner opened this managed ledger; this one must stop."""
 
-    name = "managed-ledger-fenced"
     hint = "look the topic up again: its owner has changed"
 
 
 class CursorMissing(StorageError):
     """The managed ledger has no cursor of that name."""
 
-    name = "cursor-missing"
     wire_code = WireCode.SUBSCRIPTION_NOT_FOUND
 
 
@@ -471,14 +399,12 @@ class CursorMissing(StorageError):
 class MetadataError(MagnetarError):
     """The metadata store could not do what was asked."""
 
-    name = "metadata-error"
     wire_code = WireCode.METADATA
 
 
 class BadVersion(MetadataError):
     """A compare-and-set lost: the record is not at the expected version."""
 
-    name = "bad-version"
     hint = "read the record again and decide anew"
 
     def __init__(self, key: str, expected: int, actual: int | None) -> None:
@@ -496,26 +422,20 @@ class BadVersion(MetadataError):
 class InvalidArgument(MetadataError):
     """A key, index or option that no backend accepts."""
 
-    name = "invalid-argument"
-
 
 class LimitExceeded(MetadataError):
     """A key, value or index key is longer than the store's limit."""
-
-    name = "limit-exceeded"
 
 
 class SessionLost(MetadataError):
     """The session ended: every ephemeral record of this store object is gone."""
 
-    name = "session-lost"
     hint = "open a new store object and take the leases again"
 
 
 class Unavailable(MetadataError):
     """The store cannot serve this now; the operation was not applied."""
 
-    name = "unavailable"
     retryable = True
     hint = "retry after a pause"
 
@@ -523,26 +443,19 @@ class Unavailable(MetadataError):
 class OutcomeUnknown(MetadataError):
     """The operation may or may not have been applied."""
 
-    name = "outcome-unknown"
     hint = "read the record and compare before trying again"
 
 
 class NotSupported(MetadataError):
     """This backend cannot do that (see its capabilities)."""
 
-    name = "not-supported"
-
 
 class StoreClosed(MetadataError):
     """The store object was closed."""
 
-    name = "store-closed"
-
 
 class CorruptMetadata(MetadataError):
     """A stored record cannot be decoded; it was left untouched."""
-
-    name = "corrupt-metadata"
 
 
 # --- Spark ---
@@ -551,13 +464,10 @@ class CorruptMetadata(MetadataError):
 class SparkError(MagnetarError):
     """Source, sink or pipeline on Spark could not do what was asked."""
 
-    name = "spark-error"
-
 
 class JavaMissing(SparkError):
     """Spark runs on Java, and no Java that it can use was found."""
 
-    name = "java-missing"
     hint = (
         "install one (Debian, Ubuntu: apt install openjdk-17-jre-headless; without root: "
         "pip install 'magnetar[java]'), or set JAVA_HOME"
@@ -570,18 +480,14 @@ class JavaMissing(SparkError):
 class ConfigError(MagnetarError):
     """A setting has an unknown name or a value out of range."""
 
-    name = "config-error"
-
 
 class DeadlineExceeded(MagnetarError):
     """A wait reached its deadline."""
 
-    name = "deadline-exceeded"
     retryable = True
 
 
 class InvariantBroken(MagnetarError):
     """A bug: the owner of the state stops. Never answered as retryable."""
 
-    name = "invariant-broken"
     hint = "please report this with the lines around it in the log"
