@@ -22,8 +22,8 @@ from typing import Any, Final
 from magnetar.client.connection import CONSUMER, BrokerConnection
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.pool import Connections
-from magnetar.client.refusals import is_passing
-from magnetar.errors import DeadlineExceeded, MagnetarError, WireCode
+from magnetar.client.refusals import may_open
+from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
@@ -89,7 +89,7 @@ class AssignmentSession(Service):
                 await self._serve()
             except MagnetarError as error:
                 self._failure = error
-                if self.assignment is None and not _may_pass(error):
+                if self.assignment is None and not may_open(error, was_open=False):
                     self.changes.close(error)
                     return
                 _LOG.info("assignment-ended", member=self.name, reason=str(error))
@@ -138,8 +138,3 @@ class AssignmentSession(Service):
 
     def lost(self, error: MagnetarError) -> None:
         self._connection_end.close(error)
-
-
-def _may_pass(error: MagnetarError) -> bool:
-    """Brokers refuse with an unknown error while the controller moves."""
-    return is_passing(error) or error.wire_code is WireCode.UNKNOWN

@@ -21,7 +21,7 @@ from typing import Any, Final
 from magnetar.client.connection import LAYOUT_WATCH, BrokerConnection
 from magnetar.client.layouts import is_regular, layout_from
 from magnetar.client.pool import Connections
-from magnetar.client.refusals import is_passing, refusal
+from magnetar.client.refusals import may_open, refusal
 from magnetar.errors import AlreadyClosed, DeadlineExceeded, MagnetarError, NotAllowed
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.segments import Segment, SegmentLayout
@@ -104,7 +104,7 @@ class LayoutWatch(Service):
                 await self._serve()
             except MagnetarError as error:
                 self._failure = error
-                if self.layout is None and not is_passing(error):
+                if self.layout is None and not may_open(error, was_open=False):
                     self.changes.close(error)
                     return
                 _LOG.info("layout-watch-ended", topic=str(self.topic), reason=str(error))

@@ -1,7 +1,8 @@
 """Pure: a server's refusals as errors of the client, and which of them pass by themselves.
 
 Owns: `refusal` (code and text to an error), `is_passing` (whether the same request may succeed
-after a while, whatever the application does), `raise_refusal` for replies.
+after a while, whatever the application does), `may_open` (the one rule of what is kept open:
+whether a producer, consumer, watch or session tries again), `raise_refusal` for replies.
 
 Invariants:
 1. Every code becomes the class of the error tree that has it, if one has; else a `RequestError`
@@ -78,6 +79,15 @@ _PASSING_CODES: Final = frozenset(
     }
 )
 
+_TAKEN_CODES: Final = frozenset(
+    {
+        WireCode.CONSUMER_ASSIGN,
+        WireCode.CONSUMER_BUSY,
+        WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION,
+        WireCode.PRODUCER_BUSY,
+    }
+)
+
 _PASSING_CLASSES: Final = (NotConnected, ConnectionLost, DeadlineExceeded, ProtocolError)
 
 # Where replies have their error: field of the code, field of the text.
@@ -112,6 +122,19 @@ def is_passing(error: Exception) -> bool:
     if isinstance(error, RequestError):
         return error.wire_code in _PASSING_CODES
     return isinstance(error, (*_PASSING_CLASSES, OSError))
+
+
+def may_open(error: Exception, *, was_open: bool) -> bool:
+    """Whether what could not be opened, or was ended, is opened again after a while.
+
+    A broker that does not say what its trouble is may be well soon; so may one on which something
+    else stands in the place of what was open before: mostly what is left of its last connection.
+    """
+    if is_passing(error):
+        return True
+    if not isinstance(error, RequestError):
+        return False
+    return error.wire_code is WireCode.UNKNOWN or (was_open and error.wire_code in _TAKEN_CODES)
 
 
 def is_lost(error: MagnetarError) -> bool:

@@ -32,11 +32,9 @@ from magnetar.client.entry_rows import EntryRows
 from magnetar.client.inbox import Inbox
 from magnetar.client.message import AnyMessageId, Message, MessageId
 from magnetar.client.pool import Connections
-from magnetar.client.refusals import is_passing
+from magnetar.client.refusals import is_passing, may_open
 from magnetar.errors import (
     AlreadyClosed,
-    ConsumerAssign,
-    ConsumerBusy,
     MagnetarError,
     ServiceNotReady,
     TransactionConflict,
@@ -357,10 +355,9 @@ class SegmentConsumer(ABC):
         self.trouble = error
         if is_passing(error):
             return True
-        is_taken = isinstance(error, ConsumerBusy | ConsumerAssign)
         if self.is_releasing:
             return False
-        if is_taken and (self.home.waits_for_others or self.is_subscribed):
+        if may_open(error, was_open=self.is_subscribed or self.home.waits_for_others):
             return True
         self.home.failed(self, error)
         return False

@@ -26,16 +26,14 @@ from magnetar.client.message import AnyMessageId
 from magnetar.client.outbox import Outbound, Outbox, Pending
 from magnetar.client.pool import Connections
 from magnetar.client.producer_settings import ProducerSettings
-from magnetar.client.refusals import is_passing, refusal
+from magnetar.client.refusals import may_open, refusal
 from magnetar.errors import (
     AlreadyClosed,
     DeadlineExceeded,
     MagnetarError,
     MessageTooLarge,
-    ProducerBusy,
     ProducerFenced,
     RemoteProtocolError,
-    RequestError,
     ServiceNotReady,
     TopicNotFound,
     TopicTerminated,
@@ -273,7 +271,7 @@ class SegmentProducer:
             self._stop_timer()
             self._refuse(error)
             self._home.segment_terminated()
-        elif self._is_final(error) and not self._is_ending:
+        elif not may_open(error, was_open=self.ready.done()) and not self._is_ending:
             self._is_ending = True
             self._refuse(error)
             self._home.fail(error)
@@ -283,12 +281,6 @@ class SegmentProducer:
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # nobody may be waiting
-
-    def _is_final(self, error: MagnetarError) -> bool:
-        if self.ready.done() and (isinstance(error, ProducerBusy) or type(error) is RequestError):
-            # The broker still knows the former connection of this producer, or has trouble itself.
-            return False
-        return not is_passing(error)
 
     async def _pause(self) -> None:
         """Before the next try; cut short when it is told to end."""

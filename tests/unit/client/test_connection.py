@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from magnetar.client.connection import CONSUMER, PRODUCER
-from magnetar.client.refusals import is_passing, refusal
+from magnetar.client.refusals import is_passing, may_open, refusal
 from magnetar.client.settings import TokenAuth
 from magnetar.errors import (
+    AlreadyClosed,
     AuthenticationFailed,
     ConnectionLost,
     DeadlineExceeded,
@@ -228,3 +229,25 @@ def test_refusals_have_the_class_of_their_code() -> None:
     assert type(refusal("it", 99, "new")) is RequestError
     assert is_passing(refusal("it", WireCode.METADATA, ""))
     assert not is_passing(refusal("it", WireCode.AUTHORIZATION, ""))
+
+
+def test_what_was_open_is_opened_again_unless_the_application_has_to_change_something() -> None:
+    open_again = {code for code in WireCode if may_open(refusal("it", code, ""), was_open=True)}
+    at_first = {code for code in WireCode if may_open(refusal("it", code, ""), was_open=False)}
+    assert at_first == {
+        WireCode.UNKNOWN,
+        WireCode.METADATA,
+        WireCode.PERSISTENCE,
+        WireCode.SERVICE_NOT_READY,
+        WireCode.TOO_MANY_REQUESTS,
+        WireCode.PRODUCER_BLOCKED_QUOTA_ERROR,
+        WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
+    }
+    assert open_again - at_first == {
+        WireCode.CONSUMER_ASSIGN,
+        WireCode.CONSUMER_BUSY,
+        WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION,
+        WireCode.PRODUCER_BUSY,
+    }
+    assert may_open(ConnectionLost("gone"), was_open=False)
+    assert not may_open(AlreadyClosed("closed"), was_open=True)
