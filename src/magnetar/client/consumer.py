@@ -161,7 +161,7 @@ class Consumer(QueueConsumer[T]):
         """Delete the subscription, with everything that it has not acknowledged, and close."""
         self._check_open()
         for feed in list(self._feeds.present.values()):
-            await feed.ask("UNSUBSCRIBE", force=force)
+            await feed.ask_again("UNSUBSCRIBE", force=force)
         await self.close()
 
     async def last_message_ids(self) -> dict[str, MessageId]:
@@ -169,7 +169,7 @@ class Consumer(QueueConsumer[T]):
         self._check_open()
         found = {}
         for feed in list(self._feeds.present.values()):
-            answer = await feed.ask("GET_LAST_MESSAGE_ID")
+            answer = await feed.ask_again("GET_LAST_MESSAGE_ID")
             found[feed.topic] = plain_id(id_from(answer.last_message_id))
         return found
 

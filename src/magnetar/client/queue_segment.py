@@ -183,7 +183,7 @@ class QueueSegment(SegmentConsumer):
 
     async def seek(self, **target: Any) -> None:
         """Move the subscription; nothing that was received before counts any more."""
-        await self.ask("SEEK", **target)
+        await self.ask_again("SEEK", **target)
         self._begin_anew()
 
     def _begin_anew(self) -> None:

@@ -65,7 +65,7 @@ class Reader(LayoutConsumer[T]):
         if len(self._inbox):
             return True
         for feed in self._readers():
-            answer = await feed.ask("GET_LAST_MESSAGE_ID")
+            answer = await feed.ask_again("GET_LAST_MESSAGE_ID")
             last = id_from(answer.last_message_id)
             position = feed.position
             if last.entry_id < 0:

@@ -31,7 +31,7 @@ from magnetar.client.entry_intake import EntryIntake
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.inbox import Inbox
 from magnetar.client.message import AnyMessageId, Message, MessageId
-from magnetar.client.pool import Connections
+from magnetar.client.pool import Connections, retrying
 from magnetar.client.refusals import is_passing, may_open
 from magnetar.errors import (
     AlreadyClosed,
@@ -271,6 +271,19 @@ class SegmentConsumer(ABC):
             raise ServiceNotReady(f"{self.wire_topic} is not connected")
         connection, number = self._open
         return await connection.request(type_name, consumer_id=number, **fields)
+
+    async def ask_again(self, type_name: str, **fields: Any) -> Any:
+        """As `ask`, over lost connections too; for what can be repeated."""
+
+        async def attempt() -> Any:
+            if self.has_ended:
+                raise self._ended_error()
+            return await self.ask(type_name, **fields)
+
+        connections = self.home.connections
+        timeout_s = connections.settings.operation_timeout
+        what = f"{type_name} of {self.wire_topic}"
+        return await retrying(what, attempt, connections.backoff(), timeout_s)
 
     def tell(self, type_name: str, **fields: object) -> None:
         """A command about this consumer; nothing while it has no connection."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import AuthorizationFailed, DeadlineExceeded
+from magnetar.model.ids import EARLIEST, MessageId
 from tests.unit.client.fake_broker import FakeBroker, Handler, Peer, play
 from tests.unit.client.test_segment_producer import REGULAR, client_of, older
 
@@ -60,5 +61,64 @@ def test_unknown_trouble_at_first_is_told_in_the_end_and_a_clear_refusal_at_once
                 with pytest.raises(error, match="no"):
                     await client.consumer(REGULAR, "s")
                 assert seconds <= now() - begun < seconds + 1
+
+    play(story)
+
+
+def last_message(peer: Peer, body: Any) -> None:
+    peer.say(
+        "GET_LAST_MESSAGE_ID_RESPONSE",
+        request_id=body.request_id,
+        last_message_id={"ledgerId": 3, "entryId": 4},
+    )
+
+
+@pytest.mark.parametrize("request_name", ["SEEK", "UNSUBSCRIBE", "GET_LAST_MESSAGE_ID"])
+@pytest.mark.parametrize("trouble", ["cut", "not ready", "not connected"])
+def test_a_request_is_repeated_on_the_next_connection(request_name: str, trouble: str) -> None:
+    async def story(broker: FakeBroker) -> None:
+        consumable(broker)
+        answer = last_message if request_name == "GET_LAST_MESSAGE_ID" else succeed
+
+        def troubled(peer: Peer, body: Any) -> None:
+            broker.handlers[request_name] = answer
+            if trouble == "not ready":
+                refuse(6)(peer, body)
+            elif trouble == "cut":
+                peer.transport.abort()
+            else:
+                answer(peer, body)
+
+        broker.handlers[request_name] = troubled
+        async with client_of(broker) as client:
+            consumer = await client.consumer(REGULAR, "s")
+            if trouble == "not connected":
+                broker.handlers["SUBSCRIBE"] = refuse(6)
+                broker.peers[-1].transport.abort()
+                await asyncio.sleep(5)
+                handlers = broker.handlers
+                asyncio.get_running_loop().call_later(5, handlers.update, {"SUBSCRIBE": succeed})
+            if request_name == "SEEK":
+                await consumer.seek(EARLIEST)
+            elif request_name == "UNSUBSCRIBE":
+                await consumer.unsubscribe()
+            else:
+                assert await consumer.last_message_ids() == {REGULAR: MessageId(3, 4)}
+            assert len(broker.said(request_name)) == (1 if trouble == "not connected" else 2)
+
+    play(story)
+
+
+def test_a_request_that_cannot_be_carried_out_is_refused_at_once_or_in_the_end() -> None:
+    async def story(broker: FakeBroker) -> None:
+        consumable(broker)
+        async with client_of(broker, operation_timeout=5.0) as client:
+            consumer = await client.consumer(REGULAR, "s")
+            broker.handlers["SEEK"] = refuse(4)
+            with pytest.raises(AuthorizationFailed):
+                await consumer.seek(EARLIEST)
+            broker.handlers["SEEK"] = refuse(6)
+            with pytest.raises(DeadlineExceeded, match=r"SEEK .* not succeed within 5"):
+                await consumer.seek(EARLIEST)
 
     play(story)
