@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from magnetar.client.receiving import Receiving
 from magnetar.errors import (
     AlreadyClosed,
     ConsumerBusy,
+    ConsumerNotFound,
     DeadlineExceeded,
     InvalidSetting,
+    InvalidValue,
     NotAllowed,
 )
 from magnetar.model.ids import EARLIEST, MessageId
@@ -348,6 +351,34 @@ def test_seeking_back_and_to_the_end() -> None:
             assert (await consumer.receive(timeout=5.0)).value == b"5"
             await consumer.seek(0)
             assert (await consumer.receive(timeout=5.0)).value == b"0"
+
+    play(story)
+
+
+def test_a_message_is_sought_in_its_own_partition() -> None:
+    async def story(stage: Stage) -> None:
+        name = TopicName.parse(REGULAR)
+        await stage.host.ask(lambda server: server.context.topics.create_partitioned(name, 2))
+        async with new_client(stage) as client:
+            await send(client, 20, REGULAR, batching=False)
+            consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
+            found = await drain(consumer, 20, consumer.ack)
+            first = next(each.raw_id for each in found if each.raw_id.partition == 1)
+            await consumer.seek(first)
+            behind = [each for each in found if each.raw_id.partition == 1]
+            assert numbers(await drain(consumer, len(behind), consumer.ack)) == numbers(behind)
+            await silence(consumer)
+            with pytest.raises(ConsumerNotFound, match="no partition"):
+                await consumer.seek(replace(first, partition=7))
+            with pytest.raises(InvalidValue, match="names no partition"):
+                await consumer.seek(replace(first, partition=-1))
+            await consumer.close()
+            one = f"{REGULAR}-partition-1"
+            async with await client.consumer(one, "s2", initial_position=FIRST) as alone:
+                assert len(await drain(alone, len(behind))) == len(behind)
+                await alone.seek(first)
+                assert len(await drain(alone, len(behind))) == len(behind)
+                await alone.ack(first)
 
     play(story)
 

@@ -32,13 +32,14 @@ from magnetar.client.schema.info import Schema
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import id_from, plain_id, wire_id
 from magnetar.errors import (
+    ConsumerNotFound,
     InvalidValue,
     MagnetarError,
     NotAllowed,
     TopicNotFound,
     TopicTerminated,
 )
-from magnetar.model.ids import MessageId
+from magnetar.model.ids import EARLIEST, LATEST, MessageId
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType
 from magnetar.runtime.logs import logger
@@ -149,13 +150,23 @@ class Consumer(QueueConsumer[T]):
         feeds = list(self._feeds.present.values())
         if isinstance(target, MessageId):
             fields: dict[str, Any] = {"message_id": wire_id(target)}
-            if target.partition >= 0:
-                feeds = [self._feeds.present[self._key_of(target)]]
+            if target not in (EARLIEST, LATEST):
+                feeds = [self._feed_at(target)]
         else:
             fields = {"message_publish_time": _milliseconds(target)}
         for feed in feeds:
             assert isinstance(feed, QueueSegment), "that is what this consumer makes"
             await feed.seek(**fields)
+
+    def _feed_at(self, target: MessageId) -> SegmentConsumer:
+        """The partition that a message is of."""
+        present = self._feeds.present
+        if target.partition < 0 and len(present) > 1:
+            raise InvalidValue(f"{target} names no partition, and {len(present)} are consumed")
+        found = present.get(self._key_of(target))
+        if found is None:
+            raise ConsumerNotFound(f"{target} is of no partition that is consumed here")
+        return found
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription, with everything that it has not acknowledged, and close."""

@@ -169,7 +169,9 @@ class QueueConsumer(LayoutConsumer[T]):
         if isinstance(message_id, ScalableMessageId):
             topic = message_id.parent_topic or self._only_topic(message_id)
             return topic, message_id.segment_id
-        return self._only_topic(message_id), max(0, message_id.partition)
+        topic = self._only_topic(message_id)
+        is_partition = TopicName.parse(topic).partition is not None
+        return topic, 0 if is_partition else max(0, message_id.partition)
 
     def _only_topic(self, message_id: AnyMessageId) -> str:
         if len(self._watches) != 1:
