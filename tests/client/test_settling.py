@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import Any
 
 import pytest
 
 from magnetar.client.client import Client
+from magnetar.client.consumer_settings import DeadLetterPolicy
 from magnetar.client.message import Message
 from magnetar.client.nacks import RedeliveryDelay
 from magnetar.errors import UnreadableMessage
@@ -41,6 +43,12 @@ async def backlog(stage: Stage, topic: str, subscription: str) -> int:
         return found.subscriptions[subscription].backlog()
 
     return await stage.host.ask(count)
+
+
+def recover(stage: Stage) -> None:
+    for host in stage.world.hosts.values():
+        for link in host.network.links:
+            link.recover()
 
 
 @pytest.mark.parametrize("how", ["given back", "too slow"])
@@ -133,6 +141,39 @@ def test_a_stream_whose_transactions_are_aborted_goes_on() -> None:
                 txn = await client.transaction()
                 await consumer.ack_cumulative(found[-1], txn=txn)
                 await txn.abort()
+
+    play(story)
+
+
+@pytest.mark.parametrize("then", ["once more", "too slow"])
+def test_a_message_that_is_given_back_twice_is_one_dead_letter(then: str) -> None:
+    """Also if its time is over while it is put aside, with others of its batch."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            dead = await client.queue_consumer(f"{NAME}-DLQ", "d", initial_position=FIRST)
+            consumer = await client.queue_consumer(
+                NAME,
+                "s",
+                initial_position=FIRST,
+                processing_timeout=0.0 if then == "once more" else 2.0,
+                dead_letter=DeadLetterPolicy(max_redeliveries=0),
+            )
+            await send(client, 2)
+            messages = [await consumer.receive(timeout=5.0) for _ in range(2)]
+            if then == "too slow":
+                for host in stage.world.hosts.values():
+                    for link in host.network.links:
+                        link.fall_silent(client=False)
+                    asyncio.get_running_loop().call_later(4, recover, stage)
+            for message in messages:
+                consumer.nack(message)
+                consumer.nack(message)
+            letters = [await dead.receive(timeout=100.0) for _ in range(2)]
+            assert numbers(letters) == [0, 1]
+            await silence(dead, 20.0)
+            await silence(consumer)
 
     play(story)
 

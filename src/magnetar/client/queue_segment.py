@@ -7,7 +7,8 @@ Invariants:
 1. What the application has is not handed out again, whatever the broker delivers after a lost
    connection; what it gave back, or had for longer than `processing_timeout`, is asked for again.
 2. No more is fetched while `unacked_max` entries are not settled.
-3. A message that was delivered too often goes to the dead letters instead of the application.
+3. A message that was delivered too often goes to the dead letters instead of the application, once
+   however often it is given back or delivered meanwhile.
 4. In a shared stream, a cumulative acknowledgement covers exactly what was handed out of this
    segment up to that turn.
 """
@@ -72,6 +73,8 @@ class QueueSegment(SegmentConsumer):
         self._chunks: dict[Position, tuple[MessageId, ...]] = {}
         """The chunks of the large messages among them, by the entry of the last one."""
         self._dead_letters = dead_letters
+        self._put_aside: set[MessageId] = set()
+        """On their way to the dead letters."""
         self._takes_ids = takes_redelivery_ids
 
     # --- the application's side
@@ -166,10 +169,12 @@ class QueueSegment(SegmentConsumer):
 
     def nack(self, message: Message[Any]) -> None:
         """Have it delivered again after a while."""
-        if message.generation != self.generation or self.has_ended:
-            return
+        raw = message.raw_id
+        is_had = self._acks.is_held(raw.position, raw.batch_index) and raw not in self._put_aside
+        if message.generation != self.generation or self.has_ended or not is_had:
+            return  # it is given back, or settled, already
         if self._dead_letters is not None and self._dead_letters.wants(message, is_given_back=True):
-            self._dead_letters.put(message, then=lambda: None)
+            self._put(message, lambda: None)
             return
         self.give_back_later(message, self.settings.nack_delay.after(message.redelivery_count))
 
@@ -211,14 +216,25 @@ class QueueSegment(SegmentConsumer):
         return self._dead_letters is None
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
-        if (
-            self._dead_letters is None
-            or isinstance(message, EntryRows)
-            or not self._dead_letters.wants(message, is_given_back=False)
-        ):
+        if isinstance(message, EntryRows) or self._dead_letters is None:
             super().deliver(message)
-            return
-        self._dead_letters.put(message, then=lambda: self.give_permits(1))
+        elif message.raw_id in self._put_aside:
+            self.give_permits(1)
+        elif self._dead_letters.wants(message, is_given_back=False):
+            self._put(message, lambda: self.give_permits(1))
+        else:
+            super().deliver(message)
+
+    def _put(self, message: Message[Any], then: Callable[[], None]) -> None:
+        """To the dead letters, once."""
+
+        def is_over() -> None:
+            self._put_aside.discard(message.raw_id)
+            then()
+
+        assert self._dead_letters is not None, "it wants the message"
+        self._put_aside.add(message.raw_id)
+        self._dead_letters.put(message, then=is_over)
 
     def discard(self, position: Position, index: int, size: int) -> None:
         self._acks.ack(position, index, size)
