@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+import re2
+
 from magnetar.client.ack_outbox import AckTransaction
 from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
 from magnetar.client.consumer_settings import ConsumerSettings
@@ -33,6 +35,7 @@ from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import id_from, plain_id, wire_id
 from magnetar.errors import (
     ConsumerNotFound,
+    InvalidSetting,
     InvalidValue,
     MagnetarError,
     NotAllowed,
@@ -48,7 +51,12 @@ T = TypeVar("T")
 
 PATTERN_S: Final = 60.0
 
+_ASKED_CHARACTERS_MAX: Final = 50
+"""Brokers refuse longer patterns, or ignore them."""
+
 _LOG: Final = logger(__name__)
+_QUIET: Final = re2.Options()
+_QUIET.log_errors = False
 
 
 class TopicPattern:
@@ -57,10 +65,22 @@ class TopicPattern:
     def __init__(self, namespace: NamespaceName, pattern: str) -> None:
         self.namespace = namespace
         self.pattern = pattern
+        try:
+            self._compiled = re2.compile(_without_domain(pattern), _QUIET)
+        except re2.error as error:
+            raise InvalidSetting(f"{pattern!r} is not a regular expression: {error}") from error
 
     async def topics(self, connections: Connections) -> set[TopicName]:
-        answer = await connections.topics(str(self.namespace), pattern=self.pattern)
-        return {TopicName.parse(each).without_partition() for each in answer.topics}
+        is_short = len(self.pattern) <= _ASKED_CHARACTERS_MAX
+        answer = await connections.topics(
+            str(self.namespace), pattern=self.pattern if is_short else None
+        )
+        found = {TopicName.parse(each).without_partition() for each in answer.topics}
+        # Brokers may ignore a pattern: older ones, and those that are told to.
+        return found if answer.filtered else {each for each in found if self._matches(each)}
+
+    def _matches(self, topic: TopicName) -> bool:
+        return self._compiled.fullmatch(_without_domain(str(topic))) is not None
 
 
 class Consumer(QueueConsumer[T]):
@@ -238,6 +258,11 @@ class Consumer(QueueConsumer[T]):
             dead_letters=self._dead_letters,
             takes_redelivery_ids=not self._type.takes_cumulative_acks,
         )
+
+
+def _without_domain(text: str) -> str:
+    """Patterns are matched without it, as brokers do."""
+    return text.partition("://")[2] if "://" in text else text
 
 
 def _key_shared_meta(policy: KeySharedPolicy) -> dict[str, Any]:

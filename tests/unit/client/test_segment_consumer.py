@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.errors import AuthorizationFailed, DeadlineExceeded
+from magnetar.errors import AuthorizationFailed, DeadlineExceeded, InvalidSetting
 from magnetar.model.ids import EARLIEST, MessageId
 from tests.unit.client.fake_broker import FakeBroker, Handler, Peer, play
 from tests.unit.client.test_segment_producer import REGULAR, client_of, older
@@ -120,5 +120,42 @@ def test_a_request_that_cannot_be_carried_out_is_refused_at_once_or_in_the_end()
             broker.handlers["SEEK"] = refuse(6)
             with pytest.raises(DeadlineExceeded, match=r"SEEK .* not succeed within 5"):
                 await consumer.seek(EARLIEST)
+
+    play(story)
+
+
+def listed(filtered: bool) -> Handler:
+    names = ["persistent://public/default/t1-partition-0", "persistent://public/default/other"]
+    return lambda peer, body: peer.say(
+        "GET_TOPICS_OF_NAMESPACE_RESPONSE",
+        request_id=body.request_id,
+        topics=names[:1] if filtered else names,
+        filtered=filtered,
+    )
+
+
+@pytest.mark.parametrize("pattern", ["public/default/t.*", f"persistent://.*/t({'x' * 60}|.)"])
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_list_that_the_broker_did_not_filter_is_filtered_here(
+    filtered: bool, pattern: str
+) -> None:
+    async def story(broker: FakeBroker) -> None:
+        consumable(broker)
+        broker.handlers["GET_TOPICS_OF_NAMESPACE"] = listed(filtered)
+        async with client_of(broker) as client:
+            consumer = await client.consumer(None, "s", pattern=pattern)
+            assert consumer.topics == ("persistent://public/default/t1",)
+            (asked,) = broker.said("GET_TOPICS_OF_NAMESPACE")
+            assert asked.HasField("topics_pattern") == (len(pattern) <= 50)
+
+    play(story)
+
+
+def test_a_pattern_that_is_none_is_refused_before_anything_is_connected() -> None:
+    async def story(broker: FakeBroker) -> None:
+        async with client_of(broker) as client:
+            with pytest.raises(InvalidSetting, match="regular expression"):
+                await client.consumer(None, "s", pattern="public/default/(")
+            assert not broker.peers
 
     play(story)
