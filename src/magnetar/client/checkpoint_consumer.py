@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
 
 from magnetar.client.assignment import AssignmentSession
@@ -128,13 +129,14 @@ class CheckpointConsumer(Receiving[T]):
             }
 
     async def _close_sources(self) -> None:
-        if self._session is not None:
-            try:
-                await self._session.leave()
-            except MagnetarError as error:
-                _LOG.info("member-not-left", member=self._name, reason=str(error))
-            await self._session.stop()
-        await self._watch.stop()
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self._watch.stop)
+            if self._session is not None:
+                parts.push_async_callback(self._session.stop)
+                try:
+                    await self._session.leave()
+                except MagnetarError as error:
+                    _LOG.info("member-not-left", member=self._name, reason=str(error))
 
     def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
         layout = self._watch.layout

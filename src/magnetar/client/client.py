@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, overload
@@ -183,14 +184,16 @@ class Client(MakesConsumers, MakesTransactions):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        closed = await asyncio.gather(
-            *(each.close() for each in list(self._open)), return_exceptions=True
-        )
-        await self._leave_coordinators()
-        await self.connections.close()
-        for each in closed:
-            if isinstance(each, BaseException):
-                raise each
+        # Whatever fails, what comes behind it is closed all the same; the failure is raised then.
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self.connections.close)
+            parts.push_async_callback(self._leave_coordinators)
+            closed = await asyncio.gather(
+                *(each.close() for each in list(self._open)), return_exceptions=True
+            )
+            for each in closed:
+                if isinstance(each, BaseException):
+                    raise each
 
     async def _producer_for(self, topic: str) -> Producer[bytes]:
         return await self.producer(topic)

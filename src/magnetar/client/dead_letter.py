@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from magnetar.client.consumer_settings import DeadLetterPolicy
@@ -74,8 +75,9 @@ class DeadLetters:
 
     async def close(self) -> None:
         """Close the producers."""
-        for producer in self._producers.values():
-            await producer.close()
+        async with AsyncExitStack() as parts:
+            for producer in self._producers.values():
+                parts.push_async_callback(producer.close)
 
     async def _put_aside(self, message: Message[Any]) -> None:
         feed = message.source

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from magnetar.client.consumer_settings import ConsumerSettings
@@ -70,8 +71,9 @@ class LayoutConsumer(Receiving[T]):
             await self._add_topic(topic, are_new=False)
 
     async def _close_sources(self) -> None:
-        for watch in list(self._watches.values()):
-            await watch.stop()
+        async with AsyncExitStack() as parts:
+            for watch in self._watches.values():
+                parts.push_async_callback(watch.stop)
 
     async def _add_topic(self, topic: TopicName, *, are_new: bool) -> None:
         """`are_new`: its messages came after the consumer did, all of them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack
 
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.groups import (
@@ -115,8 +116,9 @@ class MakesTransactions(ABC):
         return found
 
     async def _leave_coordinators(self) -> None:
-        for each in self._coordinators.values():
-            await each.stop()
+        async with AsyncExitStack() as parts:
+            for each in self._coordinators.values():
+                parts.push_async_callback(each.stop)
 
 
 def _check_timeout(seconds: float) -> None:

@@ -235,8 +235,13 @@ class Connections:
     async def close(self) -> None:
         """Close every connection."""
         self._closed = True
-        await asyncio.gather(*(each.close() for each in self._open.values()))
+        closed = await asyncio.gather(
+            *(each.close() for each in self._open.values()), return_exceptions=True
+        )
         self._open.clear()
+        for each in closed:
+            if isinstance(each, BaseException):
+                raise each
 
 
 async def retrying(

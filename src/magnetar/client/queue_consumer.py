@@ -186,9 +186,11 @@ class QueueConsumer(LayoutConsumer[T]):
             self._feeds.spawn(self._dead_letters.run(), "dead letters")
 
     async def _close_sources(self) -> None:
-        await super()._close_sources()
-        if self._dead_letters is not None:
-            await self._dead_letters.close()
+        try:
+            await super()._close_sources()
+        finally:
+            if self._dead_letters is not None:
+                await self._dead_letters.close()
 
     def _subscribe_fields(self) -> Mapping[str, Any]:
         return {"subType": int(SubscriptionType.SHARED)}

@@ -79,9 +79,11 @@ class SegmentProducers(Service):
         present = list(self._producers.values())
         for each in present:
             each.end()
-        for each in present:
-            await each.is_over.wait()
-        await self._watch.stop()
+        try:
+            for each in present:
+                await each.is_over.wait()
+        finally:
+            await self._watch.stop()
 
     async def _until_ready(self) -> None:
         """Until there is a producer on every active segment; raises why there cannot be."""

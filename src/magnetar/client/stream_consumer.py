@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.client import arrow
@@ -202,12 +203,13 @@ class StreamConsumer(Receiving[T]):
         self._feeds.follow(self._session.changes, "assignments")
 
     async def _close_sources(self) -> None:
-        try:
-            await self._session.leave()
-        except MagnetarError as error:
-            _LOG.info("member-not-left", member=self._name, reason=str(error))
-        await self._session.stop()
-        await self._watch.stop()
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self._watch.stop)
+            parts.push_async_callback(self._session.stop)
+            try:
+                await self._session.leave()
+            except MagnetarError as error:
+                _LOG.info("member-not-left", member=self._name, reason=str(error))
 
     def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
         assignment = self._session.assignment
