@@ -18,6 +18,7 @@ from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from tests.client.stage import Kept, new_client, play, stored
 from tests.server.scalable_stage import NAME, TOPIC, Stage
+from tests.unit.client.test_layout_forms import sealed
 
 REGULAR = "persistent://public/default/orders"
 SEEDS = range(8)
@@ -237,6 +238,26 @@ def test_a_large_message_is_cut_again_for_the_next_segment() -> None:
             if each.entry.num_chunks_from_msg > 1:
                 whole.setdefault(each.entry.uuid, []).append(each.payload)
         assert large in [b"".join(chunks) for chunks in whole.values()]
+
+    play(story)
+
+
+def test_a_layout_without_active_segments_is_waited_out() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        kept = Kept()
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            await kept.send_many(producer, 50)
+            watch = producer._segments._watch
+            layout = watch.layout
+            assert layout is not None
+            watch._adopt(sealed(layout))
+            await asyncio.sleep(1)
+            await kept.send_many(producer, 50)
+            await stage.split(0)
+            await kept.send_many(producer, 50)
+            await producer.flush()
+        await kept.check(stage)
 
     play(story)
 

@@ -17,8 +17,12 @@ def layout_from(dag: pb.ScalableTopicDAG) -> SegmentLayout:
 
 
 def is_regular(layout: SegmentLayout) -> bool:
-    """Whether these are the partitions of a regular topic: keys are routed as v4 clients do."""
-    return all(segment.legacy_topic_name is not None for segment in layout.active)
+    """Whether these are the partitions of a regular topic: keys are routed as v4 clients do.
+
+    A topic that was migrated has them among its sealed segments.
+    """
+    segments = layout.active or layout.segments.values()
+    return all(segment.legacy_topic_name is not None for segment in segments)
 
 
 def _segment_from(info: pb.SegmentInfoProto) -> Segment:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from base64 import b64encode
 from enum import Enum
 
+from magnetar.client.layouts import is_regular
 from magnetar.errors import NotAllowed
 from magnetar.model.hashing import bucket_hash, key_hash, partition_of
 from magnetar.model.segments import Segment, SegmentLayout
@@ -39,7 +40,7 @@ class Router:
     def __init__(self, layout: SegmentLayout, routing: Routing = Routing.RING) -> None:
         if not layout.active:
             raise NotAllowed(f"the topic has no active segment at epoch {layout.epoch}")
-        self.is_legacy = all(segment.legacy_topic_name is not None for segment in layout.active)
+        self.is_legacy = is_regular(layout)
         """It is a regular topic, whose partitions are called segments."""
         self._layout = layout
         self._preview = routing is Routing.PREVIEW

@@ -12,8 +12,9 @@ Invariants:
 3. What a transaction sent to a segment that is gone, and what got neither receipt nor refusal
    because the connection was lost, fails: before its end a transaction's messages are not known to
    other segments, which would store them once more.
-4. The producer of a terminated segment keeps what it has, for the next layout. A regular topic that
-   was terminated and gets no successor within `TERMINATED_S` fails its producer.
+4. A layout without active segments is waited out. The producer of a terminated segment keeps what
+   it has, for the next layout. A regular topic that was terminated and gets no successor within
+   `TERMINATED_S` fails its producer.
 """
 
 from __future__ import annotations
@@ -178,6 +179,10 @@ class SegmentProducers(Service):
         while True:
             layout = self._watch.layout
             assert layout is not None, "it has changed"
+            if not layout.active:
+                # Messages have nowhere to go; the present producers keep them for the next layout.
+                _LOG.warning("layout-without-active-segments", producer=self._home.name)
+                return
             active = {segment.segment_id for segment in layout.active}
             gone = [each for number, each in self._producers.items() if number not in active]
             for each in gone:
