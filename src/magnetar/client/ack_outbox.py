@@ -16,7 +16,7 @@ Relies on: one `send` at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -148,8 +148,7 @@ class AckOutbox:
             self._group = None
         items, cumulative = self._acks.take_acks()
         try:
-            for start in range(0, len(items), ACKS_PER_COMMAND):
-                part = items[start : start + ACKS_PER_COMMAND]
+            for part in _parts(items):
                 await ask("ACK", **_fields(part, cumulative=cumulative))
                 self._acks.confirm_acks(part)
         except RequestError as error:
@@ -166,12 +165,15 @@ class AckOutbox:
         try:
             await group.txn.enlist_subscription(self._topic, self._subscription)
             group.is_sent = True
-            await ask(
-                "ACK",
-                **_fields(list(group.items.values()), cumulative=group.cumulative),
-                txnid_most_bits=txn_id.most,
-                txnid_least_bits=txn_id.least,
-            )
+            for part in _parts(list(group.items.values())):
+                await ask(
+                    "ACK",
+                    **_fields(part, cumulative=group.cumulative),
+                    txnid_most_bits=txn_id.most,
+                    txnid_least_bits=txn_id.least,
+                )
+                for item in part:  # the next connection repeats what has no answer
+                    del group.items[item.position]
         except MagnetarError as error:
             # Unanswered, it stays the first: the next connection repeats it.
             if is_lost(error) or is_passing(error):
@@ -204,6 +206,12 @@ def _fail(done: asyncio.Future[None], error: MagnetarError) -> None:
         done.set_exception(error)
         done.exception()  # nobody needs to await it
         _LOG.warning("acknowledgement-failed", reason=str(error))
+
+
+def _parts(items: Sequence[AckItem]) -> Iterator[Sequence[AckItem]]:
+    """What goes into one command each: a broker takes frames up to a limit."""
+    for start in range(0, len(items), ACKS_PER_COMMAND):
+        yield items[start : start + ACKS_PER_COMMAND]
 
 
 def _fields(items: Sequence[AckItem], *, cumulative: bool) -> dict[str, Any]:

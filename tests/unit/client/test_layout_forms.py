@@ -8,11 +8,10 @@ from magnetar.client.layouts import is_regular
 from magnetar.model.segments import SegmentLayout, SegmentState
 
 
-def sealed(layout: SegmentLayout, **changes: str | None) -> SegmentLayout:
+def sealed(layout: SegmentLayout) -> SegmentLayout:
     """As it is, without an active segment."""
     segments = {
-        number: replace(each, state=SegmentState.SEALED, **changes)
-        for number, each in layout.segments.items()
+        number: replace(each, state=SegmentState.SEALED) for number, each in layout.segments.items()
     }
     return SegmentLayout(layout.epoch + 1, layout.next_segment_id, segments)
 
