@@ -86,18 +86,9 @@ class IndividualAcks:
         self._sent: set[Position] = set()
 
     @property
-    def held_entries(self) -> int:
-        """Entries of which the application has messages."""
-        return sum(bool(entry.held) for entry in self._entries.values())
-
-    @property
     def waiting(self) -> int:
         """Entries with acknowledgements that are not sent."""
         return len(self._waiting)
-
-    @property
-    def unconfirmed(self) -> int:
-        return len(self._waiting) + len(self._sent)
 
     def arrived(self, position: Position, size: int, unacked: int = 0) -> int:
         """An entry was delivered: the set of its messages that are to be handed out.

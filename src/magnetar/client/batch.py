@@ -210,13 +210,6 @@ class OpenBatches:
         self.messages = self.size = 0
         return batches
 
-    def entry(self, messages: Sequence[Outgoing], stamp: Stamp) -> Entry:
-        """The entry of a batch that `take` gave, or of a part of one."""
-        is_divided = self._by_key or bool(self._splits)
-        return batch_entry(
-            messages, stamp, hashes=self._splits is not None, collapse_sequence=is_divided
-        )
-
     def _bucket_of(self, message: Outgoing) -> object:
         if self._splits:
             place = entry_bucket_hash(message.key, message.ordering_key)
@@ -226,26 +219,18 @@ class OpenBatches:
         return None
 
 
-def batch_entry(
-    messages: Sequence[Outgoing],
-    stamp: Stamp,
-    *,
-    hashes: bool = False,
-    collapse_sequence: bool = False,
-) -> Entry:
+def batch_entry(messages: Sequence[Outgoing], stamp: Stamp, *, hashes: bool = False) -> Entry:
     """An entry of one or more messages, as a batch.
 
-    `hashes`: say which positions among the entry buckets it holds. `collapse_sequence`: other
-    batches hold sequence ids between its first and its last, so only its last counts.
+    `hashes`: say which positions among the entry buckets it holds.
     """
     first, last = messages[0], messages[-1]
     metadata = _common_metadata(first, stamp)
     metadata.num_messages_in_batch = len(messages)
-    sequence_id, highest = last.sequence_id, None
-    if not collapse_sequence and len(messages) > 1:
-        sequence_id, highest = first.sequence_id, last.sequence_id
-        metadata.highest_sequence_id = highest
-    metadata.sequence_id = sequence_id
+    metadata.sequence_id = first.sequence_id
+    highest = None
+    if len(messages) > 1:
+        highest = metadata.highest_sequence_id = last.sequence_id
     if hashes:
         places = {entry_bucket_hash(each.key, each.ordering_key) for each in messages}
         metadata.entry_hash_min, metadata.entry_hash_max = min(places), max(places)
@@ -253,7 +238,7 @@ def batch_entry(
         _put_keys(metadata, first)
     payload = packed(b"".join(_singles(messages)), metadata, stamp.compression)
     data = encode_entry(metadata, payload)
-    return Entry(sequence_id, highest, len(messages), first.txn, data)
+    return Entry(first.sequence_id, highest, len(messages), first.txn, data)
 
 
 def _singles(messages: Iterable[Outgoing]) -> list[bytes]:

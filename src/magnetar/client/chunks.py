@@ -99,14 +99,6 @@ class ChunkAssembler:
         """The chunks of the messages that were put together last, oldest first."""
         self._bytes = 0
 
-    @property
-    def pending_messages(self) -> int:
-        return len(self._incomplete)
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._bytes
-
     def add(
         self, metadata: pb.MessageMetadata, payload: bytes, message_id: MessageId, now: float
     ) -> Taken:

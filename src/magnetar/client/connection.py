@@ -316,11 +316,6 @@ class BrokerConnection(asyncio.Protocol):
     def unregister(self, kind: str, number: int) -> None:
         self._owners[kind].pop(number, None)
 
-    @property
-    def owners(self) -> int:
-        """How many use this connection."""
-        return sum(map(len, self._owners.values()))
-
     # --- the end
 
     async def close(self) -> None:

@@ -209,22 +209,14 @@ class Connections:
             return None
         return answer.schema if answer.HasField("schema") else None
 
-    async def schema_version(self, topic: str, schema: pb.Schema) -> bytes:
-        """The version that a schema has, or gets, in the registry."""
-        asked = await self.lookup(topic)
-        answer = await asked.request("GET_OR_CREATE_SCHEMA", topic=topic, schema=schema)
-        return bytes(answer.schema_version)
-
     async def topics(
-        self, namespace: str, *, pattern: str | None = None, topics_hash: str | None = None
+        self, namespace: str, *, pattern: str | None = None
     ) -> pb.CommandGetTopicsOfNamespaceResponse:
         """The persistent topics of a namespace."""
         asked = await self.service()
         fields: dict[str, Any] = {"namespace": namespace}
         if pattern is not None:
             fields["topics_pattern"] = pattern
-        if topics_hash is not None:
-            fields["topics_hash"] = topics_hash
         answer: pb.CommandGetTopicsOfNamespaceResponse = await asked.request(
             "GET_TOPICS_OF_NAMESPACE", mode="PERSISTENT", **fields
         )

@@ -91,8 +91,9 @@ def test_individual_acks_reach_the_broker_and_nothing_else_does(
     while items := acks.take(3):
         broker.take(items)
         acks.confirm(items)
-    assert acks.unconfirmed == 0
-    assert acks.held_entries == len({position for position, _ in has})
+    assert not acks.waiting
+    assert not acks._sent
+    assert acks._entries.keys() == {position for position, _ in has}
     for position, size in broker.sizes.items():
         for index in range(size):
             message = (position, index if size > 1 else WHOLE)
@@ -106,7 +107,8 @@ def test_an_ack_of_an_id_that_was_stored_names_the_rest_of_its_batch() -> None:
     acks.ack(Position(3, 5), WHOLE, 0)
     assert acks.take(10) == [AckItem(Position(3, 5), 0, 0)]
     acks.forget()
-    assert acks.unconfirmed == 0
+    assert not acks.waiting
+    assert not acks._sent
 
 
 def test_an_id_that_does_not_say_how_large_its_batch_is_acknowledges_nothing_else() -> None:
@@ -239,7 +241,7 @@ def test_everything_up_to_a_message_is_acknowledged_and_nothing_behind_it() -> N
         Position(1, 2),
     ]
     acks.give_back_all(Position(1, 2))
-    assert acks.held_entries == 0
+    assert not acks.is_held(Position(1, 2), WHOLE)
 
 
 @pytest.mark.parametrize(("size", "mask"), [(0, 1), (1, 1), (3, 7)])
