@@ -193,7 +193,7 @@ class OpenBatches:
     def add(self, message: Outgoing) -> None:
         if not self.messages:
             self._shared = (message.txn, message.schema_version)
-        bucket = self._bucket_of(message)
+        bucket = self.bucket_of(message)
         batch = self._batches.get(bucket)
         if batch is None:
             batch = self._batches[bucket] = OpenBatch()
@@ -210,7 +210,8 @@ class OpenBatches:
         self.messages = self.size = 0
         return batches
 
-    def _bucket_of(self, message: Outgoing) -> object:
+    def bucket_of(self, message: Outgoing) -> object:
+        """Messages of one bucket go into one entry."""
         if self._splits:
             place = entry_bucket_hash(message.key, message.ordering_key)
             return bisect_right(self._splits, place)

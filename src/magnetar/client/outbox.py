@@ -36,7 +36,6 @@ from magnetar.client.chunks import chunk_entries
 from magnetar.client.interceptors import Draft
 from magnetar.client.message import AnyMessageId
 from magnetar.client.producer_settings import ProducerSettings
-from magnetar.client.routing import entry_bucket_hash
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.segments import Segment
 from magnetar.wire.messages import TxnId, encode_entry
@@ -188,11 +187,8 @@ class Outbox:
             last.is_numbered_by_application
             and message.is_numbered_by_application
             and last.sequence_id < message.sequence_id
-            and self._bucket_of(last) == self._bucket_of(message)
+            and self._batches.bucket_of(last) == self._batches.bucket_of(message)
         )
-
-    def _bucket_of(self, message: Outgoing) -> int:
-        return self._segment.bucket_of(entry_bucket_hash(message.key, message.ordering_key))
 
     def _take_batches(self) -> list[list[Pending]]:
         """The open batches without what was given up meanwhile."""

@@ -24,11 +24,13 @@ STAMP = Stamp("p-seg-0", 1000)
 class Sender:
     """An outbox, and the futures of its messages."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, *, is_regular: bool = False, **settings: object) -> None:
         self.numbers = count()
         self.loop = asyncio.new_event_loop()
         self.outbox = Outbox(
-            Segment(0, FULL_RING, entry_bucket_splits=bucket_splits(4)),
+            Segment(0, FULL_RING, legacy_topic_name="persistent://public/default/t")
+            if is_regular
+            else Segment(0, FULL_RING, entry_bucket_splits=bucket_splits(4)),
             ProducerSettings(**settings),  # type: ignore[arg-type]
             stamp=lambda: STAMP,
             next_sequence=lambda: next(self.numbers),
@@ -168,3 +170,18 @@ def test_messages_that_are_too_large() -> None:
         cutting.outbox.add(wordy)
     sender.close()
     cutting.close()
+
+
+def test_batches_by_key_keep_the_order_of_the_applications_ids() -> None:
+    """A broker takes an entry that begins below what it has for a repetition, all of it."""
+    sender = Sender(is_regular=True, batch_by_key=True)
+    for number in range(6):
+        sender.outbox.add(sender.message(f"k{number % 2}", b"%d" % number, number))
+    sender.outbox.close_batches()
+    ends = -1
+    for outbound in sender.outbox.send_some(1 << 30):
+        entry = outbound.entry
+        assert entry.sequence_id > ends
+        ends = entry.highest_sequence_id or entry.sequence_id
+    assert ends == 5
+    sender.close()
