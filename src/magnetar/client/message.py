@@ -126,7 +126,7 @@ class Message(Generic[T_co]):
         self._metadata = metadata
         self._single = single
         self._decode = decode
-        self._value: object = _UNDECODED
+        self._value: Any = _UNDECODED
 
     @property
     def value(self) -> T_co:
@@ -136,7 +136,8 @@ class Message(Generic[T_co]):
         """
         if self._value is _UNDECODED:
             self._value = self._decode(self.data, self.schema_version)
-        return self._value  # type: ignore[return-value]
+        value: T_co = self._value
+        return value
 
     @property
     def trouble(self) -> UnreadableMessage | None:

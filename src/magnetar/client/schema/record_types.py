@@ -22,7 +22,19 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, Generic, Protocol, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 from typing import get_type_hints as hints_of
 from uuid import UUID
 
@@ -54,8 +66,16 @@ _NO_DEFAULT: Final = object()
 _DEPTH_MAX: Final = 32
 
 
+class _ModelField(Protocol):
+    def is_required(self) -> bool: ...
+
+    def get_default(self) -> Any: ...
+
+
 class _Model(Protocol):
     """What this module uses of pydantic, which it does not import."""
+
+    model_fields: ClassVar[Mapping[str, _ModelField]]
 
     @classmethod
     def model_validate(cls, value: object) -> Any: ...
@@ -74,7 +94,7 @@ class RecordType(Generic[T]):
     def __init__(self, of: type[T]) -> None:
         self.of = of
         self.definition = definition_of(of)
-        self._model = cast("type[_Model]", of) if _is_model(of) else None
+        self._model = of if _is_model(of) else None
         try:
             self._decoder = None if self._model else msgspec.json.Decoder(of)
         except TypeError as error:
@@ -214,9 +234,9 @@ def _hints(record: type) -> dict[str, Any]:
     if dataclasses.is_dataclass(record):
         names = [each.name for each in dataclasses.fields(record)]
     elif _is_struct(record):
-        names = record.__struct_fields__  # type: ignore[attr-defined]
+        names = [each.name for each in msgspec.structs.fields(record)]
     elif _is_model(record):
-        names = list(record.model_fields)  # type: ignore[attr-defined]
+        names = list(record.model_fields)
     return hints if names is None else {name: hints[name] for name in names}
 
 
@@ -235,7 +255,7 @@ def _default(record: type, name: str) -> object:
         made = found.default_factory
         return made() if made in (list, dict, set) else _NO_DEFAULT
     if _is_model(record):
-        model_field = record.model_fields[name]  # type: ignore[attr-defined]
+        model_field = record.model_fields[name]
         return _NO_DEFAULT if model_field.is_required() else model_field.get_default()
     return _NO_DEFAULT
 
@@ -266,11 +286,11 @@ def _is_record(annotation: type) -> bool:
     )
 
 
-def _is_struct(record: type) -> bool:
+def _is_struct(record: type) -> TypeGuard[type[msgspec.Struct]]:
     return issubclass(record, msgspec.Struct)
 
 
-def _is_model(record: type) -> bool:
+def _is_model(record: type) -> TypeGuard[type[_Model]]:
     return hasattr(record, "model_validate_json") and hasattr(record, "model_fields")
 
 
