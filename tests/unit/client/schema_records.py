@@ -53,6 +53,16 @@ class ModelOrder(pydantic.BaseModel):
     raw: bytes = b""
 
 
+class RenamedStruct(msgspec.Struct, rename="camel"):
+    order_id: int
+    short_note: str = "none"
+
+
+class AliasedModel(pydantic.BaseModel):
+    order_id: int = pydantic.Field(alias="orderId")
+    short_note: str = pydantic.Field("none", alias="shortNote")
+
+
 class DictOrder(TypedDict):
     id: int
     note: str

@@ -35,6 +35,7 @@ from magnetar.client.schema.record_types import definition_of
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.schema_records import (
+    AliasedModel,
     Bare,
     Color,
     DictOrder,
@@ -43,6 +44,7 @@ from tests.unit.client.schema_records import (
     Level,
     ModelOrder,
     Order,
+    RenamedStruct,
     Second,
     StructOrder,
     Tree,
@@ -156,6 +158,19 @@ def test_each_way_to_write_a_record(kind: type[Any], value: Any) -> None:
         assert schema.decode(schema.encode(value), schema.info) == value
         with pytest.raises(InvalidValue):
             schema.encode(object())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [RenamedStruct(order_id=1), AliasedModel(orderId=1, shortNote="short")],
+    ids=["msgspec", "pydantic"],
+)
+def test_fields_have_the_names_under_which_they_are_written(value: Any) -> None:
+    for schema in (JsonSchema(type(value)), AvroSchema(type(value))):
+        definition = json.loads(schema.info.data)
+        assert [each["name"] for each in definition["fields"]] == ["orderId", "shortNote"]
+        assert definition["fields"][1]["default"] == "none"
+        assert schema.decode(schema.encode(value), schema.info) == value
 
 
 def test_golden_definition() -> None:

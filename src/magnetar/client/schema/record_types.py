@@ -5,7 +5,8 @@ Owns: `definition_of`, from a dataclass, a msgspec Struct, a pydantic model or a
 in Avro's terms too, so both schemas use this.
 
 Invariants:
-1. The definition of a class is always the same text, field for field in the order of the class.
+1. The definition of a class is always the same text, field for field in the order of the class, and
+   with the names that fields have in payloads: those that msgspec or pydantic give them.
 2. A field with a default has one in the definition wherever Avro can express it, so that the class
    can grow such a field and still read what was written before.
 3. A type that Avro has no word for raises `InvalidSetting` and names the field.
@@ -67,6 +68,9 @@ _DEPTH_MAX: Final = 32
 
 
 class _ModelField(Protocol):
+    alias: str | None
+    serialization_alias: str | None
+
     def is_required(self) -> bool: ...
 
     def get_default(self) -> Any: ...
@@ -83,9 +87,9 @@ class _Model(Protocol):
     @classmethod
     def model_validate_json(cls, data: bytes) -> Any: ...
 
-    def model_dump(self, *, mode: str) -> Any: ...
+    def model_dump(self, *, mode: str, by_alias: bool) -> Any: ...
 
-    def model_dump_json(self) -> str: ...
+    def model_dump_json(self, *, by_alias: bool) -> str: ...
 
 
 class RecordType(Generic[T]):
@@ -112,7 +116,7 @@ class RecordType(Generic[T]):
         self.check(value)
         try:
             if self._model is not None:
-                return cast("_Model", value).model_dump_json().encode()
+                return cast("_Model", value).model_dump_json(by_alias=True).encode()
             return msgspec.json.encode(value)
         except (TypeError, ValueError) as error:
             raise InvalidValue(f"{self.of.__name__} cannot be written: {error}") from error
@@ -132,7 +136,7 @@ class RecordType(Generic[T]):
         try:
             if self._model is not None:
                 # Bytes stay bytes in Python's mode; what JSON writes as text becomes text here.
-                dumped = cast("_Model", value).model_dump(mode="python")
+                dumped = cast("_Model", value).model_dump(mode="python", by_alias=True)
                 return msgspec.to_builtins(dumped, builtin_types=(bytes,))
             return msgspec.to_builtins(value, builtin_types=(bytes,))
         except (TypeError, ValueError) as error:
@@ -162,7 +166,8 @@ def _record(record: type, known: set[str], depth: int) -> dict[str, Any]:
     fields = []
     for name, annotation in _hints(record).items():
         where = f"{record.__name__}.{name}"
-        made: dict[str, Any] = {"name": name, "type": _type(annotation, where, known, depth)}
+        written = _written_name(record, name)
+        made: dict[str, Any] = {"name": written, "type": _type(annotation, where, known, depth)}
         default = _plain_default(_default(record, name), made["type"])
         if default is not _NO_DEFAULT:
             made["default"] = default
@@ -238,6 +243,17 @@ def _hints(record: type) -> dict[str, Any]:
     elif _is_model(record):
         names = list(record.model_fields)
     return hints if names is None else {name: hints[name] for name in names}
+
+
+def _written_name(record: type, name: str) -> str:
+    """The name that a field has in a payload."""
+    if _is_struct(record):
+        fields = msgspec.structs.fields(record)
+        return next(each.encode_name for each in fields if each.name == name)
+    if _is_model(record):
+        model_field = record.model_fields[name]
+        return model_field.serialization_alias or model_field.alias or name
+    return name
 
 
 def _default(record: type, name: str) -> object:
