@@ -368,7 +368,7 @@ def test_a_message_is_sought_in_its_own_partition() -> None:
             behind = [each for each in found if each.raw_id.partition == 1]
             assert numbers(await drain(consumer, len(behind), consumer.ack)) == numbers(behind)
             await silence(consumer)
-            with pytest.raises(ConsumerNotFound, match="no partition"):
+            with pytest.raises(ConsumerNotFound, match="nothing that is consumed"):
                 await consumer.seek(replace(first, partition=7))
             with pytest.raises(InvalidValue, match="names no partition"):
                 await consumer.seek(replace(first, partition=-1))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import re2
@@ -32,17 +31,15 @@ from magnetar.client.queue_consumer import QueueConsumer
 from magnetar.client.queue_segment import QueueSegment
 from magnetar.client.schema.info import Schema
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
-from magnetar.client.wire_ids import id_from, plain_id, wire_id
+from magnetar.client.wire_ids import id_from, plain_id
 from magnetar.errors import (
-    ConsumerNotFound,
     InvalidSetting,
-    InvalidValue,
     MagnetarError,
     NotAllowed,
     TopicNotFound,
     TopicTerminated,
 )
-from magnetar.model.ids import EARLIEST, LATEST, MessageId
+from magnetar.model.ids import MessageId
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType
 from magnetar.runtime.logs import logger
@@ -155,39 +152,6 @@ class Consumer(QueueConsumer[T]):
             return feed.ack_through_in(txn, message_id)
         return feed.ack_through(message_id)
 
-    # --- moving
-
-    async def seek(self, target: MessageId | datetime | int) -> None:
-        """Move the subscription: to a message, which is the next one, or to a time.
-
-            await consumer.seek(EARLIEST)
-            await consumer.seek(datetime.now(UTC) - timedelta(hours=1))
-
-        Times are datetimes or milliseconds since 1970. On a partitioned topic, a message moves only
-        its own partition, and a time, the earliest or the latest message all of them.
-        """
-        self._check_open()
-        feeds = list(self._feeds.present.values())
-        if isinstance(target, MessageId):
-            fields: dict[str, Any] = {"message_id": wire_id(target)}
-            if target not in (EARLIEST, LATEST):
-                feeds = [self._feed_at(target)]
-        else:
-            fields = {"message_publish_time": _milliseconds(target)}
-        for feed in feeds:
-            assert isinstance(feed, QueueSegment), "that is what this consumer makes"
-            await feed.seek(**fields)
-
-    def _feed_at(self, target: MessageId) -> SegmentConsumer:
-        """The partition that a message is of."""
-        present = self._feeds.present
-        if target.partition < 0 and len(present) > 1:
-            raise InvalidValue(f"{target} names no partition, and {len(present)} are consumed")
-        found = present.get(self._key_of(target))
-        if found is None:
-            raise ConsumerNotFound(f"{target} is of no partition that is consumed here")
-        return found
-
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription, with everything that it has not acknowledged, and close."""
         self._check_open()
@@ -273,11 +237,3 @@ def _key_shared_meta(policy: KeySharedPolicy) -> dict[str, Any]:
     if policy.mode is KeySharedMode.STICKY:
         meta["hashRanges"] = [{"start": each.start, "end": each.end} for each in policy.ranges]
     return meta
-
-
-def _milliseconds(time: datetime | int) -> int:
-    if isinstance(time, int):
-        return time
-    if time.tzinfo is None:
-        raise InvalidValue(f"{time} has no time zone", hint="use datetime.now(UTC)")
-    return round(time.timestamp() * 1000)

@@ -29,6 +29,7 @@ from magnetar.client.outbox import UNNUMBERED, Pending
 from magnetar.client.pool import Connections
 from magnetar.client.producer_settings import ProducerSettings
 from magnetar.client.schema.info import Schema
+from magnetar.client.seeking import milliseconds
 from magnetar.client.segment_producers import SegmentProducers
 from magnetar.errors import (
     AlreadyClosed,
@@ -270,7 +271,7 @@ class Producer(Generic[Value]):
             draft=draft,
         )
         if event_time is not None:
-            message.event_time_ms = _milliseconds(event_time)
+            message.event_time_ms = milliseconds(event_time)
         if deliver_at is not None or deliver_after is not None:
             message.deliver_at_ms = self._delivery_time(deliver_at, deliver_after)
         if replicate_to:
@@ -357,7 +358,7 @@ class Producer(Generic[Value]):
         if at is not None:
             if after is not None:
                 raise InvalidValue("deliver_at and deliver_after exclude each other")
-            return _milliseconds(at)
+            return milliseconds(at)
         seconds = after.total_seconds() if isinstance(after, timedelta) else float(after or 0)
         return self._clock.now_ms() + round(seconds * 1000)
 
@@ -569,14 +570,6 @@ class Producer(Generic[Value]):
 
 def _ordinal(failure: tuple[int, MagnetarError]) -> int:
     return failure[0]
-
-
-def _milliseconds(moment: datetime | int) -> int:
-    if isinstance(moment, int):
-        return moment
-    if moment.tzinfo is None:
-        raise InvalidValue(f"{moment} has no time zone", hint="use datetime.now(UTC), for example")
-    return round(moment.timestamp() * 1000)
 
 
 def _size_of(payload: bytes, key: str | bytes | None, properties: Mapping[str, str]) -> int:

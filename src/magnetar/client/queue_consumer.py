@@ -25,10 +25,11 @@ from magnetar.client.pool import Connections
 from magnetar.client.queue_segment import QueueSegment
 from magnetar.client.receiving import not_consumed
 from magnetar.client.schema.info import Schema
+from magnetar.client.seeking import SeekTarget, one_message, seek_fields
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import plain_id
 from magnetar.errors import ConsumerNotFound, InvalidValue
-from magnetar.model.ids import ScalableMessageId
+from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 
@@ -147,6 +148,36 @@ class QueueConsumer(LayoutConsumer[T]):
             raise InvalidValue(f"{message!r} was not received by this consumer")
         feed.giving_back(message)
         feed.nack(message)
+
+    # --- moving
+
+    async def seek(self, target: SeekTarget) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            await consumer.seek(EARLIEST)
+            await consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. A message moves its own segment or partition
+        and no other; a time, the earliest or the latest message moves all. What was received before
+        cannot be acknowledged any more, and other consumers of the subscription go on from there
+        too. If it fails, some segments may have been moved: it can be repeated.
+        """
+        self._check_open()
+        fields = seek_fields(target)
+        for feed in self._feeds_at(target):
+            assert isinstance(feed, QueueSegment), "that is what this consumer makes"
+            await feed.seek(**fields)
+
+    def _feeds_at(self, target: SeekTarget) -> list[SegmentConsumer]:
+        present, message = self._feeds.present, one_message(target)
+        if message is None:
+            return list(present.values())
+        if isinstance(message, MessageId) and message.partition < 0 and len(present) > 1:
+            raise InvalidValue(f"{message} names no partition, and {len(present)} are consumed")
+        found = present.get(self._key_of(message))
+        if found is None:
+            raise ConsumerNotFound(f"{message} is of nothing that is consumed here")
+        return [found]
 
     def _feed_and_id(self, message: Message[Any] | AnyMessageId) -> tuple[QueueSegment | None, Any]:
         """The segment of a message; None: it is no more, and so has nothing to acknowledge."""

@@ -6,13 +6,13 @@ Written by `make blocking` from `magnetar.client.consumer`; edit that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.consumer import Consumer as AsyncConsumer
 from magnetar.client.message import AnyMessageId, Message
+from magnetar.client.seeking import SeekTarget
 from magnetar.model.ids import MessageId
 from magnetar.model.subscriptions import SubscriptionType
 
@@ -41,17 +41,6 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         return self._acknowledged(
             lambda: self._wrapped.ack_cumulative(message, txn=wrapped_of(txn))
         )
-
-    def seek(self, target: MessageId | datetime | int) -> None:
-        """Move the subscription: to a message, which is the next one, or to a time.
-
-            consumer.seek(EARLIEST)
-            consumer.seek(datetime.now(UTC) - timedelta(hours=1))
-
-        Times are datetimes or milliseconds since 1970. On a partitioned topic, a message moves only
-        its own partition, and a time, the earliest or the latest message all of them.
-        """
-        self._wait(lambda: self._wrapped.seek(target))
 
     def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription, with everything that it has not acknowledged, and close."""
@@ -98,6 +87,19 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         letters, a message that was delivered often enough goes there instead.
         """
         self._call(lambda: self._wrapped.nack(message))
+
+    def seek(self, target: SeekTarget) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            consumer.seek(EARLIEST)
+            consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. A message moves its own segment or partition
+        and no other; a time, the earliest or the latest message moves all. What was received before
+        cannot be acknowledged any more, and other consumers of the subscription go on from there
+        too. If it fails, some segments may have been moved: it can be repeated.
+        """
+        self._wait(lambda: self._wrapped.seek(target))
 
     @property
     def subscription(self) -> str:

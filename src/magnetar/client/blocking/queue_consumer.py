@@ -12,6 +12,7 @@ from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.message import AnyMessageId, Message
 from magnetar.client.queue_consumer import QueueConsumer as AsyncQueueConsumer
+from magnetar.client.seeking import SeekTarget
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +70,19 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
         letters, a message that was delivered often enough goes there instead.
         """
         self._call(lambda: self._wrapped.nack(message))
+
+    def seek(self, target: SeekTarget) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            consumer.seek(EARLIEST)
+            consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. A message moves its own segment or partition
+        and no other; a time, the earliest or the latest message moves all. What was received before
+        cannot be acknowledged any more, and other consumers of the subscription go on from there
+        too. If it fails, some segments may have been moved: it can be repeated.
+        """
+        self._wait(lambda: self._wrapped.seek(target))
 
     @property
     def subscription(self) -> str:

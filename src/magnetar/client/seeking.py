@@ -1,0 +1,44 @@
+"""Pure: where a subscription or a reader is moved to.
+
+Owns: `SeekTarget`, what an application may name: a message, a time, the earliest or the latest
+message; `seek_fields`, what SEEK says of it; `milliseconds`, of times in general.
+
+Invariant: a message is of one segment or partition; only the earliest and the latest message, and
+times, are of all.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from magnetar.client.message import AnyMessageId
+from magnetar.client.wire_ids import plain_id, wire_id
+from magnetar.errors import InvalidValue
+from magnetar.model.ids import EARLIEST, LATEST
+
+SeekTarget: TypeAlias = AnyMessageId | datetime | int
+"""Times are datetimes or milliseconds since 1970."""
+
+
+def one_message(target: SeekTarget) -> AnyMessageId | None:
+    """The message that is named; None: it is a place in every segment."""
+    if isinstance(target, datetime | int) or plain_id(target) in (EARLIEST, LATEST):
+        return None
+    return target
+
+
+def seek_fields(target: SeekTarget) -> dict[str, Any]:
+    """Where to, in the terms of SEEK."""
+    if isinstance(target, datetime | int):
+        return {"message_publish_time": milliseconds(target)}
+    return {"message_id": wire_id(plain_id(target))}
+
+
+def milliseconds(moment: datetime | int) -> int:
+    """Since 1970."""
+    if isinstance(moment, int):
+        return moment
+    if moment.tzinfo is None:
+        raise InvalidValue(f"{moment} has no time zone", hint="use datetime.now(UTC), for example")
+    return round(moment.timestamp() * 1000)
