@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from magnetar.client.message import Message
-from magnetar.errors import ConsumerNotFound, InvalidValue
+from magnetar.client.stream_consumer import StreamConsumer
+from magnetar.errors import AlreadyClosed, ConsumerNotFound, InvalidValue, NotAllowed
 from magnetar.model.ids import EARLIEST, LATEST, ScalableMessageId
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.seeds import EPOCH_MS
-from tests.client.stage import new_client, play
-from tests.client.test_consuming import drain, numbers, send, silence
+from tests.client.stage import Kept, new_client, play
+from tests.client.test_consuming import drain, in_order, numbers, send, silence
 from tests.server.scalable_stage import NAME, Stage
 
 FIRST = InitialPosition.EARLIEST
@@ -53,5 +54,79 @@ def test_a_queue_is_moved_in_all_segments_or_in_that_of_a_message() -> None:
                 await consumer.seek(ScalableMessageId(77, target.message_id))
             with pytest.raises(InvalidValue, match="names no partition"):
                 await consumer.seek(target.message_id)
+
+    play(story)
+
+
+def test_a_stream_is_moved_over_segments_that_were_finished_and_keeps_the_order() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            consumer = await client.stream_consumer(NAME, "s", initial_position=FIRST)
+            kept = Kept()
+            await kept.send_many(producer, 30)
+            await producer.flush()
+            found = await drain(consumer, 30)
+            await consumer.ack_cumulative(found[-1])
+            await stage.split(0)
+            await asyncio.sleep(2)
+            between = LoopClock(EPOCH_MS).now_ms()
+            await asyncio.sleep(1)
+            await kept.send_many(producer, 30)
+            await producer.flush()
+            found += await drain(consumer, 30)
+            await consumer.ack_cumulative(found[-1])
+            assert consumer.segments == (1, 2)
+
+            await consumer.seek(EARLIEST)
+            again = await read_all(consumer, 60)
+            assert in_order(again)
+            assert numbers(again) == list(range(60))
+
+            await consumer.seek(between)
+            assert numbers(await read_all(consumer, 30)) == list(range(30, 60))
+
+            await consumer.seek(found[0].id)
+            assert numbers(await read_all(consumer, 30)) == list(range(30))
+            with pytest.raises(AlreadyClosed):
+                await consumer.ack_cumulative(found[0])
+
+            await consumer.seek(EARLIEST)
+            await consumer.seek(LATEST)
+            await silence(consumer)
+            await kept.send_many(producer, 5)
+            await producer.flush()
+            assert numbers(await read_all(consumer, 5)) == list(range(60, 65))
+
+    play(story)
+
+
+async def read_all(consumer: StreamConsumer[bytes], count: int) -> list[Message[bytes]]:
+    """Exactly so many come, and are acknowledged as they do."""
+    found: list[Message[bytes]] = []
+    while got := await consumer.receive_many(7, timeout=20.0):
+        found += got
+        consumer.ack_cumulative(got[-1])
+    assert len(found) == count
+    return found
+
+
+def test_a_group_of_several_is_not_moved_by_one_of_them() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            first = await client.stream_consumer(NAME, "s", initial_position=FIRST)
+            second = await client.stream_consumer(NAME, "s", initial_position=FIRST)
+            await asyncio.sleep(2)
+            await Kept().send_many(producer, 20)
+            await producer.flush()
+            with pytest.raises(NotAllowed, match="another member"):
+                await first.seek(LATEST)
+            found = [
+                each
+                for consumer in (first, second)
+                for each in await consumer.receive_many(20, timeout=5.0)
+            ]
+            assert numbers(found) == list(range(20))
 
     play(story)

@@ -8,11 +8,14 @@ Invariants:
 2. A cumulative acknowledgement covers what had been handed out when its message was, in every
    segment, and nothing that still waited for the application. Only segments that advanced send one.
 3. A segment that was there at first begins at `initial_position`, a later one at its beginning.
+4. While the subscription is moved, nothing is handed out of what is moved, nor of what comes after
+   it. All segments are this member's to move, or none is moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Set
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,11 +33,20 @@ from magnetar.client.pool import Connections
 from magnetar.client.queue_segment import SharedStreamSegment
 from magnetar.client.receiving import Receiving, feed_of, not_consumed
 from magnetar.client.schema.info import Schema
+from magnetar.client.seeking import SeekTarget, one_message, seek_fields
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
+from magnetar.client.segment_seek import SegmentSeek
 from magnetar.client.stream_segment import StreamSegment
-from magnetar.errors import AlreadyClosed, InvalidValue, MagnetarError
-from magnetar.model.ids import ScalableMessageId, SegmentPosition
+from magnetar.errors import (
+    AlreadyClosed,
+    ConsumerNotFound,
+    InvalidValue,
+    MagnetarError,
+    NotAllowed,
+)
+from magnetar.model.ids import LATEST, SCALABLE_LATEST, ScalableMessageId, SegmentPosition
 from magnetar.model.names import Domain, TopicName
+from magnetar.model.segments import SegmentLayout
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.logs import logger
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -43,6 +55,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+PARENTS_FIRST_S: Final = 5.0
+"""After a seek the controller has this long to give out parents before their children."""
 
 _LOG: Final = logger(__name__)
 _SEGMENT_SCHEME: Final = f"{Domain.SEGMENT.value}://"
@@ -79,6 +94,8 @@ class StreamConsumer(Receiving[T]):
             kind=pb.STREAM,
         )
         self._first: frozenset[int] = frozenset()
+        self._away: frozenset[int] = frozenset()
+        """Segments that are not consumed while the subscription is moved."""
 
     @property
     def topic(self) -> str:
@@ -188,6 +205,89 @@ class StreamConsumer(Receiving[T]):
             feed.spec.segment_id, message_id, tuple(positions), parent_topic=self.topic
         )
 
+    # --- moving
+
+    async def seek(self, target: SeekTarget) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            await consumer.seek(EARLIEST)
+            await consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. A message moves its own segment and no
+        other; a time, the earliest or the latest message moves all, those too that were finished:
+        each key comes in order again. Receive nothing meanwhile: what was received before cannot be
+        acknowledged any more. Raises `NotAllowed` if another member of the group has a segment.
+        """
+        self._check_open()
+        layout = self._watch.layout
+        assert layout is not None, "it is open"
+        message = one_message(target)
+        if message is None:
+            moved = set(layout.segments)
+        elif isinstance(message, ScalableMessageId) and message.segment_id in layout.segments:
+            moved = {message.segment_id}
+        else:
+            raise ConsumerNotFound(f"{message} is of no segment of {self.topic}")
+        if self._away:
+            raise NotAllowed("it is being moved already")
+        # What comes after them must not be handed out before the controller knows.
+        self._away = frozenset(
+            each for each in layout.segments if each in moved or moved & _ancestors(layout, each)
+        )
+        try:
+            await self._release_away()
+            await self._move(layout, moved, seek_fields(target))
+            if target not in (LATEST, SCALABLE_LATEST):
+                await self._until_parents_first(layout, moved)
+        finally:
+            self._away = frozenset()
+            self._feeds.stirred.advance()
+
+    async def _release_away(self) -> None:
+        for (_, segment_id), feed in list(self._feeds.present.items()):
+            if segment_id in self._away:
+                feed.release(wait=False)
+                while not feed.has_ended:
+                    await feed.ends.past(feed.ends.version)
+
+    async def _move(self, layout: SegmentLayout, moved: Set[int], fields: dict[str, Any]) -> None:
+        seeks = [
+            SegmentSeek(
+                self._connections,
+                self._watch.topic_of(layout.segments[segment_id]),
+                self._subscription,
+                f"{self._name}-seg-{segment_id}",
+            )
+            for segment_id in sorted(moved)
+        ]
+        try:
+            for each in seeks:  # all of them or none
+                await each.occupy()
+            for each in seeks:
+                await each.seek(fields)
+        finally:
+            for each in seeks:
+                each.leave()
+
+    async def _until_parents_first(self, layout: SegmentLayout, moved: Set[int]) -> None:
+        """Until what comes after sealed segments that were moved is not this member's any more.
+
+        Nobody tells if something is left in these; then the wait ends after `PARENTS_FIRST_S`.
+        """
+        waiting = {each for each in moved if not layout.segments[each].is_active}
+        changes = self._session.changes
+        try:
+            async with asyncio.timeout(PARENTS_FIRST_S):
+                while any(waiting & _ancestors(layout, each) for each in self._assigned()):
+                    await changes.past(changes.version)
+        except TimeoutError:
+            _LOG.info("parents-not-first", consumer=self._name, topic=self.topic)
+
+    def _assigned(self) -> list[int]:
+        assignment = self._session.assignment
+        assert assignment is not None, "it is open"
+        return [each.segment_id for each in assignment.segments]
+
     # --- its parts
 
     @property
@@ -216,7 +316,11 @@ class StreamConsumer(Receiving[T]):
         assert assignment is not None, "it is open"
         found = {(self.topic, each.segment_id): self._spec(each) for each in assignment.segments}
         self._gone &= found.keys()
-        return {key: spec for key, spec in found.items() if key not in self._gone}
+        return {
+            key: spec
+            for key, spec in found.items()
+            if key not in self._gone and key[1] not in self._away
+        }
 
     def _spec(self, assigned: pb.ScalableAssignedSegment) -> SegmentSpec:
         fields: dict[str, Any] = {"subType": int(SubscriptionType.EXCLUSIVE)}
@@ -245,6 +349,18 @@ class StreamConsumer(Receiving[T]):
         if "keySharedMeta" in spec.fields:
             return SharedStreamSegment(self, spec)
         return StreamSegment(self, spec)
+
+
+def _ancestors(layout: SegmentLayout, segment_id: int) -> Set[int]:
+    """The segments of a layout that come before this one."""
+    found: set[int] = set()
+    waiting = [segment_id]
+    while waiting:
+        segment = layout.segments.get(waiting.pop())
+        parents = () if segment is None else segment.parent_ids
+        waiting += [each for each in parents if each not in found]
+        found |= set(parents)
+    return found
 
 
 def _not_here(feed: SegmentConsumer) -> MagnetarError:

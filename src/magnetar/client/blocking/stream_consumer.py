@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.message import Message
+from magnetar.client.seeking import SeekTarget
 from magnetar.client.stream_consumer import StreamConsumer as AsyncStreamConsumer
 from magnetar.model.ids import ScalableMessageId
 
@@ -63,6 +64,19 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
         consumer.ack_arrow(batch).wait()
         """
         return self._acknowledged(lambda: self._wrapped.ack_arrow(batch, txn=wrapped_of(txn)))
+
+    def seek(self, target: SeekTarget) -> None:
+        """Move the subscription: to a message, which is the next one, or to a time.
+
+            consumer.seek(EARLIEST)
+            consumer.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970. A message moves its own segment and no
+        other; a time, the earliest or the latest message moves all, those too that were finished:
+        each key comes in order again. Receive nothing meanwhile: what was received before cannot be
+        acknowledged any more. Raises `NotAllowed` if another member of the group has a segment.
+        """
+        self._wait(lambda: self._wrapped.seek(target))
 
     @property
     def name(self) -> str:
