@@ -14,7 +14,7 @@ from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.seeds import EPOCH_MS
 from tests.client.stage import Kept, new_client, play
-from tests.client.test_consuming import drain, in_order, numbers, send, silence
+from tests.client.test_consuming import REGULAR, drain, in_order, numbers, send, silence
 from tests.server.scalable_stage import NAME, Stage
 
 FIRST = InitialPosition.EARLIEST
@@ -128,5 +128,34 @@ def test_a_group_of_several_is_not_moved_by_one_of_them() -> None:
                 for each in await consumer.receive_many(20, timeout=5.0)
             ]
             assert numbers(found) == list(range(20))
+
+    play(story)
+
+
+def test_a_message_in_a_batch_is_the_next_one_and_none_before_it() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
+            queue = await client.queue_consumer(NAME, "s", initial_position=FIRST)
+            stream = await client.stream_consumer(NAME, "t", initial_position=FIRST)
+            for topic in (REGULAR, NAME):
+                await send(client, 10, topic)
+            for each in (consumer, queue, stream):
+                found = await drain(each, 10)
+                target = found[6]
+                assert target.raw_id.batch_index > 0
+                await each.seek(target.id)
+                assert numbers(await drain(each, 4)) == numbers(found[6:])
+                await silence(each)
+                if each is consumer:
+                    start = target.raw_id
+            reader = await client.reader(REGULAR, start=start, inclusive=True)
+            assert numbers(await drain(reader, 4)) == [6, 7, 8, 9]
+            await reader.seek(start, inclusive=True)
+            assert numbers(await drain(reader, 4)) == [6, 7, 8, 9]
+            await reader.seek(start)
+            assert numbers(await drain(reader, 3)) == [7, 8, 9]
+            await silence(reader)
 
     play(story)

@@ -12,9 +12,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from magnetar.client.ack_state import all_of, size_from
 from magnetar.client.message import AnyMessageId
 from magnetar.client.wire_ids import plain_id, wire_id
 from magnetar.errors import InvalidValue
+from magnetar.model.batch_indexes import words_of
 from magnetar.model.ids import EARLIEST, LATEST
 
 SeekTarget: TypeAlias = AnyMessageId | datetime | int
@@ -32,7 +34,13 @@ def seek_fields(target: SeekTarget) -> dict[str, Any]:
     """Where to, in the terms of SEEK."""
     if isinstance(target, datetime | int):
         return {"message_publish_time": milliseconds(target)}
-    return {"message_id": wire_id(plain_id(target))}
+    message = plain_id(target)
+    fields = wire_id(message)
+    if message.batch_index > 0:
+        # Of a batch, the broker is told which messages are left of it.
+        size = size_from(message.batch_index, message.batch_size)
+        fields["ack_set"] = list(words_of(all_of(size) & ~all_of(message.batch_index)))
+    return {"message_id": fields}
 
 
 def milliseconds(moment: datetime | int) -> int:

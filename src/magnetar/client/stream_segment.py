@@ -162,8 +162,7 @@ class ReaderSegment(StreamSegment):
     def __init__(
         self, home: Home, spec: SegmentSpec, *, start: MessageId, inclusive: bool = False
     ) -> None:
-        begin = BEFORE_ALL if start in (EARLIEST, LATEST) or inclusive else _mark(start)
-        super().__init__(home, spec, begin)
+        super().__init__(home, spec, _begin(start, inclusive=inclusive))
         self._start = start
         self._attempts = 0
         self._waiting = 0
@@ -178,8 +177,7 @@ class ReaderSegment(StreamSegment):
     def jump(self, start: MessageId, *, inclusive: bool) -> None:
         """Go on from elsewhere; what is in the inbox is dropped."""
         self.generation += 1
-        begin = BEFORE_ALL if start in (EARLIEST, LATEST) or inclusive else _mark(start)
-        self._acks = CumulativeAcks(begin)
+        self._acks = CumulativeAcks(_begin(start, inclusive=inclusive))
         self._hand_offs.clear()
         self._start = start
         self.reached_end = self.end_is_final = False
@@ -250,6 +248,17 @@ class ReaderSegment(StreamSegment):
         fields["start_message_id"] = wire_id(start)
         fields.pop("initialPosition")
         await connection.request("SUBSCRIBE", **fields)
+
+
+def _begin(start: MessageId, *, inclusive: bool) -> Mark:
+    """The last message that is not to be read."""
+    if start in (EARLIEST, LATEST):
+        return BEFORE_ALL
+    if not inclusive:
+        return _mark(start)
+    if start.batch_index <= 0:
+        return BEFORE_ALL
+    return Mark(start.position, start.batch_index - 1, start.batch_size)
 
 
 def _mark(message_id: MessageId) -> Mark:
