@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -10,11 +11,13 @@ from magnetar.client.message import Message
 from magnetar.client.stream_consumer import StreamConsumer
 from magnetar.errors import AlreadyClosed, ConsumerNotFound, InvalidValue, NotAllowed
 from magnetar.model.ids import EARLIEST, LATEST, ScalableMessageId
+from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.seeds import EPOCH_MS
 from tests.client.stage import Kept, new_client, play
 from tests.client.test_consuming import REGULAR, drain, in_order, numbers, send, silence
+from tests.client.test_producing_in_trouble import cut_links
 from tests.server.scalable_stage import NAME, Stage
 
 FIRST = InitialPosition.EARLIEST
@@ -157,5 +160,40 @@ def test_a_message_in_a_batch_is_the_next_one_and_none_before_it() -> None:
             await reader.seek(start)
             assert numbers(await drain(reader, 3)) == [7, 8, 9]
             await silence(reader)
+
+    play(story)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_reader_is_moved_to_a_time(partitions: int) -> None:
+    async def story(stage: Stage) -> None:
+        if partitions:
+            name = TopicName.parse(REGULAR)
+            await stage.host.ask(
+                lambda server: server.context.topics.create_partitioned(name, partitions)
+            )
+        async with new_client(stage) as client:
+            clock = LoopClock(EPOCH_MS)
+            begun = clock.now_ms()
+            await send(client, 10, REGULAR, batching=False)
+            await asyncio.sleep(1)
+            between = clock.now_ms()
+            await asyncio.sleep(1)
+            await send(client, 20, REGULAR, batching=False)
+            reader = await client.reader(REGULAR, start=EARLIEST)
+            assert len(await drain(reader, 30)) == 30
+            await reader.seek(between)
+            assert await reader.has_message_available()
+            await cut_links(stage, Random(0))
+            assert numbers(await drain(reader, 20)) == list(range(20))
+            assert not await reader.has_message_available()
+            await reader.seek(begun - 1000)
+            assert len(await drain(reader, 30)) == 30
+            await asyncio.sleep(1)
+            await reader.seek(clock.now_ms())
+            assert not await reader.has_message_available()
+            await silence(reader)
+            await send(client, 1, REGULAR)
+            assert (await reader.receive(timeout=5.0)).value == b"0"
 
     play(story)

@@ -10,7 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 from magnetar.client.consumer_settings import ConsumerSettings
@@ -18,10 +20,11 @@ from magnetar.client.feeds import SegmentKey
 from magnetar.client.layout_consumer import LayoutConsumer
 from magnetar.client.pool import Connections
 from magnetar.client.schema.info import Schema
+from magnetar.client.seeking import milliseconds
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.stream_segment import ReaderSegment
 from magnetar.client.wire_ids import id_from
-from magnetar.errors import InvalidSetting
+from magnetar.errors import DeadlineExceeded, InvalidSetting
 from magnetar.model.ids import EARLIEST, LATEST, MessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
@@ -76,13 +79,30 @@ class Reader(LayoutConsumer[T]):
                 return True
         return False
 
-    async def seek(self, target: MessageId, *, inclusive: bool = False) -> None:
-        """Go on behind another message, or with it."""
+    async def seek(self, target: MessageId | datetime | int, *, inclusive: bool = False) -> None:
+        """Go on behind another message (`inclusive`: with it), or with what was published since.
+
+            await reader.seek(EARLIEST)
+            await reader.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970.
+        """
         self._check_open()
         readers = self._readers()
-        self._check_start(target, len(readers))
-        for feed in readers:
-            feed.jump(target, inclusive=inclusive)
+        if isinstance(target, MessageId):
+            self._check_start(target, len(readers))
+            for feed in readers:
+                feed.jump(target, inclusive=inclusive)
+        else:
+            for feed in readers:
+                feed.jump(EARLIEST, published_from_ms=milliseconds(target))
+        timeout_s = self._connections.settings.operation_timeout
+        try:
+            async with asyncio.timeout(timeout_s):
+                for feed in readers:
+                    await feed.until_subscribed()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{self._name} was not moved within {timeout_s} s") from error
 
     # --- its parts
 

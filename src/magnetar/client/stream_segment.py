@@ -32,13 +32,14 @@ from magnetar.client.ack_state import (
     ack_item,
 )
 from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
-from magnetar.client.connection import BrokerConnection
+from magnetar.client.connection import CONSUMER, BrokerConnection
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message, MessageId
 from magnetar.client.segment_consumer import Home, SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import id_from, wire_id
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.model.ids import EARLIEST, LATEST, Position
+from magnetar.wire.messages import Command
 
 
 class StreamSegment(SegmentConsumer):
@@ -164,6 +165,8 @@ class ReaderSegment(StreamSegment):
     ) -> None:
         super().__init__(home, spec, _begin(start, inclusive=inclusive))
         self._start = start
+        self._start_ms: int | None = None
+        """It is to begin at what was published then or later; None: its place is known."""
         self._attempts = 0
         self._waiting = 0
         """Its messages in the inbox."""
@@ -174,9 +177,16 @@ class ReaderSegment(StreamSegment):
         handed = self._acks.handed_through
         return self._start if handed is BEFORE_ALL else mark_id(handed)
 
-    def jump(self, start: MessageId, *, inclusive: bool) -> None:
-        """Go on from elsewhere; what is in the inbox is dropped."""
+    def jump(
+        self, start: MessageId, *, inclusive: bool = False, published_from_ms: int | None = None
+    ) -> None:
+        """Go on from elsewhere, and there from a time; what is in the inbox is dropped.
+
+        It is there when it is subscribed again.
+        """
         self.generation += 1
+        self.is_subscribed = False
+        self._start_ms = published_from_ms
         self._acks = CumulativeAcks(_begin(start, inclusive=inclusive))
         self._hand_offs.clear()
         self._start = start
@@ -221,7 +231,9 @@ class ReaderSegment(StreamSegment):
         return super()._may_go_on(error)
 
     async def _subscribe(self, connection: BrokerConnection, number: int) -> None:
-        if self.position == LATEST:
+        if self._start_ms is not None:
+            await self._find_time(connection, number, self._start_ms)
+        elif self.position == LATEST:
             await self._find_latest(connection, number)
         await self._subscribe_at(connection, number, self.position)
 
@@ -237,10 +249,35 @@ class ReaderSegment(StreamSegment):
         self._start = MessageId(found.ledger_id, found.entry_id)
         self._acks = CumulativeAcks(Mark(found.position))
 
+    async def _find_time(self, connection: BrokerConnection, number: int, start_ms: int) -> None:
+        """As `_find_latest`, for the place behind all that was published before."""
+        mover = connection.register(CONSUMER, _Deaf())
+        try:
+            await self._subscribe_at(connection, mover, EARLIEST)
+            await connection.request("SEEK", consumer_id=mover, message_publish_time=start_ms)
+        except BaseException:
+            connection.tell_request("CLOSE_CONSUMER", consumer_id=mover)
+            raise
+        finally:
+            connection.unregister(CONSUMER, mover)
+        # A seek ends its consumer, and keeps the subscription for one that comes at once.
+        await self._subscribe_at(connection, number, EARLIEST, is_again=True)
+        answer = await connection.request("GET_LAST_MESSAGE_ID", consumer_id=number)
+        await connection.request("CLOSE_CONSUMER", consumer_id=number)
+        found = id_from(answer.consumer_mark_delete_position)
+        self._start = MessageId(found.ledger_id, found.entry_id)
+        self._acks = CumulativeAcks(Mark(found.position))
+        self._start_ms = None
+
     async def _subscribe_at(
-        self, connection: BrokerConnection, number: int, start: MessageId
+        self,
+        connection: BrokerConnection,
+        number: int,
+        start: MessageId,
+        *,
+        is_again: bool = False,
     ) -> None:
-        self._attempts += 1
+        self._attempts += not is_again
         fields = self._subscribe_fields(number)
         # A name of its own each time: what is left of an earlier one stands elsewhere.
         fields["subscription"] = f"{self.spec.subscription}-{self.generation}-{self._attempts}"
@@ -248,6 +285,16 @@ class ReaderSegment(StreamSegment):
         fields["start_message_id"] = wire_id(start)
         fields.pop("initialPosition")
         await connection.request("SUBSCRIBE", **fields)
+
+
+class _Deaf:
+    """A consumer that asks for no messages, and does not mind its end."""
+
+    def take(self, command: Command) -> None:
+        """Nothing was asked for."""
+
+    def lost(self, error: MagnetarError) -> None:
+        """Whoever waits for an answer hears of it."""
 
 
 def _begin(start: MessageId, *, inclusive: bool) -> Mark:

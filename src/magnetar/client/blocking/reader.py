@@ -6,6 +6,7 @@ Written by `make blocking` from `magnetar.client.reader`; edit that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Handle
@@ -31,8 +32,14 @@ class Reader(Handle[AsyncReader[T]], Generic[T]):
         """Whether there is a message that was not received yet."""
         return self._wait(lambda: self._wrapped.has_message_available())
 
-    def seek(self, target: MessageId, *, inclusive: bool = False) -> None:
-        """Go on behind another message, or with it."""
+    def seek(self, target: MessageId | datetime | int, *, inclusive: bool = False) -> None:
+        """Go on behind another message (`inclusive`: with it), or with what was published since.
+
+            reader.seek(EARLIEST)
+            reader.seek(datetime.now(UTC) - timedelta(hours=1))
+
+        Times are datetimes or milliseconds since 1970.
+        """
         self._wait(lambda: self._wrapped.seek(target, inclusive=inclusive))
 
     @property
