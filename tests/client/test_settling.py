@@ -23,6 +23,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client.stage import new_client, play
 from tests.client.test_consuming import REGULAR, numbers, send, silence
 from tests.client.test_producing_in_trouble import cut_links
+from tests.client.test_what_is_consumed import terminate
 from tests.server.scalable_stage import NAME, Stage
 
 LARGE = bytes(range(256)) * (12 * 4096)
@@ -271,5 +272,53 @@ def test_a_chunk_that_is_sent_once_more_is_no_message() -> None:
                 await silence(consumer)
             await queue.ack(message)
             assert await backlog(stage, REGULAR, "s") == 0
+
+    play(story)
+
+
+def test_dead_letters_are_of_any_size_and_have_no_value_if_the_message_has_none() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            dead = await client.queue_consumer(f"{NAME}-DLQ", "d", initial_position=FIRST)
+            consumer = await client.queue_consumer(
+                NAME,
+                "s",
+                initial_position=FIRST,
+                dead_letter=DeadLetterPolicy(max_redeliveries=0),
+            )
+            await send_large(client, NAME)
+            async with await client.producer(NAME) as producer:
+                await producer.send(None, key="k")
+            for _ in range(2):
+                consumer.nack(await consumer.receive(timeout=5.0))
+            large, null = [await dead.receive(timeout=20.0) for _ in range(2)]
+            assert large.value == LARGE
+            assert null.is_null
+
+    play(story)
+
+
+def test_a_producer_of_dead_letters_that_failed_is_replaced() -> None:
+    async def story(stage: Stage) -> None:
+        letters = "persistent://public/default/letters"
+        async with new_client(stage) as client:
+            consumer = await client.consumer(
+                REGULAR,
+                "s",
+                subscription_type=SubscriptionType.SHARED,
+                initial_position=FIRST,
+                dead_letter=DeadLetterPolicy(max_redeliveries=0, topic=letters),
+            )
+            await send(client, 2, REGULAR, batching=False)
+            consumer.nack(await consumer.receive(timeout=5.0))
+            await asyncio.sleep(5)
+            await terminate(stage, letters)
+            consumer.nack(await consumer.receive(timeout=5.0))
+            await asyncio.sleep(20)
+            name = TopicName.parse(letters)
+            await stage.host.ask(lambda server: server.topics.delete(name, force=True))
+            dead = await client.consumer(letters, "d", initial_position=FIRST)
+            assert (await dead.receive(timeout=60.0)).value == b"1"
 
     play(story)

@@ -196,7 +196,7 @@ class Client(MakesConsumers, MakesTransactions):
                     raise each
 
     async def _producer_for(self, topic: str) -> Producer[bytes]:
-        return await self.producer(topic)
+        return await self.producer(topic, chunking=True)
 
     def _keep(self, made: Closable) -> None:
         self._open[made] = None

@@ -86,7 +86,7 @@ class DeadLetters:
         try:
             producer = await self._producer(topic)
             await producer.send(
-                message.data,
+                None if message.is_null else message.data,
                 key=message.key_bytes if message.key is None else message.key,
                 ordering_key=message.ordering_key,
                 properties=self._properties(message),
@@ -95,6 +95,7 @@ class DeadLetters:
         except MagnetarError as error:
             _LOG.error("dead-letter-failed", error, topic=topic, message=str(message.raw_id))
             feed.give_back_later(message, RETRY_S)
+            await self._drop(topic)
             return
         feed.ack(message.raw_id, message.chunk_ids)
 
@@ -124,3 +125,9 @@ class DeadLetters:
         if known is None:
             known = self._producers[topic] = await self._make_producer(topic)
         return known
+
+    async def _drop(self, topic: str) -> None:
+        """A producer that failed may never work again: the next letter gets a new one."""
+        failed = self._producers.pop(topic, None)
+        if failed is not None:
+            await failed.close()
