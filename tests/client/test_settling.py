@@ -322,3 +322,33 @@ def test_a_producer_of_dead_letters_that_failed_is_replaced() -> None:
             assert (await dead.receive(timeout=60.0)).value == b"1"
 
     play(story)
+
+
+@pytest.mark.parametrize("trouble", ["none", "cut", "another consumer"])
+def test_a_message_is_not_handed_out_before_its_time(trouble: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        now = asyncio.get_running_loop().time
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            consumer = await client.queue_consumer(NAME, "s", **LIMITED)
+            begun = now()
+            await producer.send(b"30", key="k", deliver_after=30)
+            await producer.send(b"20", key="k", deliver_after=20)
+            await send(client, 15, batching=False)
+            for number in range(15):
+                message = await consumer.receive(timeout=1.0)
+                assert message.value == b"%d" % number
+                consumer.ack(message)
+            if trouble == "cut":
+                await cut_links(stage, Random(0))
+            elif trouble == "another consumer":
+                await consumer.close()
+                consumer = await client.queue_consumer(NAME, "s", **LIMITED)
+            for seconds in (20, 30):
+                message = await consumer.receive(timeout=60.0)
+                assert message.value == b"%d" % seconds
+                assert seconds - 1 <= now() - begun < seconds + 5
+                await consumer.ack(message)
+            await silence(consumer, 60.0)
+
+    play(story)

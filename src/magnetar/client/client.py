@@ -39,7 +39,7 @@ from magnetar.client.settings import (
 from magnetar.client.traffic import ClientMetrics
 from magnetar.errors import AlreadyClosed, NotAllowed
 from magnetar.model.names import Domain, TopicName
-from magnetar.runtime.clock import Clock, SystemClock
+from magnetar.runtime.clock import Clock
 
 Value = TypeVar("Value")
 
@@ -105,8 +105,7 @@ class Client(MakesConsumers, MakesTransactions):
             memory_limit=memory_limit,
             interceptors=interceptors,
         )
-        self.connections = Connections(settings, connect=connect, chance=chance)
-        self._clock = clock or SystemClock()
+        self.connections = Connections(settings, connect=connect, chance=chance, clock=clock)
         self._memory = Budget(memory_limit)
         self._open: dict[Closable, None] = {}
         self._closing: asyncio.Task[None] | None = None
@@ -155,7 +154,7 @@ class Client(MakesConsumers, MakesTransactions):
             schema=schema,
             settings=ProducerSettings(**options),
             memory=self._memory,
-            clock=self._clock,
+            clock=self.connections.clock,
             is_named_by_application=name is not None,
             on_close=self._forget,
         )

@@ -197,6 +197,12 @@ class Message(Generic[T_co]):
         return self._metadata.publish_time
 
     @property
+    def deliver_at_ms(self) -> int | None:
+        """Before this it is not to be handed out, where messages are shared; None: at once."""
+        said = self._metadata
+        return said.deliver_at_time if said.HasField("deliver_at_time") else None
+
+    @property
     def event_time_ms(self) -> int | None:
         """When it happened, as the application that sent it said."""
         said = self._metadata if self._single is None else self._single

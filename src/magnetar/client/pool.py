@@ -36,6 +36,7 @@ from magnetar.errors import (
     RequestError,
     TopicNotFound,
 )
+from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 Result = TypeVar("Result")
@@ -60,9 +61,11 @@ class Connections:
         *,
         connect: Connect | None = None,
         chance: Random | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self.chance = chance or SystemRandom()
+        self.clock = clock or SystemClock()
         self.interceptors = Interceptors(settings.interceptors)
         self.metrics = ClientMetrics(lambda: self.count)
         self._connect = connect

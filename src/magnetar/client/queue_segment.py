@@ -9,7 +9,9 @@ Invariants:
 2. No more is fetched while `unacked_max` entries are not settled.
 3. A message that was delivered too often goes to the dead letters instead of the application, once
    however often it is given back or delivered meanwhile.
-4. In a shared stream, a cumulative acknowledgement covers exactly what was handed out of this
+4. Where consumers share messages, one with a time of delivery is not handed out before it, whatever
+   the broker does; meanwhile it counts as not settled.
+5. In a shared stream, a cumulative acknowledgement covers exactly what was handed out of this
    segment up to that turn.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
 from magnetar.client.ack_outbox import AckTransaction
@@ -38,6 +41,8 @@ from magnetar.client.wire_ids import wire_position
 from magnetar.model.ids import Position
 
 REDELIVERIES_PER_COMMAND: Final = 1000
+EARLY_S: Final = 1.0
+"""Brokers with delayed delivery deliver up to so much before the time."""
 _EVERYTHING: Final = 1 << 62
 
 
@@ -76,6 +81,9 @@ class QueueSegment(SegmentConsumer):
         self._put_aside: set[MessageId] = set()
         """On their way to the dead letters."""
         self._takes_ids = takes_redelivery_ids
+        self._early: list[tuple[float, int, Message[Any]]] = []
+        """A heap of those that came before their time, and when that is."""
+        self._early_count = 0
 
     # --- the application's side
 
@@ -199,6 +207,7 @@ class QueueSegment(SegmentConsumer):
         self._processing.clear()
         self._held.clear()
         self._chunks.clear()
+        self._early.clear()
         self.reached_end = self.end_is_final = False
         self.restart()
 
@@ -216,6 +225,22 @@ class QueueSegment(SegmentConsumer):
         return self._dead_letters is None
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
+        if self._keeps_times and isinstance(message, Message) and message.deliver_at_ms is not None:
+            wait_s = (message.deliver_at_ms - self.home.connections.clock.now_ms()) / 1000
+            if wait_s > EARLY_S:
+                self._early_count += 1
+                heappush(self._early, (self.loop.time() + wait_s, self._early_count, message))
+                self.give_permits(1)
+                self.news.advance()
+                return
+        self._deliver(message)
+
+    @property
+    def _keeps_times(self) -> bool:
+        """Whether messages wait for their time of delivery: not where there is an order."""
+        return self._takes_ids
+
+    def _deliver(self, message: Message[Any] | EntryRows) -> None:
         if isinstance(message, EntryRows) or self._dead_letters is None:
             super().deliver(message)
         elif message.raw_id in self._put_aside:
@@ -308,7 +333,12 @@ class QueueSegment(SegmentConsumer):
 
     @property
     def _may_ask(self) -> bool:
-        return len(self._held) < self.settings.unacked_max
+        return len(self._held) + len(self._early) < self.settings.unacked_max
+
+    def _disconnected(self) -> None:
+        super()._disconnected()
+        self._dropped([message for _, _, message in self._early])
+        self._early.clear()
 
     def _reconnected(self) -> None:
         self._acks.reconnected()
@@ -316,11 +346,15 @@ class QueueSegment(SegmentConsumer):
         self._nacked.clear()
 
     def _next_due(self) -> float | None:
-        dues = (super()._next_due(), self._nacked.next_at, self._processing.next_at)
+        early = self._early[0][0] if self._early and not self.is_releasing else None
+        dues = (super()._next_due(), self._nacked.next_at, self._processing.next_at, early)
         return min((each for each in dues if each is not None), default=None)
 
     def _do_due(self, now: float) -> None:
         super()._do_due(now)
+        while self._early and self._early[0][0] <= now and not self.is_releasing:
+            self._returned -= 1  # it is given once more when the message is handed out
+            self._deliver(heappop(self._early)[2])
         positions = self._nacked.due(now)
         for position in self._processing.due(now):
             chunks = [each.position for each in self._chunks.get(position, ())]
@@ -346,6 +380,10 @@ class SharedStreamSegment(QueueSegment):
     @property
     def takes_rows(self) -> bool:
         """The order is kept message by message."""
+        return False
+
+    @property
+    def _keeps_times(self) -> bool:
         return False
 
     def _handed_out(self, message: Message[Any]) -> None:
