@@ -38,7 +38,7 @@ from magnetar.errors import (
     Unavailable,
 )
 from magnetar.ledger.api import NO_ENTRY, LedgerInfo, LedgerStore, LedgerWriter
-from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan, Rollover
+from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan, Rollover, last_of
 from magnetar.managed_ledger.owned_record import OwnedRecord, may_be_applied
 from magnetar.managed_ledger.records import ManagedLedgerRecord
 from magnetar.model.ids import Position
@@ -439,7 +439,15 @@ class Appender:
             changed = self._with_ledgers(record)
             kept = tuple(span for span in changed.ledgers if span.ledger_id not in gone)
             dropping = tuple(sorted({*changed.dropping, *gone}))
-            return msgspec.structs.replace(changed, ledgers=kept, dropping=dropping)
+            return msgspec.structs.replace(
+                changed,
+                ledgers=kept,
+                dropping=dropping,
+                trimmed_through=last_of(
+                    [span for span in changed.ledgers if span.ledger_id in gone],
+                    changed.trimmed_through,
+                ),
+            )
 
         def applied() -> None:
             self.ledgers.drop(gone)

@@ -264,6 +264,12 @@ class LedgerList:
         self._summed = max(len(self._ids) - 1, 0)
 
 
+def last_of(spans: Iterable[LedgerSpan], otherwise: Position | None) -> Position | None:
+    """The last entry in any of these ledgers; `otherwise` if there is none in them."""
+    found = [Position(span.ledger_id, span.entries - 1) for span in spans if span.entries]
+    return max(found, default=otherwise)
+
+
 def _expired(span: LedgerSpan, retention: Retention, now_ms: int, kept_bytes: int) -> bool:
     assert span.closed_ms is not None
     if retention.seconds is not None:

@@ -167,6 +167,15 @@ class ManagedLedger(Service):
         """The first existing position at or after this one; None: it is still to come."""
         return self._appender.refresh().at_or_after(position)
 
+    def last_valid(self, position: Position) -> Position | None:
+        """The last existing position at or before this one; None: there is none."""
+        return self._appender.refresh().at_or_before(position)
+
+    @property
+    def trimmed_through(self) -> Position | None:
+        """The last entry that was trimmed; None: none ever was."""
+        return self._record.value.trimmed_through
+
     def next_append_floor(self) -> Position:
         """No later append will be below it, and none so far is at or above it."""
         return self._appender.floor()

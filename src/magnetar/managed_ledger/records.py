@@ -43,6 +43,8 @@ class ManagedLedgerRecord(msgspec.Struct, frozen=True, array_like=True):
     deleted: bool = False
     """Being deleted: who finds it finishes that."""
     properties: dict[str, str] = {}
+    trimmed_through: Position | None = None
+    """The last entry that is gone; None: none ever was."""
 
 
 class ChunkRef(msgspec.Struct, frozen=True, array_like=True):

@@ -139,6 +139,26 @@ def test_trim_drops_what_all_cursors_acknowledged_and_nothing_at_a_pin(
     world_factory.run(main())
 
 
+def test_up_to_where_it_was_trimmed_is_known_for_good(world_factory: WorldFactory) -> None:
+    async def main() -> None:
+        world = world_factory()
+        ledger = await with_ledgers_of(world, [2, 2, 0, 2])
+        whole = await read_all(ledger)
+        assert ledger.trimmed_through is None
+        assert ledger.last_valid(whole[1].position.next) == whole[1].position
+        assert ledger.last_valid(whole[0].position.previous) is None
+        await ledger.trim(NOTHING_KEPT, whole[2].position)
+        assert ledger.trimmed_through == whole[1].position
+        await ledger.close()
+        ledger = await world.open()
+        assert ledger.trimmed_through == whole[1].position
+        await ledger.trim(NOTHING_KEPT)
+        assert ledger.entries == 0
+        assert ledger.trimmed_through == whole[-1].position
+
+    world_factory.run(main())
+
+
 def test_trimmed_ledgers_that_could_not_be_deleted_go_later(
     memory_world_factory: MemoryWorldFactory,
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from magnetar.errors import CorruptMetadata, FormatTooNew
 from magnetar.managed_ledger.acked import AckedSet, ChunkKey, StoredChunk
@@ -82,9 +83,10 @@ CURSOR_SPLIT = CursorRecord(
     deleted=True,
 )
 
+TRIMMED = replace(MANAGED_LEDGER, trimmed_through=Position(2, 17))
+
 GOLDEN_BYTES = {
-    "managed-ledger-v1.bin": encode(MANAGED_LEDGER),
-    "managed-ledger-sealed-v1.bin": encode(SEALED),
+    "managed-ledger-trimmed-v1.bin": encode(TRIMMED),
     "cursor-v1.bin": encode(CURSOR),
     "cursor-split-v1.bin": encode(CURSOR_SPLIT),
     "chunk-piece-v1.bin": split(encode_chunk(acknowledged()), 10_000)[0],
@@ -100,8 +102,10 @@ def test_golden_files_decode_to_what_was_written() -> None:
     def stored(name: str) -> bytes:
         return (GOLDEN / name).read_bytes()
 
+    # These two are from before `trimmed_through`: nothing was trimmed, as far as they know.
     assert decode_managed_ledger("k", NAME, stored("managed-ledger-v1.bin")) == MANAGED_LEDGER
     assert decode_managed_ledger("k", NAME, stored("managed-ledger-sealed-v1.bin")) == SEALED
+    assert decode_managed_ledger("k", NAME, stored("managed-ledger-trimmed-v1.bin")) == TRIMMED
     cursor = decode_cursor("k", NAME, stored("cursor-v1.bin"))
     assert cursor == CURSOR
     assert decode_table("k", cursor.table) == TABLE
