@@ -32,6 +32,7 @@ CLASSES: Final = {
     "stream_consumer": "StreamConsumer",
     "checkpoint_consumer": "CheckpointConsumer",
     "reader": "Reader",
+    "ranges": "Ranges",
     "client": "Client",
 }
 HANDLES: Final = {name: f"{PACKAGE}.blocking.{module}" for module, name in CLASSES.items()}
@@ -100,6 +101,8 @@ class Types(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id == "AsyncIterator":
+            return ast.Name("Iterator")
         return ast.Name("Transaction") if node.id in TRANSACTIONS else node
 
 
@@ -179,7 +182,8 @@ class Writer:
     @staticmethod
     def _evaluated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
         """What is run through must be so in the thread of the caller."""
-        many = [each for each in node.args.args if _type_of(each).startswith("Iterable[")]
+        given = [*node.args.args, *node.args.kwonlyargs]
+        many = [each for each in given if _type_of(each).startswith("Iterable[")]
         return [f"given = [wrapped_of(each) for each in {each.arg}]" for each in many]
 
     def _body(self, node: ast.FunctionDef | ast.AsyncFunctionDef, called: str) -> str:
@@ -191,6 +195,8 @@ class Writer:
             return f"return Transaction(self._thread, self._wait({made}))"
         if bare in HANDLES:
             return f"return {bare}(self._thread, self.{waits}({made}))"
+        if bare == "AsyncIterator":
+            return f"return self._pull({made})"
         if bare == "asyncio.Future":
             return f"return self._stored_later({made})"
         if bare == "Acknowledged":
@@ -255,6 +261,8 @@ class Writer:
             if name in HANDLES:
                 if name != self.name:
                     self.imports.add(f"from {HANDLES[name]} import {name}")
+            elif name == "Iterator":
+                self.imports.add("from collections.abc import Iterator")
             elif name == "Future":
                 self.imports.add("from concurrent.futures import Future")
             elif name == "Acknowledged":

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from magnetar.client.producer import Producer as Producer
     from magnetar.client.producer_settings import AccessMode as AccessMode
     from magnetar.client.queue_consumer import QueueConsumer as QueueConsumer
+    from magnetar.client.range_page import RangePage as RangePage
+    from magnetar.client.ranges import Ranges as Ranges
     from magnetar.client.reader import Reader as Reader
     from magnetar.client.schema import BOOL as BOOL
     from magnetar.client.schema import BYTES as BYTES
@@ -50,6 +52,11 @@ if TYPE_CHECKING:
     from magnetar.model.ids import Checkpoint as Checkpoint
     from magnetar.model.ids import MessageId as MessageId
     from magnetar.model.ids import ScalableMessageId as ScalableMessageId
+    from magnetar.model.ranges import RangeCount as RangeCount
+    from magnetar.model.ranges import RangeLayout as RangeLayout
+    from magnetar.model.ranges import RangePosition as RangePosition
+    from magnetar.model.ranges import RangeSegment as RangeSegment
+    from magnetar.model.ranges import RangeState as RangeState
     from magnetar.model.subscriptions import InitialPosition as InitialPosition
     from magnetar.model.subscriptions import KeySharedPolicy as KeySharedPolicy
     from magnetar.model.subscriptions import SubscriptionType as SubscriptionType
@@ -58,6 +65,7 @@ _SCHEMAS = (
     *("BOOL", "BYTES", "FLOAT32", "FLOAT64", "INT8", "INT16", "INT32", "INT64", "STRING"),
     *("AutoSchema", "AvroSchema", "JsonSchema", "ProtobufSchema", "Schema"),
 )
+_RANGES = ("RangeCount", "RangeLayout", "RangePosition", "RangeSegment", "RangeState")
 _HOMES = {
     "client.checkpoint_consumer": ("FROM_EARLIEST", "FROM_LATEST", "CheckpointConsumer"),
     "client.client": ("Client",),
@@ -71,6 +79,8 @@ _HOMES = {
     "client.producer": ("Producer",),
     "client.producer_settings": ("AccessMode",),
     "client.queue_consumer": ("QueueConsumer",),
+    "client.range_page": ("RangePage",),
+    "client.ranges": ("Ranges",),
     "client.reader": ("Reader",),
     "client.schema": _SCHEMAS,
     "client.settings": ("TlsSettings", "TokenAuth"),
@@ -78,6 +88,7 @@ _HOMES = {
     "client.transactions": ("Transaction",),
     "client.txn_state": ("TransactionState",),
     "model.ids": ("EARLIEST", "LATEST", "Checkpoint", "MessageId", "ScalableMessageId"),
+    "model.ranges": _RANGES,
     "model.subscriptions": ("InitialPosition", "KeySharedPolicy", "SubscriptionType"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -216,6 +216,12 @@ class GroupFenced(RequestError):
     hint = "a later run writes for this application; stop this one"
 
 
+class RangeLost(RequestError):
+    """Messages of the range that was asked for are not there: trimmed, or of a deleted topic."""
+
+    wire_code = WireCode.RANGE_LOST
+
+
 class AuthenticationFailed(RequestError):
     """The server does not accept who the client says it is."""
 

@@ -37,3 +37,5 @@ class WireCode(IntEnum):
     TRANSACTION_CONFLICT = 23
     TRANSACTION_NOT_FOUND = 24
     PRODUCER_FENCED = 25
+    RANGE_LOST = 1000
+    """Magnetar's own; said only in answers to commands of ranges."""

@@ -20,8 +20,9 @@ from magnetar.server.app import Server
 from magnetar.testing.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.frames import base_command, command, encode_with_payload
-from magnetar.wire.messages import Received
+from magnetar.wire.messages import Received, ReceivedEntries
 from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.server.range_refusals import REFUSED_RANGES
 from tests.unit.server.serving import connected, published, run, serving, subscribed
 
 REQUEST = 4711
@@ -285,6 +286,11 @@ TRANSACTIONS = [
     )
 ]
 
+RANGES = [
+    Refusal(f"RANGE_{command}", fields, code, f"RANGE_{command}_RESPONSE")
+    for command, fields, code in REFUSED_RANGES
+]
+
 SCALABLE = [
     Refusal(command, fields, code, reply, id_field=id_field)
     for command, fields, code, reply, id_field in (
@@ -328,7 +334,7 @@ SCALABLE = [
 
 @pytest.mark.parametrize(
     "refusal",
-    [*NAMES_AND_TOPICS, *PRODUCERS, *CONSUMERS, *SCHEMAS, *TRANSACTIONS, *SCALABLE],
+    [*NAMES_AND_TOPICS, *PRODUCERS, *CONSUMERS, *SCHEMAS, *TRANSACTIONS, *RANGES, *SCALABLE],
     ids=lambda refusal: f"{refusal.command}-{refusal.code.name}",
 )
 def test_a_refusal_has_its_code_and_its_reply(tmp_path: Path, refusal: Refusal) -> None:
@@ -565,7 +571,7 @@ def test_a_refused_reader_leaves_no_subscription_behind(tmp_path: Path) -> None:
 async def answer(driver: Driver) -> tuple[str, Any]:
     """The next thing that comes, whatever it is."""
     push = await driver.pushes.get()
-    assert isinstance(push, Received), push
+    assert isinstance(push, Received | ReceivedEntries), push
     return NAMES[push.type], push.body
 
 

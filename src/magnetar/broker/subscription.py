@@ -443,6 +443,23 @@ class Subscription:
         self._dispatcher.resume()
         return len(found)
 
+    async def move_to(self, position: Position, unacked: int = 0) -> None:
+        """Acknowledge everything up to an entry, of that one all but `unacked`, durably.
+
+        Never back: what is acknowledged stays so. ConsumerBusy if somebody is connected.
+        """
+        if self._closing or self._seeking:
+            raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        if self.consumers:
+            raise ConsumerBusy(
+                f"subscription {self.name} has connected consumers",
+                hint="they acknowledge for themselves; use a subscription of its own",
+            )
+        self._held.ack_through(Ack(position, unacked))
+        if self._topic.ledger.sealed:
+            self.wake.advance()  # the end may have been reached
+        await self.ack_durable()
+
     def skip_all(self) -> None:
         """Acknowledge everything that consumers may see now."""
         self._ack_through(self._topic.readable_end())

@@ -132,6 +132,8 @@ class Topic:
             self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
         )
         self.end_for = self._subscriptions.end_for
+        self.readable = self._subscriptions.woken
+        """Advances when more may be read than before, and when the topic ends or is unloaded."""
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
         self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
@@ -424,6 +426,7 @@ class Topic:
         if self.lost is None:
             _LOG.warning("topic-lost", topic=str(self.name), error=str(error))
             self.lost = error
+            self.readable.advance()
             gone = ServiceNotReady(f"{self.name} is being loaded again")
             self.producers.stop(gone)
             for subscription in self.subscriptions.values():
@@ -485,6 +488,7 @@ class Topic:
         if self._closing is None:
             reason = error or ServiceNotReady(f"{self.name} was unloaded")
             self._fenced = self._fenced or reason
+            self.readable.advance()
             self._closing = asyncio.create_task(self._close(reason), name=f"{self.name}: close")
         await asyncio.shield(self._closing)
 

@@ -37,6 +37,7 @@ from magnetar.model.isolation import ReadIsolation, asked_isolation, stored_isol
 from magnetar.model.subscriptions import check_subscription_name
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
 
 _MS_PER_SECOND: Final = 1000
 
@@ -59,6 +60,8 @@ class TopicSubscriptions:
         self._by_name: dict[str, Subscription] = {}
         self._uncommitted: set[Subscription] = set()
         self._turn = asyncio.Lock()
+        self.woken = Signal()
+        """Advances when somebody may see more, whether there is a subscription or not."""
 
     @property
     def by_name(self) -> Mapping[str, Subscription]:
@@ -69,6 +72,7 @@ class TopicSubscriptions:
         return sum(len(each.consumers) for each in self._by_name.values())
 
     def wake(self) -> None:
+        self.woken.advance()
         for subscription in self._by_name.values():
             subscription.wake.advance()
 
@@ -85,6 +89,7 @@ class TopicSubscriptions:
             self.wake_uncommitted()
 
     def wake_uncommitted(self) -> None:
+        self.woken.advance()
         for subscription in self._uncommitted:
             subscription.wake.advance()
 

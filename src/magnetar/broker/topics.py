@@ -250,6 +250,11 @@ class Topics(Service):
             return False
         return await self._records_of(name).get(record_name(name)) is not None
 
+    async def created_ms(self, name: TopicName) -> int | None:
+        """When a persistent topic was created; None: there is none."""
+        record = await self._records_of(name).get(record_name(name))
+        return None if record is None else record.created_ms
+
     async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
         """The topics of a namespace, partitions one by one, without those of the broker itself."""
         await self.namespaces.policies(namespace)

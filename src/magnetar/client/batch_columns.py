@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +55,17 @@ class BatchColumns:
             [self.values[index] for index in chosen],
             [self.keys[index] for index in chosen],
             [self.sequence_ids[index] for index in chosen],
+            self.rare,
+        )
+
+    def without(self, indexes: Set[int]) -> BatchColumns:
+        """But those with these indexes in the batch."""
+        kept = [at for at, index in enumerate(self.indexes) if index not in indexes]
+        return BatchColumns(
+            [self.indexes[at] for at in kept],
+            [self.values[at] for at in kept],
+            [self.keys[at] for at in kept],
+            [self.sequence_ids[at] for at in kept],
             self.rare,
         )
 

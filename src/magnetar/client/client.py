@@ -26,6 +26,7 @@ from magnetar.client.makes_transactions import MakesTransactions
 from magnetar.client.pool import Connections
 from magnetar.client.producer import Producer
 from magnetar.client.producer_settings import AccessMode, ProducerSettings
+from magnetar.client.ranges import Ranges
 from magnetar.client.routing import Routing
 from magnetar.client.schema import BYTES, Schema
 from magnetar.client.settings import (
@@ -173,6 +174,19 @@ class Client(MakesConsumers, MakesTransactions):
         prometheus_client.REGISTRY.register(client.metrics)
         """
         return self.connections.metrics
+
+    async def ranges(self, topic: str, *, creation_id: str | None = None) -> Ranges:
+        """A topic to be read by ranges, from position to position, without a subscription.
+
+            ranges = await client.ranges("topic://public/default/orders")
+
+        With the `creation_id` of a layout, `RangeLost` is raised if the topic is another one by
+        now. Raises `NotAllowed` if the server has no ranges, as Apache Pulsar has not.
+        """
+        self._check_open()
+        made = Ranges(self.connections, TopicName.parse(topic), creation_id=creation_id)
+        await made.layout()
+        return made
 
     async def close(self) -> None:
         """Close every producer and consumer, abort what is open, then close every connection."""

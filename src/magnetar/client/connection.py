@@ -45,7 +45,7 @@ from magnetar.runtime.signal import Signal
 from magnetar.wire.commands import TYPES, Side
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import MESSAGE_BYTES_MAX, command, frame_bytes_max
-from magnetar.wire.messages import Command, Delivered, Received
+from magnetar.wire.messages import Command, Delivered, Received, ReceivedEntries
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 PROTOCOL_VERSION: Final = 21
@@ -241,6 +241,8 @@ class BrokerConnection(asyncio.Protocol):
     ) -> Any:
         """Send a command and await the body of its answer; a refusal is raised.
 
+        An answer that entries follow is a `ReceivedEntries`.
+
         The deadline is the client's operation timeout unless another one is given. Once
         `on_answer` has returned False for an answer, the next one may take any time.
         """
@@ -404,8 +406,10 @@ class BrokerConnection(asyncio.Protocol):
                 self._renew()
             elif number != _PONG:
                 self._answer(arrived)
+        elif isinstance(arrived, ReceivedEntries):
+            self._answer(arrived)
 
-    def _answer(self, arrived: Received) -> None:
+    def _answer(self, arrived: Received | ReceivedEntries) -> None:
         body: Any = arrived.body
         number = arrived.type
         request_id = _NO_REQUEST if number == _CONNECTED else getattr(body, "request_id", None)
@@ -415,16 +419,16 @@ class BrokerConnection(asyncio.Protocol):
         if number == _ERROR:
             waiting.answer.set_exception(refusal(waiting.what, body.error, body.message))
         elif number == waiting.reply:
-            self._settle(waiting, body)
+            self._settle(waiting, body, arrived if isinstance(arrived, ReceivedEntries) else body)
 
-    def _settle(self, waiting: _Request, body: Message) -> None:
+    def _settle(self, waiting: _Request, body: Message, answer: Message | ReceivedEntries) -> None:
         try:
             raise_refusal(waiting.what, body)
         except MagnetarError as error:
             waiting.answer.set_exception(error)
             return
         if waiting.on_answer is None or waiting.on_answer(body):
-            waiting.answer.set_result(body)
+            waiting.answer.set_result(answer)
         else:
             waiting.deadline.reschedule(None)
 

@@ -144,6 +144,17 @@ class Limits:
         1.0, "seconds", "a new active consumer waits for the acknowledgements of the former one"
     )
 
+    range_page_bytes: int = _limit(_MIB, "bytes", "of entries in one answer to RANGE_READ")
+    range_page_entries: int = _limit(20_000, "entries", "in one answer to RANGE_READ")
+    range_scan_entries: int = _limit(
+        50_000, "entries", "looked at for one command of ranges, before it answers with a part"
+    )
+    range_topics_max: int = _limit(10_000, "topics", "named in one command of ranges")
+    range_poll_seconds: float = _limit(60.0, "seconds", "a command of ranges may wait for news")
+    connection_range_polls_max: int = _limit(
+        100, "polls", "of one connection that wait for news of ranges"
+    )
+
     scalable_grace_period_seconds: float = _limit(
         60.0, "seconds", "a lost consumer of a scalable topic keeps its segments"
     )

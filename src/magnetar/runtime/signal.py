@@ -17,6 +17,7 @@ An advance costs one pass over the present waiters, and next to nothing without 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 
 class Signal:
@@ -76,6 +77,20 @@ class Signal:
                 return await self.past(version)
         except TimeoutError:
             return self._version
+
+    @staticmethod
+    async def past_any(seen: Mapping[Signal, int]) -> None:
+        """Wait until one of these signals is past its version, or closed."""
+        if any(each.closed or each.version > version for each, version in seen.items()):
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for each, version in seen.items():
+            each._waiters[waiter] = version
+        try:
+            await waiter
+        finally:
+            for each in seen:
+                each._waiters.pop(waiter, None)
 
     def close(self, error: Exception) -> None:
         """Fail every present and later wait for a version not reached; the first error stays."""

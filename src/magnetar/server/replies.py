@@ -197,4 +197,9 @@ _REFUSALS: Final[dict[int, _Refusal]] = {
         _T.Type.Value(name): _of_group(f"{name}_RESPONSE")
         for name in ("OPEN_GROUP", "COMMIT_GROUP", "GROUP_STATUS")
     },
+    **{
+        number: _by("request_id", f"{name}_RESPONSE")
+        for name, number in _T.Type.items()
+        if name.startswith("RANGE_") and not name.endswith("_RESPONSE")
+    },
 }

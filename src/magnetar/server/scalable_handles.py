@@ -1,7 +1,8 @@
 """What a connection holds beyond topics: watches, and its places in consumer groups.
 
 Owns: `ScalableHandles`, one per session; `OpenWatch`, a watch from the command that asks for it to
-its end; `MemberHandle`, one consumer that has segments assigned to it.
+its end; `OpenPoll`, a request that may wait long; `MemberHandle`, one consumer that has segments
+assigned to it.
 
 Invariants:
 1. A handle is registered before anything is awaited for it: a close that overtakes the answer finds
@@ -47,6 +48,19 @@ class OpenWatch:
             SCALABLE_WATCHES.labels(self._kind).dec()
             if self._loop is not None:
                 self._loop.cancel()
+
+
+class OpenPoll(OpenWatch):
+    """A request that waits for news; closed, it is answered no more."""
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__("ranges")
+        self.request_id = request_id
+
+    def answered(self) -> None:
+        """By its own loop, which ends by itself."""
+        self._loop = None
+        self.close()
 
 
 class MemberHandle:
@@ -98,13 +112,15 @@ class ScalableHandles:
         """By watch id."""
         self.coordinators: dict[int, OpenWatch] = {}
         """Of who coordinates transactions; by watch id."""
+        self.polls: dict[int, OpenPoll] = {}
+        """For news of ranges; by poll id."""
         self.members: dict[int, MemberHandle] = {}
         """By consumer id."""
         self._session = session
         self._attached = 0
 
     def __len__(self) -> int:
-        watches = len(self.layouts) + len(self.topics) + len(self.coordinators)
+        watches = len(self.layouts) + len(self.topics) + len(self.coordinators) + len(self.polls)
         return watches + len(self.members)
 
     def connection_name(self) -> str:
@@ -118,6 +134,9 @@ class ScalableHandles:
             for watch in watches.values():
                 watch.close()
             watches.clear()
+        for poll in self.polls.values():
+            poll.close()
+        self.polls.clear()
 
     async def detach(self) -> None:
         """The connection is gone, and no request of it runs any more."""

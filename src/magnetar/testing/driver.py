@@ -36,7 +36,7 @@ from magnetar.runtime.signal import Signal
 from magnetar.wire.commands import TYPES, Side
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import base_command, encode_command, encode_with_payload, frame_bytes_max
-from magnetar.wire.messages import Command, Received, encode_entry
+from magnetar.wire.messages import Command, Received, ReceivedEntries, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 TIMEOUT_S: Final = 10.0
@@ -292,18 +292,18 @@ class Driver(asyncio.Protocol):
     # --- what arrived
 
     def _take(self, command: Command) -> None:
-        if isinstance(command, Received):
+        if isinstance(command, Received | ReceivedEntries):
             if command.type == TYPES["PING"] and self.answer_pings:
                 if self._transport is not None and not self._transport.is_closing():
                     self.send("PONG")
                 return
             waiting = self._waiting_for(command)
             if waiting is not None:
-                waiting.set_result(command.body)
+                waiting.set_result(command.body if isinstance(command, Received) else command)
                 return
         self.pushes.append(command)
 
-    def _waiting_for(self, command: Received) -> asyncio.Future[Message] | None:
+    def _waiting_for(self, command: Received | ReceivedEntries) -> asyncio.Future[Any] | None:
         body: Any = command.body
         if command.type in (TYPES["SEND_RECEIPT"], TYPES["SEND_ERROR"]):
             receipts = self._receipts.get((body.producer_id, body.sequence_id))
@@ -368,7 +368,7 @@ def _reply_type(type_name: str) -> int:
     return TYPES[name]
 
 
-def _request_id_of(command: Received) -> int:
+def _request_id_of(command: Received | ReceivedEntries) -> int:
     if command.type == TYPES["CONNECTED"]:
         return _PUSH_REQUEST_ID
     return int(getattr(command.body, "request_id", _PUSH_REQUEST_ID))

@@ -68,6 +68,15 @@ _CLIENT_ONLY: Final = frozenset(
         "OPEN_GROUP",
         "COMMIT_GROUP",
         "GROUP_STATUS",
+        "RANGE_LAYOUT",
+        "RANGE_STATES",
+        "RANGE_READ",
+        "RANGE_NEWS",
+        "RANGE_COUNTS",
+        "RANGE_CUT",
+        "RANGE_PIECES",
+        "RANGE_AT_TIME",
+        "RANGE_MOVE",
     }
 )
 
@@ -109,6 +118,15 @@ _SERVER_ONLY: Final = frozenset(
         "OPEN_GROUP_RESPONSE",
         "COMMIT_GROUP_RESPONSE",
         "GROUP_STATUS_RESPONSE",
+        "RANGE_LAYOUT_RESPONSE",
+        "RANGE_STATES_RESPONSE",
+        "RANGE_READ_RESPONSE",
+        "RANGE_NEWS_RESPONSE",
+        "RANGE_COUNTS_RESPONSE",
+        "RANGE_CUT_RESPONSE",
+        "RANGE_PIECES_RESPONSE",
+        "RANGE_AT_TIME_RESPONSE",
+        "RANGE_MOVE_RESPONSE",
     }
 )
 
@@ -136,3 +154,6 @@ SENT_BEFORE_OPEN: Final[dict[Side, frozenset[int]]] = {
 
 WITH_PAYLOAD: Final = frozenset({TYPES["SEND"], TYPES["MESSAGE"]})
 """The commands that bytes follow in their frame: metadata and payload."""
+
+WITH_ENTRIES: Final = frozenset({TYPES["RANGE_READ_RESPONSE"]})
+"""The commands that whole entries follow in their frame, as many as they say."""

@@ -33,6 +33,7 @@ from magnetar.wire.commands import (
     SENT_BEFORE_OPEN,
     SENT_BY,
     TYPES,
+    WITH_ENTRIES,
     WITH_PAYLOAD,
     Side,
 )
@@ -45,6 +46,7 @@ from magnetar.wire.messages import (
     Delivered,
     RareSend,
     Received,
+    ReceivedEntries,
     Send,
     TxnId,
     TxnSend,
@@ -227,6 +229,8 @@ class Connection:
             if number == _SEND:
                 return RareSend(body, payload, checksum_ok)
             return Delivered(body, payload, checksum_ok)
+        if number in WITH_ENTRIES:
+            return ReceivedEntries(number, body, _entries(body, data[body_end:stop]))
         if body_end != stop:
             raise RemoteProtocolError(f"{stop - body_end} bytes after {NAMES[number]}")
         if number in (_CONNECT, _CONNECTED):
@@ -337,6 +341,13 @@ def _txn_of(fields: bytes) -> TxnId | None:
     txn = TxnId(said.txnid_most_bits, said.txnid_least_bits)
     canonical = pb.CommandSend(txnid_least_bits=txn.least, txnid_most_bits=txn.most)
     return txn if canonical.SerializePartialToString() == fields else None
+
+
+def _entries(body: pb.CommandRangeReadResponse, data: bytes) -> bytes:
+    """What follows an answer, if it is as much as the answer says."""
+    if sum(body.sizes) != len(data) or sum(run.count for run in body.runs) != len(body.sizes):
+        raise RemoteProtocolError(f"{len(data)} bytes of entries are not those that were announced")
+    return data
 
 
 def _parsed(encoded: bytes) -> pb.BaseCommand:

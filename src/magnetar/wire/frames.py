@@ -1,7 +1,8 @@
 """Frames on the wire: their layout and limits, and how commands become bytes.
 
 A frame is `u32 total`, `u32 size of the command`, BaseCommand, and for SEND and MESSAGE what
-`messages.py` describes. `total` counts everything after itself; all numbers are big-endian.
+`messages.py` describes; RANGE_READ_RESPONSE has any number of that, whose sizes it lists. `total`
+counts everything after itself; all numbers are big-endian.
 
 The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`) put varints from a
 table together by hand; they cost a fraction of building and serializing a BaseCommand.
@@ -123,6 +124,13 @@ def encode_with_payload(base: pb.BaseCommand, headers_and_payload: bytes) -> lis
     encoded = _serialized(base)
     total = SIZE_BYTES + len(encoded) + len(headers_and_payload)
     return [SIZES.pack(total, len(encoded)) + encoded, headers_and_payload]
+
+
+def encode_with_entries(base: pb.BaseCommand, entries: Sequence[bytes]) -> list[bytes]:
+    """The frame of a RANGE_READ_RESPONSE, which lists their sizes, in pieces to be written."""
+    encoded = _serialized(base)
+    total = SIZE_BYTES + len(encoded) + sum(map(len, entries))
+    return [SIZES.pack(total, len(encoded)) + encoded, *entries]
 
 
 def varint(value: int) -> bytes:

@@ -145,13 +145,21 @@ class Received(NamedTuple):
     body: Message
 
 
+class ReceivedEntries(NamedTuple):
+    """An answer that entries follow: what it says, and their bytes, one behind the other."""
+
+    type: int
+    body: pb.CommandRangeReadResponse
+    data: bytes
+
+
 class Unknown(NamedTuple):
     """A command of a type that the .proto does not have; the rest of its frame was skipped."""
 
     type: int
 
 
-Command: TypeAlias = Send | Delivered | Received | Unknown
+Command: TypeAlias = Send | Delivered | Received | ReceivedEntries | Unknown
 
 
 class Layout(NamedTuple):

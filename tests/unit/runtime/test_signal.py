@@ -157,3 +157,27 @@ def test_no_wake_up_is_lost(steps: Sequence[tuple[str, int]]) -> None:
         assert signal.waiters == 0
 
     run(story())
+
+
+def test_the_first_of_several_wakes_who_waits_for_any() -> None:
+    async def story() -> None:
+        signals = [Signal(), Signal(), Signal()]
+        seen = {each: each.version for each in signals}
+        waiting = asyncio.create_task(Signal.past_any(seen))
+        await settle()
+        assert not waiting.done()
+        signals[1].advance()
+        await waiting
+        assert [each.waiters for each in signals] == [0, 0, 0]
+        await Signal.past_any(seen)  # it is past already
+        cancelled = asyncio.create_task(Signal.past_any({signals[0]: 0, signals[2]: 0}))
+        await settle()
+        cancelled.cancel()
+        await settle()
+        assert [each.waiters for each in signals] == [0, 0, 0]
+        closing = asyncio.create_task(Signal.past_any({signals[0]: 0, signals[2]: 0}))
+        await settle()
+        signals[2].close(StorageClosed("over"))
+        await closing
+
+    run(story())

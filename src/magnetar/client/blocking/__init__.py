@@ -11,6 +11,7 @@ from magnetar.client.blocking.groups import TransactionGroup
 from magnetar.client.blocking.handle import Acknowledged
 from magnetar.client.blocking.producer import Producer
 from magnetar.client.blocking.queue_consumer import QueueConsumer
+from magnetar.client.blocking.ranges import Ranges
 from magnetar.client.blocking.reader import Reader
 from magnetar.client.blocking.stream_consumer import StreamConsumer
 from magnetar.client.blocking.transactions import Transaction
@@ -22,6 +23,7 @@ __all__ = [
     "Consumer",
     "Producer",
     "QueueConsumer",
+    "Ranges",
     "Reader",
     "StreamConsumer",
     "Transaction",

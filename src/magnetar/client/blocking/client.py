@@ -15,6 +15,7 @@ from magnetar.client.blocking.groups import TransactionGroup
 from magnetar.client.blocking.handle import Root
 from magnetar.client.blocking.producer import Producer
 from magnetar.client.blocking.queue_consumer import QueueConsumer
+from magnetar.client.blocking.ranges import Ranges
 from magnetar.client.blocking.reader import Reader
 from magnetar.client.blocking.stream_consumer import StreamConsumer
 from magnetar.client.blocking.transactions import Transaction
@@ -133,6 +134,18 @@ class Client(Root[AsyncClient]):
         prometheus_client.REGISTRY.register(client.metrics)
         """
         return self._call(lambda: self._wrapped.metrics)
+
+    def ranges(self, topic: str, *, creation_id: str | None = None) -> Ranges:
+        """A topic to be read by ranges, from position to position, without a subscription.
+
+            ranges = client.ranges("topic://public/default/orders")
+
+        With the `creation_id` of a layout, `RangeLost` is raised if the topic is another one by
+        now. Raises `NotAllowed` if the server has no ranges, as Apache Pulsar has not.
+        """
+        return Ranges(
+            self._thread, self._wait(lambda: self._wrapped.ranges(topic, creation_id=creation_id))
+        )
 
     @overload
     def queue_consumer(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -71,6 +71,20 @@ class Threaded(Generic[W]):
                 yield self._thread.wait(iterator.__anext__)
             except (StopAsyncIteration, AlreadyClosed):
                 return
+
+    def _pull(self, begin: Callable[[], AsyncIterator[R]]) -> Iterator[R]:
+        """As `_iterate`, of something that has an end: a client that is closed is none."""
+        iterator = self._thread.call(begin)
+        try:
+            while True:
+                try:
+                    found = self._thread.wait(iterator.__anext__)
+                except StopAsyncIteration:
+                    return
+                yield found
+        finally:
+            if isinstance(iterator, AsyncGenerator):
+                self._thread.wait(iterator.aclose)
 
     def __repr__(self) -> str:
         return f"<blocking {self._wrapped!r}>"

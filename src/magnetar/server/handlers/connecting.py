@@ -26,6 +26,7 @@ _FEATURES: Final = {
     "supports_topic_watchers": True,
     "supports_topic_watcher_reconcile": True,
     "supports_get_partitioned_metadata_without_auto_creation": True,
+    "supports_ranges": True,
 }
 _PONG: Final = command("PONG")
 

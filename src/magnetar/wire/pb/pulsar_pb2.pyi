@@ -35,6 +35,7 @@ class ServerError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TransactionConflict: _ClassVar[ServerError]
     TransactionNotFound: _ClassVar[ServerError]
     ProducerFenced: _ClassVar[ServerError]
+    RangeLost: _ClassVar[ServerError]
 
 class CompressionType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -66,6 +67,11 @@ class TxnAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COMMIT: _ClassVar[TxnAction]
     ABORT: _ClassVar[TxnAction]
+
+class RangeIsolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    Committed: _ClassVar[RangeIsolation]
+    Uncommitted: _ClassVar[RangeIsolation]
 
 class SegmentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -102,6 +108,7 @@ NotAllowedError: ServerError
 TransactionConflict: ServerError
 TransactionNotFound: ServerError
 ProducerFenced: ServerError
+RangeLost: ServerError
 NONE: CompressionType
 LZ4: CompressionType
 ZLIB: CompressionType
@@ -118,13 +125,15 @@ AUTO_SPLIT: KeySharedMode
 STICKY: KeySharedMode
 COMMIT: TxnAction
 ABORT: TxnAction
+Committed: RangeIsolation
+Uncommitted: RangeIsolation
 ACTIVE: SegmentState
 SEALED: SegmentState
 STREAM: ScalableConsumerType
 CHECKPOINT: ScalableConsumerType
 
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_group", "open_group_response", "commit_group", "commit_group_response", "group_status", "group_status_response")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_group", "open_group_response", "commit_group", "commit_group_response", "group_status", "group_status_response", "range_layout", "range_layout_response", "range_states", "range_states_response", "range_read", "range_read_response", "range_news", "range_news_response", "range_counts", "range_counts_response", "range_cut", "range_cut_response", "range_pieces", "range_pieces_response", "range_at_time", "range_at_time_response", "range_move", "range_move_response")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONNECT: _ClassVar[BaseCommand.Type]
@@ -204,6 +213,24 @@ class BaseCommand(_message.Message):
         COMMIT_GROUP_RESPONSE: _ClassVar[BaseCommand.Type]
         GROUP_STATUS: _ClassVar[BaseCommand.Type]
         GROUP_STATUS_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_LAYOUT: _ClassVar[BaseCommand.Type]
+        RANGE_LAYOUT_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_STATES: _ClassVar[BaseCommand.Type]
+        RANGE_STATES_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_READ: _ClassVar[BaseCommand.Type]
+        RANGE_READ_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_NEWS: _ClassVar[BaseCommand.Type]
+        RANGE_NEWS_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_COUNTS: _ClassVar[BaseCommand.Type]
+        RANGE_COUNTS_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_CUT: _ClassVar[BaseCommand.Type]
+        RANGE_CUT_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_PIECES: _ClassVar[BaseCommand.Type]
+        RANGE_PIECES_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_AT_TIME: _ClassVar[BaseCommand.Type]
+        RANGE_AT_TIME_RESPONSE: _ClassVar[BaseCommand.Type]
+        RANGE_MOVE: _ClassVar[BaseCommand.Type]
+        RANGE_MOVE_RESPONSE: _ClassVar[BaseCommand.Type]
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
@@ -281,6 +308,24 @@ class BaseCommand(_message.Message):
     COMMIT_GROUP_RESPONSE: BaseCommand.Type
     GROUP_STATUS: BaseCommand.Type
     GROUP_STATUS_RESPONSE: BaseCommand.Type
+    RANGE_LAYOUT: BaseCommand.Type
+    RANGE_LAYOUT_RESPONSE: BaseCommand.Type
+    RANGE_STATES: BaseCommand.Type
+    RANGE_STATES_RESPONSE: BaseCommand.Type
+    RANGE_READ: BaseCommand.Type
+    RANGE_READ_RESPONSE: BaseCommand.Type
+    RANGE_NEWS: BaseCommand.Type
+    RANGE_NEWS_RESPONSE: BaseCommand.Type
+    RANGE_COUNTS: BaseCommand.Type
+    RANGE_COUNTS_RESPONSE: BaseCommand.Type
+    RANGE_CUT: BaseCommand.Type
+    RANGE_CUT_RESPONSE: BaseCommand.Type
+    RANGE_PIECES: BaseCommand.Type
+    RANGE_PIECES_RESPONSE: BaseCommand.Type
+    RANGE_AT_TIME: BaseCommand.Type
+    RANGE_AT_TIME_RESPONSE: BaseCommand.Type
+    RANGE_MOVE: BaseCommand.Type
+    RANGE_MOVE_RESPONSE: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +404,24 @@ class BaseCommand(_message.Message):
     COMMIT_GROUP_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     GROUP_STATUS_FIELD_NUMBER: _ClassVar[int]
     GROUP_STATUS_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    RANGE_LAYOUT_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_STATES_FIELD_NUMBER: _ClassVar[int]
+    RANGE_STATES_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_READ_FIELD_NUMBER: _ClassVar[int]
+    RANGE_READ_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_NEWS_FIELD_NUMBER: _ClassVar[int]
+    RANGE_NEWS_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    RANGE_COUNTS_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_CUT_FIELD_NUMBER: _ClassVar[int]
+    RANGE_CUT_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_PIECES_FIELD_NUMBER: _ClassVar[int]
+    RANGE_PIECES_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_AT_TIME_FIELD_NUMBER: _ClassVar[int]
+    RANGE_AT_TIME_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_MOVE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_MOVE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     type: BaseCommand.Type
     connect: CommandConnect
     connected: CommandConnected
@@ -437,7 +500,25 @@ class BaseCommand(_message.Message):
     commit_group_response: CommandCommitGroupResponse
     group_status: CommandGroupStatus
     group_status_response: CommandGroupStatusResponse
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., message: _Optional[_Union[CommandMessage, _Mapping]] = ..., ack: _Optional[_Union[CommandAck, _Mapping]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping]] = ..., open_group: _Optional[_Union[CommandOpenGroup, _Mapping]] = ..., open_group_response: _Optional[_Union[CommandOpenGroupResponse, _Mapping]] = ..., commit_group: _Optional[_Union[CommandCommitGroup, _Mapping]] = ..., commit_group_response: _Optional[_Union[CommandCommitGroupResponse, _Mapping]] = ..., group_status: _Optional[_Union[CommandGroupStatus, _Mapping]] = ..., group_status_response: _Optional[_Union[CommandGroupStatusResponse, _Mapping]] = ...) -> None: ...
+    range_layout: CommandRangeLayout
+    range_layout_response: CommandRangeLayoutResponse
+    range_states: CommandRangeStates
+    range_states_response: CommandRangeStatesResponse
+    range_read: CommandRangeRead
+    range_read_response: CommandRangeReadResponse
+    range_news: CommandRangeNews
+    range_news_response: CommandRangeNewsResponse
+    range_counts: CommandRangeCounts
+    range_counts_response: CommandRangeCountsResponse
+    range_cut: CommandRangeCut
+    range_cut_response: CommandRangeCutResponse
+    range_pieces: CommandRangePieces
+    range_pieces_response: CommandRangePiecesResponse
+    range_at_time: CommandRangeAtTime
+    range_at_time_response: CommandRangeAtTimeResponse
+    range_move: CommandRangeMove
+    range_move_response: CommandRangeMoveResponse
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., message: _Optional[_Union[CommandMessage, _Mapping]] = ..., ack: _Optional[_Union[CommandAck, _Mapping]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping]] = ..., open_group: _Optional[_Union[CommandOpenGroup, _Mapping]] = ..., open_group_response: _Optional[_Union[CommandOpenGroupResponse, _Mapping]] = ..., commit_group: _Optional[_Union[CommandCommitGroup, _Mapping]] = ..., commit_group_response: _Optional[_Union[CommandCommitGroupResponse, _Mapping]] = ..., group_status: _Optional[_Union[CommandGroupStatus, _Mapping]] = ..., group_status_response: _Optional[_Union[CommandGroupStatusResponse, _Mapping]] = ..., range_layout: _Optional[_Union[CommandRangeLayout, _Mapping]] = ..., range_layout_response: _Optional[_Union[CommandRangeLayoutResponse, _Mapping]] = ..., range_states: _Optional[_Union[CommandRangeStates, _Mapping]] = ..., range_states_response: _Optional[_Union[CommandRangeStatesResponse, _Mapping]] = ..., range_read: _Optional[_Union[CommandRangeRead, _Mapping]] = ..., range_read_response: _Optional[_Union[CommandRangeReadResponse, _Mapping]] = ..., range_news: _Optional[_Union[CommandRangeNews, _Mapping]] = ..., range_news_response: _Optional[_Union[CommandRangeNewsResponse, _Mapping]] = ..., range_counts: _Optional[_Union[CommandRangeCounts, _Mapping]] = ..., range_counts_response: _Optional[_Union[CommandRangeCountsResponse, _Mapping]] = ..., range_cut: _Optional[_Union[CommandRangeCut, _Mapping]] = ..., range_cut_response: _Optional[_Union[CommandRangeCutResponse, _Mapping]] = ..., range_pieces: _Optional[_Union[CommandRangePieces, _Mapping]] = ..., range_pieces_response: _Optional[_Union[CommandRangePiecesResponse, _Mapping]] = ..., range_at_time: _Optional[_Union[CommandRangeAtTime, _Mapping]] = ..., range_at_time_response: _Optional[_Union[CommandRangeAtTimeResponse, _Mapping]] = ..., range_move: _Optional[_Union[CommandRangeMove, _Mapping]] = ..., range_move_response: _Optional[_Union[CommandRangeMoveResponse, _Mapping]] = ...) -> None: ...
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")
@@ -654,7 +735,7 @@ class BrokerEntryMetadata(_message.Message):
     def __init__(self, broker_timestamp: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class FeatureFlags(_message.Message):
-    __slots__ = ("supports_auth_refresh", "supports_broker_entry_metadata", "supports_partial_producer", "supports_topic_watchers", "supports_get_partitioned_metadata_without_auto_creation", "supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", "supports_scalable_topics", "supports_tc_metadata_discovery", "supports_transaction_groups")
+    __slots__ = ("supports_auth_refresh", "supports_broker_entry_metadata", "supports_partial_producer", "supports_topic_watchers", "supports_get_partitioned_metadata_without_auto_creation", "supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", "supports_scalable_topics", "supports_tc_metadata_discovery", "supports_transaction_groups", "supports_ranges")
     SUPPORTS_AUTH_REFRESH_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_BROKER_ENTRY_METADATA_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_PARTIAL_PRODUCER_FIELD_NUMBER: _ClassVar[int]
@@ -665,6 +746,7 @@ class FeatureFlags(_message.Message):
     SUPPORTS_SCALABLE_TOPICS_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_TC_METADATA_DISCOVERY_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_TRANSACTION_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_RANGES_FIELD_NUMBER: _ClassVar[int]
     supports_auth_refresh: bool
     supports_broker_entry_metadata: bool
     supports_partial_producer: bool
@@ -675,7 +757,8 @@ class FeatureFlags(_message.Message):
     supports_scalable_topics: bool
     supports_tc_metadata_discovery: bool
     supports_transaction_groups: bool
-    def __init__(self, supports_auth_refresh: _Optional[bool] = ..., supports_broker_entry_metadata: _Optional[bool] = ..., supports_partial_producer: _Optional[bool] = ..., supports_topic_watchers: _Optional[bool] = ..., supports_get_partitioned_metadata_without_auto_creation: _Optional[bool] = ..., supports_repl_dedup_by_lid_and_eid: _Optional[bool] = ..., supports_topic_watcher_reconcile: _Optional[bool] = ..., supports_scalable_topics: _Optional[bool] = ..., supports_tc_metadata_discovery: _Optional[bool] = ..., supports_transaction_groups: _Optional[bool] = ...) -> None: ...
+    supports_ranges: bool
+    def __init__(self, supports_auth_refresh: _Optional[bool] = ..., supports_broker_entry_metadata: _Optional[bool] = ..., supports_partial_producer: _Optional[bool] = ..., supports_topic_watchers: _Optional[bool] = ..., supports_get_partitioned_metadata_without_auto_creation: _Optional[bool] = ..., supports_repl_dedup_by_lid_and_eid: _Optional[bool] = ..., supports_topic_watcher_reconcile: _Optional[bool] = ..., supports_scalable_topics: _Optional[bool] = ..., supports_tc_metadata_discovery: _Optional[bool] = ..., supports_transaction_groups: _Optional[bool] = ..., supports_ranges: _Optional[bool] = ...) -> None: ...
 
 class CommandConnect(_message.Message):
     __slots__ = ("client_version", "protocol_version", "feature_flags", "auth_method", "auth_method_name", "auth_data", "proxy_to_broker_url", "original_principal", "original_auth_data", "original_auth_method", "proxy_version")
@@ -1718,6 +1801,340 @@ class CommandGroupStatusResponse(_message.Message):
     committed_sequence: int
     committed: _containers.RepeatedCompositeFieldContainer[TransactionId]
     def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., tc_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[str] = ..., run: _Optional[str] = ..., committed_sequence: _Optional[int] = ..., committed: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ...) -> None: ...
+
+class RangePosition(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "batch_index")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    batch_index: int
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
+
+class RangeSegment(_message.Message):
+    __slots__ = ("number", "topic", "parents", "children", "is_sealed")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    IS_SEALED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    topic: str
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    children: _containers.RepeatedScalarFieldContainer[int]
+    is_sealed: bool
+    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., parents: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ..., is_sealed: _Optional[bool] = ...) -> None: ...
+
+class CommandRangeLayout(_message.Message):
+    __slots__ = ("request_id", "topic")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class CommandRangeLayoutResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "topic", "creation_id", "epoch", "segments")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CREATION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    topic: str
+    creation_id: str
+    epoch: int
+    segments: _containers.RepeatedCompositeFieldContainer[RangeSegment]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., topic: _Optional[str] = ..., creation_id: _Optional[str] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[RangeSegment, _Mapping]]] = ...) -> None: ...
+
+class CommandRangeStates(_message.Message):
+    __slots__ = ("request_id", "topics", "isolation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    isolation: RangeIsolation
+    def __init__(self, request_id: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ...) -> None: ...
+
+class RangeState(_message.Message):
+    __slots__ = ("error", "message", "first", "end", "is_final")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_FIELD_NUMBER: _ClassVar[int]
+    error: ServerError
+    message: str
+    first: RangePosition
+    end: RangePosition
+    is_final: bool
+    def __init__(self, error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., first: _Optional[_Union[RangePosition, _Mapping]] = ..., end: _Optional[_Union[RangePosition, _Mapping]] = ..., is_final: _Optional[bool] = ...) -> None: ...
+
+class CommandRangeStatesResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "states")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    states: _containers.RepeatedCompositeFieldContainer[RangeState]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RangeState, _Mapping]]] = ...) -> None: ...
+
+class CommandRangeRead(_message.Message):
+    __slots__ = ("request_id", "topic", "start", "end", "isolation", "bytes_max")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    start: RangePosition
+    end: RangePosition
+    isolation: RangeIsolation
+    bytes_max: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., start: _Optional[_Union[RangePosition, _Mapping]] = ..., end: _Optional[_Union[RangePosition, _Mapping]] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class EntryRun(_message.Message):
+    __slots__ = ("ledger_id", "first_entry_id", "count")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    first_entry_id: int
+    count: int
+    def __init__(self, ledger_id: _Optional[int] = ..., first_entry_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class CommandRangeReadResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "runs", "sizes", "next", "is_exhausted")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    IS_EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    runs: _containers.RepeatedCompositeFieldContainer[EntryRun]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    next: RangePosition
+    is_exhausted: bool
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[EntryRun, _Mapping]]] = ..., sizes: _Optional[_Iterable[int]] = ..., next: _Optional[_Union[RangePosition, _Mapping]] = ..., is_exhausted: _Optional[bool] = ...) -> None: ...
+
+class RangePlace(_message.Message):
+    __slots__ = ("topic", "position")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    position: RangePosition
+    def __init__(self, topic: _Optional[str] = ..., position: _Optional[_Union[RangePosition, _Mapping]] = ...) -> None: ...
+
+class CommandRangeNews(_message.Message):
+    __slots__ = ("request_id", "poll_id", "topic", "epoch", "places", "wait_ms", "isolation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POLL_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    poll_id: int
+    topic: str
+    epoch: int
+    places: _containers.RepeatedCompositeFieldContainer[RangePlace]
+    wait_ms: int
+    isolation: RangeIsolation
+    def __init__(self, request_id: _Optional[int] = ..., poll_id: _Optional[int] = ..., topic: _Optional[str] = ..., epoch: _Optional[int] = ..., places: _Optional[_Iterable[_Union[RangePlace, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ...) -> None: ...
+
+class CommandRangeNewsResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "is_news")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_NEWS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    is_news: bool
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., is_news: _Optional[bool] = ...) -> None: ...
+
+class RangeSpan(_message.Message):
+    __slots__ = ("topic", "start", "end")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    start: RangePosition
+    end: RangePosition
+    def __init__(self, topic: _Optional[str] = ..., start: _Optional[_Union[RangePosition, _Mapping]] = ..., end: _Optional[_Union[RangePosition, _Mapping]] = ...) -> None: ...
+
+class CommandRangeCounts(_message.Message):
+    __slots__ = ("request_id", "spans", "isolation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    spans: _containers.RepeatedCompositeFieldContainer[RangeSpan]
+    isolation: RangeIsolation
+    def __init__(self, request_id: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[RangeSpan, _Mapping]]] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ...) -> None: ...
+
+class RangeCount(_message.Message):
+    __slots__ = ("error", "message", "messages", "bytes", "is_exact")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    error: ServerError
+    message: str
+    messages: int
+    bytes: int
+    is_exact: bool
+    def __init__(self, error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+
+class CommandRangeCountsResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "counts")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    counts: _containers.RepeatedCompositeFieldContainer[RangeCount]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[RangeCount, _Mapping]]] = ...) -> None: ...
+
+class CommandRangeCut(_message.Message):
+    __slots__ = ("request_id", "span", "messages_max", "bytes_max", "isolation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    span: RangeSpan
+    messages_max: int
+    bytes_max: int
+    isolation: RangeIsolation
+    def __init__(self, request_id: _Optional[int] = ..., span: _Optional[_Union[RangeSpan, _Mapping]] = ..., messages_max: _Optional[int] = ..., bytes_max: _Optional[int] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ...) -> None: ...
+
+class CommandRangeCutResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "position", "messages", "bytes", "is_partial")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    position: RangePosition
+    messages: int
+    bytes: int
+    is_partial: bool
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., position: _Optional[_Union[RangePosition, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., is_partial: _Optional[bool] = ...) -> None: ...
+
+class CommandRangePieces(_message.Message):
+    __slots__ = ("request_id", "span", "count", "isolation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    span: RangeSpan
+    count: int
+    isolation: RangeIsolation
+    def __init__(self, request_id: _Optional[int] = ..., span: _Optional[_Union[RangeSpan, _Mapping]] = ..., count: _Optional[int] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ...) -> None: ...
+
+class CommandRangePiecesResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "positions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    positions: _containers.RepeatedCompositeFieldContainer[RangePosition]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[RangePosition, _Mapping]]] = ...) -> None: ...
+
+class CommandRangeAtTime(_message.Message):
+    __slots__ = ("request_id", "topic", "publish_time", "isolation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    publish_time: int
+    isolation: RangeIsolation
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., publish_time: _Optional[int] = ..., isolation: _Optional[_Union[RangeIsolation, str]] = ...) -> None: ...
+
+class CommandRangeAtTimeResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "position")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    position: RangePosition
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., position: _Optional[_Union[RangePosition, _Mapping]] = ...) -> None: ...
+
+class RangeCursor(_message.Message):
+    __slots__ = ("topic", "position")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    position: RangePosition
+    def __init__(self, topic: _Optional[str] = ..., position: _Optional[_Union[RangePosition, _Mapping]] = ...) -> None: ...
+
+class CommandRangeMove(_message.Message):
+    __slots__ = ("request_id", "subscription", "cursors", "initial_position")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    subscription: str
+    cursors: _containers.RepeatedCompositeFieldContainer[RangeCursor]
+    initial_position: CommandSubscribe.InitialPosition
+    def __init__(self, request_id: _Optional[int] = ..., subscription: _Optional[str] = ..., cursors: _Optional[_Iterable[_Union[RangeCursor, _Mapping]]] = ..., initial_position: _Optional[_Union[CommandSubscribe.InitialPosition, str]] = ...) -> None: ...
+
+class RangeMoved(_message.Message):
+    __slots__ = ("error", "message")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    error: ServerError
+    message: str
+    def __init__(self, error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandRangeMoveResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "moved")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    moved: _containers.RepeatedCompositeFieldContainer[RangeMoved]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., moved: _Optional[_Iterable[_Union[RangeMoved, _Mapping]]] = ...) -> None: ...
 
 class SegmentInfoProto(_message.Message):
     __slots__ = ("segment_id", "hash_start", "hash_end", "state", "parent_ids", "child_ids", "created_at_epoch", "sealed_at_epoch", "created_at_ms", "sealed_at_ms", "legacy_topic_name", "entry_bucket_splits")

@@ -1,0 +1,145 @@
+"""The commands of ranges: positions, and what is between them, without a consumer.
+
+Owns: RANGE_LAYOUT, which any broker answers, and RANGE_STATES, RANGE_READ, RANGE_COUNTS, RANGE_CUT,
+RANGE_PIECES and RANGE_AT_TIME, which go to the broker that has the topic. (RANGE_NEWS is in
+`range_news`, RANGE_MOVE in `range_cursors`.)
+
+Nothing is kept for a client between two commands, so a topic may move to another broker at any
+time: a command that comes to the wrong one, or is under way when the topic is unloaded, is refused
+as a lookup would be (not ready), and is asked again there, with the same positions and the same
+result. A segment that is sealed meanwhile is read as before; one that is pruned is not found; what
+is trimmed is `RangeLost`.
+
+Limits: an answer to RANGE_READ is about 1 MiB; one of a connection is made at a time, and only
+while its peer takes what is written. Other commands name at most `range_topics_max` topics and look
+at `range_scan_entries` entries.
+"""
+
+from __future__ import annotations
+
+from magnetar.broker import range_sizes
+from magnetar.broker.range_read import read_page
+from magnetar.model.names import TopicName
+from magnetar.server.authority import Action
+from magnetar.server.handlers.range_layouts import range_layout
+from magnetar.server.handlers.range_values import (
+    Fields,
+    for_each,
+    named_view,
+    position_fields,
+    position_from,
+    runs_of,
+)
+from magnetar.server.session import Session
+from magnetar.wire.frames import base_command, command, encode_with_entries
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+
+async def layout(session: Session, body: pb.CommandRangeLayout) -> None:
+    name = TopicName.parse(body.topic)
+    session.authorise(Action.LOOK_UP, name)
+    found = await range_layout(session.context, name)
+    segments = [
+        {
+            "number": each.number,
+            "topic": each.name,
+            "parents": each.parents,
+            "children": each.children,
+            "is_sealed": each.is_sealed,
+        }
+        for each in found.segments
+    ]
+    session.write(
+        command(
+            "RANGE_LAYOUT_RESPONSE",
+            request_id=body.request_id,
+            topic=found.topic,
+            creation_id=found.creation_id,
+            epoch=found.epoch,
+            segments=segments,
+        )
+    )
+
+
+async def states(session: Session, body: pb.CommandRangeStates) -> None:
+    async def state(topic: str) -> Fields:
+        found = (await named_view(session, topic, body.isolation)).state()
+        return {
+            "first": position_fields(found.first),
+            "end": position_fields(found.stable),
+            "is_final": found.is_sealed,
+        }
+
+    found = await for_each(session, body.topics, state)
+    session.write(command("RANGE_STATES_RESPONSE", request_id=body.request_id, states=found))
+
+
+async def read(session: Session, body: pb.CommandRangeRead) -> None:
+    view = await named_view(session, body.topic, body.isolation)
+    start, end = position_from(body.start), position_from(body.end)
+    page = await read_page(view, start, end, session.limits, body.bytes_max)
+    payloads = [entry.payload for entry in page.entries]
+    answer = base_command(
+        "RANGE_READ_RESPONSE",
+        request_id=body.request_id,
+        runs=runs_of(page.entries),
+        sizes=[len(payload) for payload in payloads],
+        next=position_fields(page.next),
+        is_exhausted=page.is_exhausted,
+    )
+    session.outbound.write_all(encode_with_entries(answer, payloads))
+
+
+async def counts(session: Session, body: pb.CommandRangeCounts) -> None:
+    async def count(span: pb.RangeSpan) -> Fields:
+        view = await named_view(session, span.topic, body.isolation)
+        found = await range_sizes.count(view, position_from(span.start), position_from(span.end))
+        return {"messages": found.messages, "bytes": found.bytes, "is_exact": found.is_exact}
+
+    found = await for_each(session, body.spans, count)
+    session.write(command("RANGE_COUNTS_RESPONSE", request_id=body.request_id, counts=found))
+
+
+async def cut(session: Session, body: pb.CommandRangeCut) -> None:
+    view = await named_view(session, body.span.topic, body.isolation)
+    found = await range_sizes.cut(
+        view,
+        position_from(body.span.start),
+        position_from(body.span.end),
+        session.limits,
+        messages_max=body.messages_max if body.HasField("messages_max") else None,
+        bytes_max=body.bytes_max if body.HasField("bytes_max") else None,
+    )
+    session.write(
+        command(
+            "RANGE_CUT_RESPONSE",
+            request_id=body.request_id,
+            position=position_fields(found.position),
+            messages=found.messages,
+            bytes=found.bytes,
+            is_partial=found.is_partial,
+        )
+    )
+
+
+async def pieces(session: Session, body: pb.CommandRangePieces) -> None:
+    view = await named_view(session, body.span.topic, body.isolation)
+    start, end = position_from(body.span.start), position_from(body.span.end)
+    found = range_sizes.pieces(view, start, end, body.count)
+    session.write(
+        command(
+            "RANGE_PIECES_RESPONSE",
+            request_id=body.request_id,
+            positions=[position_fields(each) for each in found],
+        )
+    )
+
+
+async def at_time(session: Session, body: pb.CommandRangeAtTime) -> None:
+    view = await named_view(session, body.topic, body.isolation)
+    found = await range_sizes.at_time(view, body.publish_time)
+    session.write(
+        command(
+            "RANGE_AT_TIME_RESPONSE", request_id=body.request_id, position=position_fields(found)
+        )
+    )

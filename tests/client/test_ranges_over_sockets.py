@@ -1,0 +1,149 @@
+"""Ranges over real sockets, with a server in this process that stores on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.blocking import Client as BlockingClient
+from magnetar.client.client import Client
+from magnetar.client.ranges import ORIGIN, RangePosition, Ranges
+from magnetar.errors import RangeLost, TopicNotFound
+from magnetar.model.names import TopicName
+from tests.client.service import service
+from tests.unit.server.serving import serving
+
+REGULAR = "persistent://public/default/regular"
+SCALABLE = "topic://public/default/scalable"
+TOPICS = [REGULAR, SCALABLE]
+
+
+async def values(
+    ranges: Ranges, number: int, start: RangePosition, end: RangePosition
+) -> list[bytes]:
+    """The messages of a range, by its columns."""
+    found: list[bytes] = []
+    async for page in ranges.read(number, start, end):
+        found += page.record_batch().column("value").to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("topic", TOPICS)
+def test_what_was_sent_is_read(tmp_path: Path, topic: str, batching: bool) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            async with await client.producer(topic, batching=batching) as producer:
+                await asyncio.gather(*(producer.send(b"%d" % n, key="k") for n in range(500)))
+            ranges = await client.ranges(topic)
+            layout = await ranges.layout()
+            assert [each.number for each in layout.segments] == [0]
+            (state,) = (await ranges.states([0])).values()
+            assert state.first == ORIGIN
+            assert not state.is_sealed
+            expected = [b"%d" % n for n in range(500)]
+            assert await values(ranges, 0, state.first, state.stable) == expected
+            assert await values(ranges, 0, state.stable, state.stable) == []
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_is_not_there(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            for topic in TOPICS:
+                with pytest.raises(TopicNotFound):
+                    await client.ranges(topic)
+
+    asyncio.run(story())
+
+
+def test_an_open_transaction_holds_the_end_and_an_aborted_one_is_not_read(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            producer = await client.producer(SCALABLE)
+            await producer.send(b"before")
+            ranges = await client.ranges(SCALABLE)
+            before = (await ranges.states([0]))[0]
+            txn = await client.transaction()
+            await producer.send(b"aborted", txn=txn)
+            await producer.send(b"behind")
+            assert (await ranges.states([0]))[0] == before
+            tail = (await ranges.states([0], isolation="uncommitted"))[0].stable
+            assert tail > before.stable
+            assert not await ranges.news({0: before.stable}, 0, wait_ms=10)
+            polling = asyncio.create_task(ranges.news({0: before.stable}, 0, wait_ms=60_000))
+            await asyncio.sleep(0)
+            await txn.abort()
+            assert await polling
+            after = (await ranges.states([0]))[0]
+            assert after.stable == tail
+            assert await values(ranges, 0, ORIGIN, after.stable) == [b"before", b"behind"]
+            assert await values(ranges, 0, before.stable, after.stable) == [b"behind"]
+
+    asyncio.run(story())
+
+
+def test_a_split_is_news_and_its_parent_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            producer = await client.producer(SCALABLE)
+            await producer.send(b"parent")
+            ranges = await client.ranges(SCALABLE)
+            before = await ranges.layout()
+            stable = (await ranges.states([0]))[0].stable
+            polling = asyncio.create_task(ranges.news({0: stable}, before.epoch, wait_ms=60_000))
+            await asyncio.sleep(0)
+            await server.context.scalable.split(TopicName.parse(SCALABLE), 0)
+            assert await polling
+            after = await ranges.layout()
+            assert (after.epoch, after.creation_id) == (before.epoch + 1, before.creation_id)
+            assert [(each.number, each.parents) for each in after.segments] == [
+                (0, ()),
+                (1, (0,)),
+                (2, (0,)),
+            ]
+            states = await ranges.states([0, 1, 2])
+            assert [state.is_sealed for state in states.values()] == [True, False, False]
+            assert states[0].stable == stable
+            assert states[1].stable == ORIGIN
+            assert await values(ranges, 0, ORIGIN, stable) == [b"parent"]
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            producer = await client.producer(REGULAR)
+            await producer.send(b"old")
+            ranges = await client.ranges(REGULAR)
+            layout, state = await ranges.layout(), (await ranges.states([0]))[0]
+            await producer.close()
+            await server.context.topics.delete(TopicName.parse(REGULAR), force=True)
+            async with await client.producer(REGULAR) as another:
+                await another.send(b"new")
+            with pytest.raises(RangeLost, match="begins at"):
+                await values(ranges, 0, RangePosition(state.stable.ledger, 0), state.stable)
+            with pytest.raises(RangeLost, match="another one has its name"):
+                await client.ranges(REGULAR, creation_id=layout.creation_id)
+
+    asyncio.run(story())
+
+
+def test_threads_read_ranges(tmp_path: Path) -> None:
+    with service(tmp_path) as url, BlockingClient(url) as client:
+        with client.producer(SCALABLE) as producer:
+            for number in range(100):
+                producer.send(b"%d" % number)
+        ranges = client.ranges(SCALABLE)
+        (state,) = ranges.states([0]).values()
+        assert ranges.news({0: ORIGIN}, ranges.layout().epoch, wait_ms=0)
+        found = [
+            value
+            for page in ranges.read(0, state.first, state.stable)
+            for value in page.record_batch().column("value").to_pylist()
+        ]
+        assert found == [b"%d" % number for number in range(100)]
