@@ -11,6 +11,7 @@ from magnetar.errors import (
     ManagedLedgerFenced,
     ServiceNotReady,
 )
+from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.model.ids import Position
 from magnetar.txn.legacy.legacy_buffer import RECORD_SECONDS, LegacyTransactionBuffer
 from tests.unit.broker.legacy_world import L1, L2, L3, abort, commit, legacy_of, moved, record_of
@@ -215,5 +216,30 @@ def test_an_end_during_the_termination_is_told_again_and_then_counts() -> None:
         world.slow = 0.0
         await commit(topic, L1)
         assert await read_all(topic, "new") == ["a"]
+
+    in_txn_world(scenario)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_transaction_whose_marker_was_trimmed_has_ended(clean: bool) -> None:
+    """The record is from when it was open, and what would say otherwise is gone."""
+
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topic = await broker.topic()
+        producer = await joined(topic)
+        await publish(producer, L1, "1a")
+        await publish(producer, L2, "2a", first=1)
+        await commit(topic, L1)
+        broker, topic = await moved(broker, topic, clean=True)  # the record says: one is open
+        await commit(topic, L2)
+        broker, topic = await moved(broker, topic, clean=False)
+        topic.policies = topic.policies.__class__(retention=Retention(0, 0))
+        await topic.trim()
+        assert topic.ledger.entries == 0
+        broker, topic = await moved(broker, topic, clean=clean)
+        await publish(await joined(topic), None, "p", first=2)
+        assert legacy_of(topic).undecided == 0
+        assert await read_all(topic, "new") == ["p"]
 
     in_txn_world(scenario)

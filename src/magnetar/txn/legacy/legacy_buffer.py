@@ -159,6 +159,8 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         if record is not None:
             self._stream = StreamState.of(record)
             self._stream.trimmed(self._ledger.first_position())
+            if self._ledger.trimmed_through is not None:
+                self._stream.ended_before(self._ledger.trimmed_through)
             await self._scan(Position(*record.scanned_to))
             for txn, first in self._stream.open.items():
                 work = self._track(txn, first)

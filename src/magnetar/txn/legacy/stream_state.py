@@ -140,6 +140,14 @@ class StreamState:
         if self.last_marker is not None and self.last_marker < first_kept:
             self.last_marker = None
 
+    def ended_before(self, trimmed_through: Position) -> None:
+        """Entries up to this one are gone, and nothing of an open transaction is trimmed.
+
+        The markers of those that had some of them may be gone too, with the record older than that.
+        """
+        for txn in [each for each, first in self._open.items() if first <= trimmed_through]:
+            self.over(txn)
+
     def _note_marker(self, position: Position) -> None:
         last = self.last_marker
         self.last_marker = position if last is None else max(last, position)
