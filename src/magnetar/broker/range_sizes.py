@@ -98,8 +98,6 @@ async def cut(
     Messages: exactly, if need be inside a batch. Bytes: at entries, and one is always taken.
     """
     view.check(start, end)
-    if messages_max == 0:
-        return Cut(start, 0, 0)
     at, messages, size, looked_at = start, 0, 0, 0
     async with aclosing(_walk(view, start, end, invisible=True)) as walk:
         async for found in walk:
@@ -107,7 +105,7 @@ async def cut(
                 return Cut(at, messages, size, is_partial=True)
             looked_at += 1
             more = len(found.entry.payload) if found.is_visible else 0
-            if bytes_max is not None and messages and size + more > bytes_max:
+            if bytes_max is not None and messages and more and size + more > bytes_max:
                 return Cut(at, messages, size)
             if messages_max is not None and messages + found.messages > messages_max:
                 taken = messages_max - messages

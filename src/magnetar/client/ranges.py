@@ -182,7 +182,7 @@ class Ranges:
             answer = await self._ask(number, "RANGE_CUT", isolation=isolation, **fields)
             at = position_from(answer.position)
             taken, size = taken + answer.messages, size + answer.bytes
-            if not answer.is_partial:
+            if not answer.is_partial or (bytes is not None and size >= bytes):
                 return at
 
     async def pieces(
