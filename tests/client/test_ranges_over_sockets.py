@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,31 @@ def test_threads_read_ranges(tmp_path: Path) -> None:
             for value in page.record_batch().column("value").to_pylist()
         ]
         assert found == [b"%d" % number for number in range(100)]
+
+
+def test_a_message_in_chunks_is_where_its_last_one_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        large = bytes(range(256)) * 40
+        async with (
+            serving(tmp_path, max_message_bytes=2000) as server,
+            Client(server.service_url) as client,
+            await client.producer(REGULAR, chunking=True, batching=False) as producer,
+            await client.producer(REGULAR, batching=False) as other,
+        ):
+            await producer.send(b"before")
+            sending = asyncio.gather(producer.send(large), *(other.send(b"x") for _ in range(50)))
+            await sending
+            await producer.send(b"behind")
+            ranges = await client.ranges(REGULAR)
+            (state,) = (await ranges.states([0])).values()
+            found = await values(ranges, 0, ORIGIN, state.stable)
+            assert sorted(found) == sorted([b"before", large, b"behind", *[b"x"] * 50])
+            assert (await ranges.counts({0: (ORIGIN, state.stable)}))[0].messages == 53
+            cuts = [ORIGIN]
+            while cuts[-1] < state.stable:
+                cuts.append(await ranges.cut(0, cuts[-1], state.stable, messages=3))
+            parts = [await values(ranges, 0, *each) for each in pairwise(cuts)]
+            assert [value for part in parts for value in part] == found
+            assert {len(part) for part in parts[:-1]} == {3}
+
+    asyncio.run(story())

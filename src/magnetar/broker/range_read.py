@@ -5,7 +5,8 @@ last one says, at any broker.
 
 Invariants:
 1. Pages that follow each other have every visible entry of the range once, in order, and nothing
-   else; an entry that the range begins or ends in comes as a whole. How a range falls into pages
+   else (but earlier chunks of messages whose last one is in it, which stand right before that); an
+   entry that the range begins or ends in comes as a whole. How a range falls into pages
    may differ from one time to the next; what is in it does not.
 2. A page is at most `range_page_bytes` and `range_page_entries`, but one entry comes whatever its
    size. About `range_scan_entries` are looked at for it: where many are aborted a page may have
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
+from magnetar.broker.range_chunks import chunk_of, whole_message
 from magnetar.broker.range_view import RangeView
 from magnetar.ledger.api import Entry
 from magnetar.model.ranges import RangePosition
@@ -52,15 +54,18 @@ async def read_page(
         if not entries or RangePosition.before(entries[0].position) >= end:
             at = end
             break
-        for entry in entries:
+        # Judged before the next await: what is known of them may go with a trim.
+        for entry, is_visible in [(each, view.is_visible(each)) for each in entries]:
             if RangePosition.before(entry.position) >= end:
                 break
-            if view.is_visible(entry):
-                size = len(entry.payload)
-                if found and size > room:
-                    return RangePage(found, at, is_exhausted=False)
-                found.append(entry)
-                room -= size
+            parts = [entry] if is_visible else []
+            if is_visible and (chunk := chunk_of(entry.payload)) is not None:
+                parts = await whole_message(view, entry) if chunk.is_last_chunk else []
+            size = sum(len(each.payload) for each in parts)
+            if found and size > room:
+                return RangePage(found, at, is_exhausted=False)
+            found += parts
+            room -= size
             at = RangePosition.behind(entry.position)
         scanned += len(entries)
         if room <= 0 or scanned >= limits.range_scan_entries:

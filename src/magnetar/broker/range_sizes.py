@@ -23,13 +23,13 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from magnetar.broker.dispatcher import messages_in
-from magnetar.broker.entries import EntryView, publish_time_of
+from magnetar.broker.entries import publish_time_of
+from magnetar.broker.range_chunks import chunk_of
 from magnetar.broker.range_read import READ_ENTRIES
 from magnetar.broker.range_spans import RangeSpans
 from magnetar.broker.range_view import RangeView
 from magnetar.errors import NotAllowed
 from magnetar.ledger.api import Entry
-from magnetar.model.ids import Position
 from magnetar.model.ranges import RangeCount, RangePosition
 from magnetar.runtime.limits import Limits
 
@@ -41,9 +41,6 @@ _SAMPLE_ENTRIES: Final = 16
 _SAMPLE_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 1024 * 1024
 _PIECES_MAX: Final = 10_000
-_NOWHERE: Final = Position(0, 0)
-_CHUNKS_TAG: Final = b"\xd8\x01"
-"""The bytes with which field 27 (num_chunks_from_msg, a number) begins in MessageMetadata."""
 
 
 class Cut(NamedTuple):
@@ -184,6 +181,5 @@ def _found(entry: Entry, start: RangePosition, end: RangePosition) -> _Found:
 
 def messages_of(payload: bytes) -> int:
     """How many messages an entry completes."""
-    if payload.find(_CHUNKS_TAG) >= 0 and not EntryView(_NOWHERE, payload).is_last_chunk:
-        return 0
-    return messages_in(payload)
+    chunk = chunk_of(payload)
+    return messages_in(payload) if chunk is None else int(chunk.is_last_chunk)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magnetar.client.arrow import record_batch
-from magnetar.client.batch import open_entry
+from magnetar.client.batch import OpenedEntry, open_entry, unpacked
 from magnetar.client.batch_columns import columns_in
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import AnyMessageId, Message, MessageId, ScalableMessageId, Unreadable
@@ -118,18 +118,27 @@ class RangePage:
 
     def rows(self) -> list[Message[bytes] | EntryRows]:
         """What columns are made of: a batch as a whole, other messages one by one."""
-        return [row for entry in self.entries() if (row := self._row(entry)) is not None]
+        chunks: list[OpenedEntry] = []
+        rows = (self._row(entry, chunks) for entry in self.entries())
+        return [row for row in rows if row is not None]
 
     def record_batch(self) -> pa.RecordBatch:
         """The messages as Arrow columns, those of `receive_arrow` of a consumer."""
         return record_batch(self.rows())
 
-    def _row(self, entry: RangeEntry) -> Message[bytes] | EntryRows | None:
-        """None: no message of it is in the range."""
+    def _row(
+        self, entry: RangeEntry, chunks: list[OpenedEntry]
+    ) -> Message[bytes] | EntryRows | None:
+        """None: no message ends with it, or none that is in the range."""
         try:
             if not checksum_holds(entry.data):
                 raise UnreadableMessage(f"the checksum of {entry.position} does not hold")
             opened = open_entry(entry.data)
+            if opened.metadata.num_chunks_from_msg > 1:
+                payload = _assembled(chunks, opened)
+                if payload is None:
+                    return None
+                return self._message(entry, opened.metadata, payload, _as_it_is)
             if not opened.is_batch:
                 return self._message(entry, opened.metadata, opened.payload, _as_it_is)
             columns = columns_in(opened)
@@ -157,6 +166,20 @@ class RangePage:
             source=self.source, raw_id=raw_id, data=data, metadata=metadata, single=None,
             decode=decode,
         )  # fmt: skip
+
+
+def _assembled(chunks: list[OpenedEntry], chunk: OpenedEntry) -> bytes | None:
+    """The payload of a message, once this is its last chunk; the server sends them in a row."""
+    metadata = chunk.metadata
+    chunks.append(chunk)
+    if metadata.chunk_id < metadata.num_chunks_from_msg - 1:
+        return None
+    parts = [each for each in chunks if each.metadata.uuid == metadata.uuid]
+    chunks.clear()
+    payload = b"".join(each.payload for each in parts)
+    if len(parts) != metadata.num_chunks_from_msg or len(payload) != metadata.total_chunk_msg_size:
+        raise UnreadableMessage(f"{len(parts)} of {metadata.num_chunks_from_msg} chunks are there")
+    return unpacked(payload, metadata) if metadata.compression else payload
 
 
 def _as_it_is(data: bytes, _version: bytes) -> bytes:
