@@ -284,10 +284,12 @@ class Ranges:
     ) -> bool:
         """Wait, for so long at most, until there is something to read at one of these positions.
 
-        True also if the layout is newer than `epoch`, or one of the segments is gone.
+        True also if the layout is newer than `epoch`, or one of the segments is gone. While a
+        broker cannot be asked it may take longer, up to the operation timeout.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / _MS_PER_SECOND
+        give_up_at = max(deadline, loop.time() + self._settings.operation_timeout)
         backoff = self._backoff()
         names = await self._names(positions)
         while True:
@@ -300,7 +302,7 @@ class Ranges:
                 for name in names.values():
                     self._brokers.forget(name)
                 pause = backoff.next()
-                if loop.time() + pause >= deadline:
+                if loop.time() + pause >= give_up_at:
                     raise
                 await asyncio.sleep(pause)
 

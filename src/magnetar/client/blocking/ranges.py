@@ -112,7 +112,8 @@ class Ranges(Threaded[AsyncRanges]):
     ) -> bool:
         """Wait, for so long at most, until there is something to read at one of these positions.
 
-        True also if the layout is newer than `epoch`, or one of the segments is gone.
+        True also if the layout is newer than `epoch`, or one of the segments is gone. While a
+        broker cannot be asked it may take longer, up to the operation timeout.
         """
         return self._wait(
             lambda: self._wrapped.news(positions, epoch, wait_ms, isolation=isolation)
