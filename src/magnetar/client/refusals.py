@@ -101,7 +101,9 @@ def refusal(what: str, code: int, text: str) -> RequestError:
     known = code if code in WireCode.__members__.values() else WireCode.UNKNOWN
     wire_code = WireCode(known)
     found = _CLASSES.get(wire_code, RequestError)
-    error = found(f"{what}: {text or wire_code.name.lower()}")
+    # A text that ends with a hint, as those of our own servers do, needs no second one.
+    hint = "" if text.endswith(")") else None
+    error = found(f"{what}: {text or wire_code.name.lower()}", hint=hint)
     if error.wire_code is not wire_code:
         # The code is that of this answer, not of a class of errors.
         vars(error)["wire_code"] = wire_code

@@ -20,6 +20,7 @@ from magnetar.errors import (
     ProducerBusy,
     RequestError,
     TooManyRequests,
+    TransactionConflict,
     WireCode,
 )
 from magnetar.wire.commands import NAMES
@@ -219,6 +220,14 @@ def test_broken_bytes_end_the_connection() -> None:
         assert connection.failure.name == "remote-protocol-error"
 
     play(story)
+
+
+def test_what_a_server_advises_is_said_once() -> None:
+    said = TransactionConflict("message 1:2 is taken")
+    assert str(refusal("ACK", said.wire_code, str(said))) == f"ACK: {said}"
+    other = TransactionConflict("it has ended", hint="begin another one")
+    assert str(refusal("ACK", other.wire_code, str(other))) == f"ACK: {other}"
+    assert refusal("ACK", said.wire_code, "as Pulsar says it").hint == said.hint
 
 
 def test_refusals_have_the_class_of_their_code() -> None:
