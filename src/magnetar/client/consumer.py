@@ -185,7 +185,8 @@ class Consumer(QueueConsumer[T]):
             await asyncio.sleep(PATTERN_S)
             try:
                 found = await pattern.topics(self._connections)
-                for gone in set(self._watches) - {str(topic) for topic in found}:
+                kept = {str(topic) for topic in (*found, self._retry_topic)}
+                for gone in set(self._watches) - kept:
                     await self._remove_topic(gone)
             except MagnetarError as error:
                 _LOG.info("pattern-not-looked-for", pattern=pattern.pattern, reason=str(error))

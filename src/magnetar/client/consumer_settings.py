@@ -35,6 +35,8 @@ class DeadLetterPolicy:
     """A message is delivered at most this many times more after its first delivery."""
     topic: str | None = None
     """Without one: `<topic>-DLQ` of a scalable topic, `<topic>-<subscription>-DLQ` of a regular."""
+    retry_topic: str | None = None
+    """Where `reconsume_later` puts messages; without one, as above, with `-RETRY`."""
 
     def __post_init__(self) -> None:
         if self.max_redeliveries < 0:
@@ -57,6 +59,8 @@ class ConsumerSettings:
     processing_delay: RedeliveryDelay | None = None
     """With it, the timeout grows from delivery to delivery: this is added to it."""
     dead_letter: DeadLetterPolicy | None = None
+    retries: bool = False
+    """Consume the retry topic of `dead_letter` as well, so that `reconsume_later` may be used."""
     priority_level: int = 0
     """Of Shared consumers, those with the lowest number get messages first."""
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -76,3 +80,7 @@ class ConsumerSettings:
         for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidSetting(f"{name} must be 0 or more, not {getattr(self, name)!r}")
+        if self.retries and self.dead_letter is None:
+            raise InvalidSetting(
+                "retries need a dead_letter policy", hint="it says how often a message is retried"
+            )

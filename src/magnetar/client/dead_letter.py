@@ -1,6 +1,6 @@
-"""Messages that fail again and again, put aside in a topic of their own.
+"""Messages that fail again and again, put off or put aside in topics of their own.
 
-Owns: `DeadLetters`, the dead letters of one consumer.
+Owns: `DeadLetters`, the dead letters of one consumer, and those that it is to retry later.
 
 Invariants:
 1. A message is acknowledged only after its copy is stored. If that fails it is given back, and
@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -32,6 +32,10 @@ REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 """Properties of a dead letter: where it comes from."""
 
+RETRIES: Final = "RECONSUMETIMES"
+DELAY_MS: Final = "DELAY_TIME"
+"""Properties of a message that was put off: how often, and how long the last time."""
+
 RETRY_S: Final = 5.0
 
 _LOG: Final = logger(__name__)
@@ -45,6 +49,8 @@ class DeadLetters:
     def __init__(
         self, policy: DeadLetterPolicy, subscription: str, make_producer: MakeProducer
     ) -> None:
+        self.retry_topic: str | None = None
+        """Where messages wait that are to be consumed again later; None: nowhere."""
         self._policy = policy
         self._subscription = subscription
         self._make_producer = make_producer
@@ -84,28 +90,63 @@ class DeadLetters:
         assert isinstance(feed, QueueSegment), "only they have dead letters"
         topic = self.topic_for(message)
         try:
-            producer = await self._producer(topic)
+            await self._store(message, topic, self._properties(message))
+        except MagnetarError as error:
+            _LOG.error("dead-letter-failed", error, topic=topic, message=str(message.raw_id))
+            feed.give_back_later(message, RETRY_S)
+            return
+        feed.ack(message.raw_id, message.chunk_ids)
+
+    async def retry(
+        self, message: Message[Any], delay_s: float, properties: Mapping[str, str]
+    ) -> None:
+        """Store a message where it is consumed again after a while, or with the dead letters."""
+        times = _retries_of(message) + 1
+        letter = {
+            **self._properties(message),
+            **properties,
+            RETRIES: str(times),
+            DELAY_MS: str(round(delay_s * 1000)),
+        }
+        if times > self._policy.max_redeliveries:
+            await self._store(message, self.topic_for(message), letter)
+        else:
+            assert self.retry_topic is not None, "the consumer has retries"
+            await self._store(message, self.retry_topic, letter, delay_s=delay_s)
+
+    async def _store(
+        self,
+        message: Message[Any],
+        topic: str,
+        properties: Mapping[str, str],
+        *,
+        delay_s: float = 0.0,
+    ) -> None:
+        producer = await self._producer(topic)
+        try:
             await producer.send(
                 None if message.is_null else message.data,
                 key=message.key_bytes if message.key is None else message.key,
                 ordering_key=message.ordering_key,
-                properties=self._properties(message),
+                properties=properties,
                 event_time=message.event_time_ms,
+                deliver_after=delay_s or None,
             )
-        except MagnetarError as error:
-            _LOG.error("dead-letter-failed", error, topic=topic, message=str(message.raw_id))
-            feed.give_back_later(message, RETRY_S)
+        except MagnetarError:
             await self._drop(topic)
-            return
-        feed.ack(message.raw_id, message.chunk_ids)
+            raise
 
     def topic_for(self, message: Message[Any]) -> str:
         """Where the dead letters of its topic go."""
         if self._policy.topic is not None:
             return self._policy.topic
-        name = TopicName.parse(message.topic).without_partition()
-        suffix = "-DLQ" if name.domain.is_scalable else f"-{self._subscription}-DLQ"
-        return f"{name}{suffix}"
+        return letters_of(TopicName.parse(self._origin(message)), self._subscription, "DLQ")
+
+    def _origin(self, message: Message[Any]) -> str:
+        """The topic that it was sent to at first."""
+        if str(TopicName.parse(message.topic).without_partition()) == self.retry_topic:
+            return message.properties.get(REAL_TOPIC, message.topic)
+        return message.topic
 
     def _properties(self, message: Message[Any]) -> dict[str, str]:
         message_id = message.id
@@ -113,9 +154,12 @@ class DeadLetters:
         text = f"{raw.ledger_id}:{raw.entry_id}:{raw.partition}:{raw.batch_index}"
         if isinstance(message_id, ScalableMessageId):
             text = f"{message_id.segment_id}:{text}"
+        origin = self._origin(message)
+        if origin != message.topic:  # it was retried, and says where it comes from
+            text = message.properties.get(ORIGIN_MESSAGE_ID, text)
         return {
             **message.properties,
-            REAL_TOPIC: message.topic,
+            REAL_TOPIC: origin,
             REAL_SUBSCRIPTION: self._subscription,
             ORIGIN_MESSAGE_ID: text,
         }
@@ -131,3 +175,14 @@ class DeadLetters:
         failed = self._producers.pop(topic, None)
         if failed is not None:
             await failed.close()
+
+
+def letters_of(topic: TopicName, subscription: str, kind: str) -> str:
+    """The topic beside another one that holds its letters."""
+    name = topic.without_partition()
+    return f"{name}-{kind}" if name.domain.is_scalable else f"{name}-{subscription}-{kind}"
+
+
+def _retries_of(message: Message[Any]) -> int:
+    said = message.properties.get(RETRIES, "")
+    return int(said) if said.isdecimal() else 0

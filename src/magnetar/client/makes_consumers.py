@@ -62,6 +62,7 @@ class QueueOptions(SubscribingOptions, total=False):
     processing_timeout: float
     processing_delay: RedeliveryDelay | None
     dead_letter: DeadLetterPolicy | None
+    retries: bool
     priority_level: int
 
 
@@ -311,6 +312,8 @@ class MakesConsumers(ABC):
             raise InvalidSetting("a consumer takes either topics or a pattern")
         if key_shared is not None and subscription_type is not SubscriptionType.KEY_SHARED:
             raise InvalidSetting("only a Key_Shared subscription has a key-shared policy")
+        if options.get("retries") and subscription_type.takes_cumulative_acks:
+            raise InvalidSetting(f"a {subscription_type.name} subscription has no retries")
         found = None if pattern is None else TopicPattern(NamespaceName.parse(namespace), pattern)
         return await self._opened(
             Consumer(

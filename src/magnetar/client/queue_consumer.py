@@ -10,14 +10,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.client import arrow
 from magnetar.client.ack_outbox import AckTransaction
 from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged, abandoned
 from magnetar.client.consumer_settings import ConsumerSettings
-from magnetar.client.dead_letter import DeadLetters, MakeProducer
+from magnetar.client.dead_letter import DeadLetters, MakeProducer, letters_of
 from magnetar.client.feeds import SegmentKey
 from magnetar.client.layout_consumer import LayoutConsumer
 from magnetar.client.message import AnyMessageId, Message
@@ -28,7 +29,7 @@ from magnetar.client.schema.info import Schema
 from magnetar.client.seeking import SeekTarget, one_message, seek_fields
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import plain_id
-from magnetar.errors import ConsumerNotFound, InvalidValue
+from magnetar.errors import ConsumerNotFound, InvalidSetting, InvalidValue, NotAllowed
 from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+_NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
 
 class QueueConsumer(LayoutConsumer[T]):
@@ -64,6 +67,7 @@ class QueueConsumer(LayoutConsumer[T]):
         make_producer: MakeProducer,
         create_if_missing: bool = True,
     ) -> None:
+        topics = tuple(topics)
         super().__init__(
             connections,
             topics,
@@ -78,6 +82,10 @@ class QueueConsumer(LayoutConsumer[T]):
             if settings.dead_letter is None
             else DeadLetters(settings.dead_letter, subscription, make_producer)
         )
+        self._retry_topic: TopicName | None = None
+        if self._dead_letters is not None and settings.retries:
+            self._retry_topic = _retry_topic(settings, topics, subscription)
+            self._dead_letters.retry_topic = str(self._retry_topic)
 
     # --- settling
 
@@ -149,6 +157,39 @@ class QueueConsumer(LayoutConsumer[T]):
         feed.giving_back(message)
         feed.nack(message)
 
+    async def reconsume_later(
+        self,
+        message: Message[Any],
+        *,
+        delay: timedelta | float,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+    ) -> None:
+        """Put a message off: a copy is consumed after `delay` (seconds), the message acknowledged.
+
+            consumer = await client.queue_consumer(
+                topic, "workers", retries=True, dead_letter=DeadLetterPolicy(max_redeliveries=3)
+            )
+            await consumer.reconsume_later(message, delay=60)
+
+        Unlike after `nack`, nothing waits in the client, and the delay may be long. The copy has
+        `properties` beside those of the message, and `RECONSUMETIMES`, which counts; after
+        `max_redeliveries` of them it goes to the dead letters. Raises what its producer raises, and
+        has then not acknowledged the message.
+        """
+        self._check_open()
+        feed = message.source
+        if not isinstance(feed, QueueSegment) or feed.home is not self:
+            raise InvalidValue(f"{message!r} was not received by this consumer")
+        if self._dead_letters is None or self._retry_topic is None:
+            hint = "make it with retries=True and a dead_letter policy"
+            raise NotAllowed("this consumer has nowhere to put messages off", hint=hint)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+        if not 0 <= seconds < float("inf"):
+            raise InvalidValue(f"a delay of {delay}")
+        if feed.has(message):
+            await self._dead_letters.retry(message, seconds, properties)
+            feed.ack(message.raw_id, message.chunk_ids)
+
     # --- moving
 
     async def seek(self, target: SeekTarget) -> None:
@@ -213,6 +254,9 @@ class QueueConsumer(LayoutConsumer[T]):
 
     async def _open(self) -> None:
         await super()._open()
+        if self._retry_topic is not None:
+            # Whatever waits there is for this subscription, however long it has waited.
+            await self._add_topic(self._retry_topic, are_new=True)
         if self._dead_letters is not None:
             self._feeds.spawn(self._dead_letters.run(), "dead letters")
 
@@ -228,3 +272,14 @@ class QueueConsumer(LayoutConsumer[T]):
 
     def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
         return QueueSegment(self, spec, dead_letters=self._dead_letters)
+
+
+def _retry_topic(
+    settings: ConsumerSettings, topics: Sequence[TopicName], subscription: str
+) -> TopicName:
+    assert settings.dead_letter is not None, "settings see to that"
+    if settings.dead_letter.retry_topic is not None:
+        return TopicName.parse(settings.dead_letter.retry_topic)
+    if len(topics) != 1:
+        raise InvalidSetting("a consumer of several topics needs a retry_topic for its retries")
+    return TopicName.parse(letters_of(topics[0], subscription, "RETRY"))

@@ -175,11 +175,15 @@ class QueueSegment(SegmentConsumer):
         mark = Mark(message_id.position, message_id.batch_index, message_id.batch_size)
         return self.acked_in(txn, [ack_item(mark)], cumulative=True, on_end=on_end)
 
-    def nack(self, message: Message[Any]) -> None:
-        """Have it delivered again after a while."""
+    def has(self, message: Message[Any]) -> bool:
+        """Whether the application has it, and has not settled it."""
         raw = message.raw_id
         is_had = self._acks.is_held(raw.position, raw.batch_index) and raw not in self._put_aside
-        if message.generation != self.generation or self.has_ended or not is_had:
+        return is_had and message.generation == self.generation and not self.has_ended
+
+    def nack(self, message: Message[Any]) -> None:
+        """Have it delivered again after a while."""
+        if not self.has(message):
             return  # it is given back, or settled, already
         if self._dead_letters is not None and self._dead_letters.wants(message, is_given_back=True):
             self._put(message, lambda: None)

@@ -5,13 +5,15 @@ Written by `make blocking` from `magnetar.client.consumer`; edit that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.consumer import Consumer as AsyncConsumer
 from magnetar.client.message import AnyMessageId, Message
+from magnetar.client.queue_consumer import _NO_PROPERTIES
 from magnetar.client.seeking import SeekTarget
 from magnetar.model.ids import MessageId
 from magnetar.model.subscriptions import SubscriptionType
@@ -87,6 +89,29 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         letters, a message that was delivered often enough goes there instead.
         """
         self._call(lambda: self._wrapped.nack(message))
+
+    def reconsume_later(
+        self,
+        message: Message[Any],
+        *,
+        delay: timedelta | float,
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+    ) -> None:
+        """Put a message off: a copy is consumed after `delay` (seconds), the message acknowledged.
+
+            consumer = client.queue_consumer(
+                topic, "workers", retries=True, dead_letter=DeadLetterPolicy(max_redeliveries=3)
+            )
+            consumer.reconsume_later(message, delay=60)
+
+        Unlike after `nack`, nothing waits in the client, and the delay may be long. The copy has
+        `properties` beside those of the message, and `RECONSUMETIMES`, which counts; after
+        `max_redeliveries` of them it goes to the dead letters. Raises what its producer raises, and
+        has then not acknowledged the message.
+        """
+        self._wait(
+            lambda: self._wrapped.reconsume_later(message, delay=delay, properties=properties)
+        )
 
     def seek(self, target: SeekTarget) -> None:
         """Move the subscription: to a message, which is the next one, or to a time.
