@@ -197,3 +197,36 @@ def test_a_reader_is_moved_to_a_time(partitions: int) -> None:
             assert (await reader.receive(timeout=5.0)).value == b"0"
 
     play(story)
+
+
+def test_harm_of_reading_children_before_the_controller_knows_of_the_seek(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orders: list[list[Message[bytes]]] = []
+
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            consumer = await client.stream_consumer(NAME, "s", initial_position=FIRST)
+            kept = Kept()
+            for _ in range(2):
+                await kept.send_many(producer, 30)
+                await producer.flush()
+                await consumer.ack_cumulative((await drain(consumer, 30))[-1])
+                if consumer.segments == (0,):
+                    await stage.split(0)
+                await asyncio.sleep(2)
+            await consumer.seek(EARLIEST)
+            orders.append(await read_all(consumer, 60))
+
+    async def at_once(self: StreamConsumer[bytes], *_: object) -> None:
+        """Nobody waits."""
+
+    def check() -> None:
+        play(story)
+        assert in_order(orders[-1])
+
+    check()
+    monkeypatch.setattr(StreamConsumer, "_until_parents_first", at_once)
+    with pytest.raises(AssertionError):
+        check()
