@@ -9,8 +9,8 @@ Invariants:
 2. No more is fetched while `unacked_max` entries are not settled.
 3. A message that was delivered too often goes to the dead letters instead of the application, once
    however often it is given back or delivered meanwhile.
-4. Where consumers share messages, one with a time of delivery is not handed out before it, whatever
-   the broker does; meanwhile it counts as not settled.
+4. Where consumers share messages, one with a time of delivery is not handed out before it, by a
+   broker without delayed delivery either; meanwhile it counts as not settled.
 5. In a shared stream, a cumulative acknowledgement covers exactly what was handed out of this
    segment up to that turn.
 """
@@ -42,7 +42,7 @@ from magnetar.model.ids import Position
 
 REDELIVERIES_PER_COMMAND: Final = 1000
 EARLY_S: Final = 1.0
-"""Brokers with delayed delivery deliver up to so much before the time."""
+"""A message may be handed out so much before its time, as Pulsar does."""
 _EVERYTHING: Final = 1 << 62
 
 
@@ -241,8 +241,11 @@ class QueueSegment(SegmentConsumer):
 
     @property
     def _keeps_times(self) -> bool:
-        """Whether messages wait for their time of delivery: not where there is an order."""
-        return self._takes_ids
+        """Whether messages wait here for their time of delivery: not where there is an order.
+
+        Other brokers keep the times themselves, by their own clocks.
+        """
+        return self._takes_ids and self._open is not None and self._open[0].is_magnetar
 
     def _deliver(self, message: Message[Any] | EntryRows) -> None:
         if isinstance(message, EntryRows) or self._dead_letters is None:
