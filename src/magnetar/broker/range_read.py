@@ -18,11 +18,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from magnetar.broker.range_chunks import chunk_of, whole_message
 from magnetar.broker.range_view import RangeView
 from magnetar.ledger.api import Entry
+from magnetar.model.ids import Position
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.limits import Limits
 
@@ -44,34 +46,62 @@ async def read_page(
 ) -> RangePage:
     """The first page of a range; `bytes_max` may ask for a smaller one."""
     view.check(start, end)
-    room = min(bytes_max or limits.range_page_bytes, limits.range_page_bytes)
-    found: list[Entry] = []
-    at, scanned = start, 0
-    while at < end and len(found) < limits.range_page_entries:
-        wanted = min(READ_ENTRIES, limits.range_page_entries - len(found))
-        entries = await view.ledger.read(at.at, wanted, max(room, 1))
-        view.check_kept(at)
-        if not entries or RangePosition.before(entries[0].position) >= end:
-            at = end
+    page = _Page(limits, bytes_max, start.at)
+    stop = end.stop
+    while page.at < stop and not page.is_full:
+        begun = page.at
+        entries = await view.ledger.read(begun, page.entries_wanted, max(page.room, 1))
+        view.check_kept(RangePosition.before(begun))
+        if not entries:
             break
         # Judged before the next await: what is known of them may go with a trim.
-        for entry, is_visible in [(each, view.is_visible(each)) for each in entries]:
-            if RangePosition.before(entry.position) >= end:
-                break
-            parts = [entry] if is_visible else []
-            if is_visible and (chunk := chunk_of(entry.payload)) is not None:
-                parts = await whole_message(view, entry) if chunk.is_last_chunk else []
-            size = sum(len(each.payload) for each in parts)
-            if found and size > room:
-                return RangePage(found, at, is_exhausted=False)
-            found += parts
-            room -= size
-            at = RangePosition.behind(entry.position)
-        scanned += len(entries)
-        if room <= 0 or scanned >= limits.range_scan_entries:
+        judged = [(each, view.is_visible(each)) for each in entries if each.position < stop]
+        if not await _filled(view, page, judged) or len(judged) < len(entries):
             break
+        page.scanned += len(entries)
         await asyncio.sleep(0)  # what is in memory is read without a turn for others
-    following = view.ledger.next_valid(at.at)
-    if at >= end or following is None or RangePosition.before(following) >= end:
-        return RangePage(found, end, is_exhausted=True)
-    return RangePage(found, at, is_exhausted=False)
+    following = view.ledger.next_valid(page.at)
+    if following is None or following >= stop:
+        return RangePage(page.found, end, is_exhausted=True)
+    return RangePage(page.found, RangePosition.before(page.at), is_exhausted=False)
+
+
+class _Page:
+    """A page as it fills."""
+
+    def __init__(self, limits: Limits, bytes_max: int, at: Position) -> None:
+        self.found: list[Entry] = []
+        self.at = at
+        """What is below it was looked at."""
+        self.room = min(bytes_max or limits.range_page_bytes, limits.range_page_bytes)
+        self.scanned = 0
+        self._limits = limits
+
+    @property
+    def entries_wanted(self) -> int:
+        return min(READ_ENTRIES, self._limits.range_page_entries - len(self.found))
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            self.room <= 0
+            or len(self.found) >= self._limits.range_page_entries
+            or self.scanned >= self._limits.range_scan_entries
+        )
+
+
+async def _filled(view: RangeView, page: _Page, judged: Sequence[tuple[Entry, bool]]) -> bool:
+    """Put entries on a page, those that are visible; False: the next one does not fit."""
+    for entry, is_visible in judged:
+        if is_visible:
+            parts = [entry]
+            size = len(entry.payload)
+            if (chunk := chunk_of(entry.payload)) is not None:
+                parts = await whole_message(view, entry) if chunk.is_last_chunk else []
+                size = sum(len(each.payload) for each in parts)
+            if page.found and size > page.room:
+                return False
+            page.found += parts
+            page.room -= size
+        page.at = entry.position.next
+    return True

@@ -30,6 +30,7 @@ from magnetar.broker.range_spans import RangeSpans
 from magnetar.broker.range_view import RangeView
 from magnetar.errors import NotAllowed
 from magnetar.ledger.api import Entry
+from magnetar.model.ids import Position
 from magnetar.model.ranges import RangeCount, RangePosition
 from magnetar.runtime.limits import Limits
 
@@ -61,9 +62,9 @@ async def count(view: RangeView, start: RangePosition, end: RangePosition) -> Ra
         return RangeCount(0, 0, is_exact=True)
     if spans.entries <= EXACT_ENTRIES and spans.bytes <= EXACT_BYTES:
         messages = size = 0
-        async for found in _walk(view, start, end):
-            messages += found.messages
-            size += len(found.entry.payload)
+        async for some in _walk(view, start, end):
+            messages += sum(found.messages for found in some)
+            size += sum(found.size for found in some)
         return RangeCount(messages, size, is_exact=True)
     average = await _average(view, spans)
     return RangeCount(max(round(spans.entries * average), 1), max(round(spans.bytes), 1))
@@ -95,23 +96,31 @@ async def cut(
     Messages: exactly, if need be inside a batch. Bytes: at entries, and one is always taken.
     """
     view.check(start, end)
-    at, messages, size, looked_at = start, 0, 0, 0
-    async with aclosing(_walk(view, start, end, invisible=True)) as walk:
-        async for found in walk:
+    at, messages, size, looked_at = start.at, 0, 0, 0
+    step = min(READ_ENTRIES, limits.range_scan_entries)
+    async with aclosing(_walk(view, start, end, step)) as walk:
+        async for some in walk:
             if looked_at >= limits.range_scan_entries:
-                return Cut(at, messages, size, is_partial=True)
-            looked_at += 1
-            more = len(found.entry.payload) if found.is_visible else 0
-            if bytes_max is not None and messages and more and size + more > bytes_max:
-                return Cut(at, messages, size)
-            if messages_max is not None and messages + found.messages > messages_max:
-                taken = messages_max - messages
-                inside = RangePosition(*found.entry.position, found.first_index + taken)
-                return Cut(inside if taken else at, messages_max, size + more * bool(taken))
-            messages += found.messages
-            size += more
-            at = min(RangePosition.behind(found.entry.position), end)
+                return Cut(_reached(at, start), messages, size, is_partial=True)
+            looked_at += len(some)
+            for position, first_index, here, more in some:
+                if bytes_max is not None and messages and more and size + more > bytes_max:
+                    return Cut(_reached(at, start), messages, size)
+                if messages_max is not None and messages + here > messages_max:
+                    taken = messages_max - messages
+                    if not taken:
+                        return Cut(_reached(at, start), messages, size)
+                    inside = RangePosition(*position, first_index + taken)
+                    return Cut(inside, messages_max, size + more)
+                messages += here
+                size += more
+                at = position.next
     return Cut(end, messages, size)
+
+
+def _reached(at: Position, start: RangePosition) -> RangePosition:
+    """Everything below an entry was taken, which may be nothing of the range."""
+    return max(RangePosition.before(at), start)
 
 
 def pieces(
@@ -141,42 +150,40 @@ async def at_time(view: RangeView, ms: int) -> RangePosition:
 
 
 class _Found(NamedTuple):
-    entry: Entry
-    is_visible: bool
+    position: Position
     first_index: int
     """Of its messages in the range."""
     messages: int
-    """How many of them are in the range."""
+    """How many of them are in the range; none, if it is not visible."""
+    size: int
+    """0: it is not visible."""
 
 
 async def _walk(
-    view: RangeView, start: RangePosition, end: RangePosition, *, invisible: bool = False
-) -> AsyncGenerator[_Found, None]:
-    """The entries of a range, in order; those that are not visible if wanted."""
-    at = start
-    while at < end:
-        entries = await view.ledger.read(at.at, READ_ENTRIES, _READ_BYTES)
-        view.check_kept(at)
-        # Judged before the next await: what is known of them may go with a trim.
-        judged = [(entry, view.is_visible(entry)) for entry in entries]
-        if not judged:
+    view: RangeView, start: RangePosition, end: RangePosition, step: int = READ_ENTRIES
+) -> AsyncGenerator[list[_Found], None]:
+    """The entries of a range, in order, some at a time."""
+    at, stop = start.at, end.stop
+    while at < stop:
+        entries = await view.ledger.read(at, step, _READ_BYTES)
+        view.check_kept(RangePosition.before(at))
+        if not entries:
             return
-        for entry, is_visible in judged:
-            if RangePosition.before(entry.position) >= end:
-                return
-            if is_visible:
-                yield _found(entry, start, end)
-            elif invisible:
-                yield _Found(entry, is_visible=False, first_index=0, messages=0)
-        at = RangePosition.behind(entries[-1].position)
+        # Before the next await: what is known of them may go with a trim.
+        yield [_found(view, each, start, end) for each in entries if each.position < stop]
+        at = entries[-1].position.next
         await asyncio.sleep(0)
 
 
-def _found(entry: Entry, start: RangePosition, end: RangePosition) -> _Found:
-    messages = messages_of(entry.payload)
-    first = start.batch_index if entry.position == start.at else 0
-    stop = min(end.batch_index, messages) if entry.position == end.at else messages
-    return _Found(entry, is_visible=True, first_index=first, messages=max(stop - first, 0))
+def _found(view: RangeView, entry: Entry, start: RangePosition, end: RangePosition) -> _Found:
+    position, payload = entry
+    if not view.is_visible(entry):
+        return _Found(position, 0, 0, 0)
+    messages = stop = messages_of(payload)
+    first = start.batch_index if position == start.at else 0
+    if position == end.at:
+        stop = min(end.batch_index, messages)
+    return _Found(position, first, max(stop - first, 0), len(payload))
 
 
 def messages_of(payload: bytes) -> int:

@@ -36,7 +36,7 @@ class RangeSpans:
         self._parts: list[_Part] = []
         self._entries_before: list[int] = []
         self._bytes_before: list[float] = []
-        behind_last = end.entry + (end.batch_index > 0)
+        behind_last = end.stop.entry_id
         for span in spans:
             if not start.ledger <= span.ledger_id <= end.ledger or not span.entries:
                 continue

@@ -39,6 +39,11 @@ class RangePosition:
         """The entry that it stands at, or in."""
         return Position(self.ledger, self.entry)
 
+    @property
+    def stop(self) -> Position:
+        """As an end: the first entry of which nothing is before it."""
+        return Position(self.ledger, self.entry + (self.batch_index > 0))
+
     @classmethod
     def before(cls, entry: Position) -> RangePosition:
         return cls(entry.ledger_id, entry.entry_id)
