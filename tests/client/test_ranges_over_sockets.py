@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.blocking import Client as BlockingClient
 from magnetar.client.client import Client
 from magnetar.client.ranges import ORIGIN, RangePosition, Ranges
-from magnetar.errors import RangeLost, TopicNotFound
+from magnetar.errors import MagnetarError, NotAllowed, RangeLost, TopicNotFound, WireCode
 from magnetar.model.names import TopicName
 from tests.client.service import service
-from tests.unit.server.serving import serving
+from tests.unit.server.serving import LIMITS, connected, published, serving
 
 REGULAR = "persistent://public/default/regular"
 SCALABLE = "topic://public/default/scalable"
@@ -174,5 +176,71 @@ def test_a_message_in_chunks_is_where_its_last_one_is(tmp_path: Path) -> None:
             parts = [await values(ranges, 0, *each) for each in pairwise(cuts)]
             assert [value for part in parts for value in part] == found
             assert {len(part) for part in parts[:-1]} == {3}
+
+    asyncio.run(story())
+
+
+def test_polls_of_a_connection_are_limited(tmp_path: Path) -> None:
+    limits = replace(LIMITS, connection_range_polls_max=2)
+
+    async def story() -> None:
+        async with serving(tmp_path, limits=limits) as server:
+            driver = await connected(server)
+            await published(driver, 1, topic=REGULAR)
+            at = {"ledger_id": 2**40, "entry_id": 0}
+            fields: dict[str, Any] = {
+                "topic": REGULAR,
+                "epoch": 0,
+                "places": [{"topic": REGULAR, "position": at}],
+            }
+
+            def poll(number: int, wait_ms: int = 60_000) -> asyncio.Task[Any]:
+                asking = driver.request("RANGE_NEWS", poll_id=number, wait_ms=wait_ms, **fields)
+                return asyncio.create_task(asking)
+
+            first, second = poll(1), poll(2)
+            with pytest.raises(MagnetarError) as refused:
+                await poll(3)
+            assert refused.value.wire_code == WireCode.TOO_MANY_REQUESTS
+            replacing = poll(1, wait_ms=1)
+            assert not (await first).is_news, "another one has its number"
+            assert not (await replacing).is_news
+            assert not (await poll(3, wait_ms=1)).is_news, "there is room again"
+            await driver.close()
+            with pytest.raises(MagnetarError):
+                await second
+
+    asyncio.run(story())
+
+
+def test_a_page_is_never_empty_for_being_small(tmp_path: Path) -> None:
+    """One entry comes whatever its size; the rest waits for the next page."""
+    limits = replace(LIMITS, range_page_bytes=10)
+
+    async def story() -> None:
+        async with (
+            serving(tmp_path, limits=limits) as server,
+            Client(server.service_url) as client,
+            await client.producer(REGULAR, batching=False) as producer,
+        ):
+            sent = [b"%d" % number * 100 for number in range(10)]
+            for each in sent:
+                await producer.send(each)
+            ranges = await client.ranges(REGULAR)
+            (state,) = (await ranges.states([0])).values()
+            pages = [page async for page in ranges.read(0, ORIGIN, state.stable)]
+            assert [len(page) for page in pages] == [1] * 10
+            assert await values(ranges, 0, ORIGIN, state.stable) == sent
+
+    asyncio.run(story())
+
+
+def test_names_that_have_no_ranges(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as server, Client(server.service_url) as client:
+            for topic in ("non-persistent://public/default/x", f"{SCALABLE}/0000-ffff-0"):
+                name = topic.replace("topic://", "segment://")
+                with pytest.raises(NotAllowed, match="use topic://"):
+                    await client.ranges(name)
 
     asyncio.run(story())
