@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
 from random import Random
 
 import pytest
@@ -106,8 +105,9 @@ def test_a_reader_that_stops_leaves_nothing_behind() -> None:
             await send(client)
             ranges = await client.ranges(NAME)
             (state,) = (await ranges.states([0])).values()
-            async with aclosing(ranges.read(0, ORIGIN, state.stable)) as pages:  # type: ignore[type-var]
-                assert of(await anext(pages))
+            pages = ranges.read(0, ORIGIN, state.stable)
+            assert of(await anext(pages))
+            await pages.aclose()  # type: ignore[attr-defined]
             names = [task.get_name() for task in asyncio.all_tasks()]
             assert not [name for name in names if "ranges of" in name]
 
@@ -198,11 +198,13 @@ def layout_now(host: Host) -> set[int]:
 
 
 async def backlogs(stage: Stage, name: str) -> dict[str, int]:
+    """As statistics show them."""
+
     async def found(server: Server) -> dict[str, int]:
         return {
-            str(topic.name): subscription.backlog()
+            str(topic.name): found.msg_backlog
             for topic in server.context.topics.loaded.values()
-            if (subscription := topic.subscriptions.get(name)) is not None
+            if (found := topic.stats().subscriptions.get(name)) is not None
         }
 
     return await stage.host.ask(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,14 @@ import pytest
 from magnetar.blocking import Client as BlockingClient
 from magnetar.client.client import Client
 from magnetar.client.ranges import ORIGIN, RangePosition, Ranges
-from magnetar.errors import MagnetarError, NotAllowed, RangeLost, TopicNotFound, WireCode
+from magnetar.errors import (
+    AlreadyClosed,
+    MagnetarError,
+    NotAllowed,
+    RangeLost,
+    TopicNotFound,
+    WireCode,
+)
 from magnetar.model.names import TopicName
 from tests.client.service import service
 from tests.unit.server.serving import LIMITS, connected, published, serving
@@ -244,3 +252,27 @@ def test_names_that_have_no_ranges(tmp_path: Path) -> None:
                     await client.ranges(name)
 
     asyncio.run(story())
+
+
+def test_threads_see_the_end_of_their_client_and_may_stop_early(tmp_path: Path) -> None:
+    with service(tmp_path) as url:
+        client = BlockingClient(url)
+        with client.producer(REGULAR, batching=False) as producer:
+            for number in range(10):
+                producer.send(b"%d" % number * 400_000)
+        ranges = client.ranges(REGULAR)
+        (state,) = ranges.states([0]).values()
+        early = ranges.read(0, ORIGIN, state.stable)
+        assert len(next(early)) == 2
+        early.close()  # type: ignore[attr-defined]
+        late = ranges.read(0, ORIGIN, state.stable)
+        next(late)
+        client.close()
+        with pytest.raises(AlreadyClosed):
+            list(late)
+
+
+def test_positions_travel_to_other_processes() -> None:
+    position = RangePosition(3, 4, 5)
+    assert pickle.loads(pickle.dumps(position)) == position
+    assert RangePosition(3, 4, 4) < position < RangePosition(3, 5)

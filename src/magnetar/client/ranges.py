@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Literal, TypeAlias
 
@@ -241,8 +240,7 @@ class Ranges:
                     return
         finally:
             reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
+            await asyncio.wait({reading})
 
     async def _read_ahead(
         self,

@@ -141,6 +141,10 @@ DISK_FULL = counter("magnetar_disk_full_total", "Operations refused for lack of 
 DISPATCHED_ENTRIES = counter(
     "magnetar_dispatched_entries_total", "Entries handed to consumers, repeated ones included."
 )
+RANGE_ENTRIES = counter(
+    "magnetar_range_entries_total", "Entries given to readers of ranges, without a consumer."
+)
+RANGE_BYTES = counter("magnetar_range_bytes_total", "Bytes of these entries.")
 OUTBOX_BYTES = gauge(
     "magnetar_outbox_bytes", "Bytes offered to consumers and not yet taken by their connections."
 )

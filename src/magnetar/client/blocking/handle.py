@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -84,7 +85,8 @@ class Threaded(Generic[W]):
                 yield found
         finally:
             if isinstance(iterator, AsyncGenerator):
-                self._thread.wait(iterator.aclose)
+                with suppress(AlreadyClosed):  # then it ended with its client
+                    self._thread.wait(iterator.aclose)
 
     def __repr__(self) -> str:
         return f"<blocking {self._wrapped!r}>"

@@ -20,6 +20,7 @@ from __future__ import annotations
 from magnetar.broker import range_sizes
 from magnetar.broker.range_read import read_page
 from magnetar.model.names import TopicName
+from magnetar.runtime.metrics import RANGE_BYTES, RANGE_ENTRIES
 from magnetar.server.authority import Action
 from magnetar.server.handlers.range_layouts import range_layout
 from magnetar.server.handlers.range_values import (
@@ -79,11 +80,14 @@ async def read(session: Session, body: pb.CommandRangeRead) -> None:
     start, end = position_from(body.start), position_from(body.end)
     page = await read_page(view, start, end, session.limits, body.bytes_max)
     payloads = [entry.payload for entry in page.entries]
+    sizes = [len(payload) for payload in payloads]
+    RANGE_ENTRIES.inc(len(payloads))
+    RANGE_BYTES.inc(sum(sizes))
     answer = base_command(
         "RANGE_READ_RESPONSE",
         request_id=body.request_id,
         runs=runs_of(page.entries),
-        sizes=[len(payload) for payload in payloads],
+        sizes=sizes,
         next=position_fields(page.next),
         is_exhausted=page.is_exhausted,
     )
