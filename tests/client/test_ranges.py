@@ -155,6 +155,25 @@ def test_news_come_from_every_broker_and_over_its_death() -> None:
     play(story, brokers="ab")
 
 
+def test_a_poll_that_may_not_wait_looks_all_the_same() -> None:
+    """Also at a segment that has to be loaded first."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client:
+            await send(client, 1)
+            ranges = await client.ranges(NAME)
+            (state,) = (await ranges.states([0])).values()
+            epoch = (await ranges.layout()).epoch
+            for _ in range(2):
+                await unload(stage, Random(1))
+                assert await ranges.news({0: ORIGIN}, epoch, wait_ms=0)
+                await unload(stage, Random(1))
+                assert not await ranges.news({0: state.stable}, epoch, wait_ms=0)
+
+    play(story)
+
+
 def polls_of(server: Server) -> int:
     return sum(len(each.scalable.polls) for each in server.context.sessions)
 

@@ -4,7 +4,8 @@ Owns: `Ranges`, one topic. It holds no connection and no place in the topic: pos
 application's, and any process can go on with them.
 
 Invariants:
-1. The layout never goes back: an answer of an older epoch is asked for again.
+1. The layout never goes back: an answer of an older epoch is asked for again. Nor do ends: what
+   was below one stays readable.
 2. A range has the same messages whenever and wherever it is read, as long as it is read at all:
    what is gone raises `RangeLost`, naming the position and the first that is kept.
 3. `read` is ahead of its application by `PAGES_AHEAD` pages at most, and stops with it.
@@ -88,6 +89,7 @@ class Ranges:
         self._brokers = RangeBrokers(connections)
         self._creation_id = creation_id
         self._layout: RangeLayout | None = None
+        self._ends: dict[tuple[int, Isolation], RangePosition] = {}
         self._poll_id = next(_POLLS)
 
     # --- what there is
@@ -110,6 +112,8 @@ class Ranges:
                 f"{self._topic} was deleted, and another one has its name",
                 hint="begin anew with the topic that there is now",
             )
+        if self._layout is not None and self._layout.creation_id != found.creation_id:
+            self._ends.clear()
         self._layout = found
         return found
 
@@ -126,10 +130,13 @@ class Ranges:
 
         names = await self._names(numbers)
         found = await self._brokers.many(f"the states of {self._topic}", names, ask)
-        return {
-            number: RangeState(position_from(each.first), position_from(each.end), each.is_final)
-            for number, each in found.items()
-        }
+        states = {}
+        for number, each in found.items():
+            # A broker that does not know yet that it was replaced may answer an older end.
+            known = self._ends.get((number, isolation), ORIGIN)
+            stable = self._ends[number, isolation] = max(position_from(each.end), known)
+            states[number] = RangeState(position_from(each.first), stable, each.is_final)
+        return states
 
     async def counts(
         self,

@@ -138,3 +138,19 @@ def test_a_partial_cut_is_asked_on_with_what_is_left() -> None:
         assert asked == [(35, 1000), (25, 900), (15, 800)]
 
     play(story)
+
+
+def test_an_end_never_goes_back() -> None:
+    async def story(broker: FakeBroker) -> None:
+        ranges = able(broker)
+        ends = [5, 3, 6]
+
+        def states(peer: Peer, body: Any) -> None:
+            state = {"first": AT, "end": {"ledger_id": 7, "entry_id": ends.pop(0)}}
+            peer.say("RANGE_STATES_RESPONSE", request_id=body.request_id, states=[state])
+
+        broker.handlers["RANGE_STATES"] = states
+        found = [(await ranges.states([0]))[0].stable.entry for _ in range(3)]
+        assert found == [5, 5, 6]
+
+    play(story)

@@ -54,15 +54,8 @@ async def news(session: Session, body: pb.CommandRangeNews) -> None:
 
 
 async def _wait(session: Session, body: pb.CommandRangeNews, poll: OpenPoll) -> None:
-    seconds = min(body.wait_ms / _MS_PER_SECOND, session.limits.range_poll_seconds)
     try:
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                is_news = await _has_news(session, body)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            is_news = False
+        is_news = await _has_news(session, body)
         session.write(_answer(body.request_id, is_news=is_news))
     except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
         session.refuse(_TYPE, body, error)
@@ -77,23 +70,39 @@ def _answer(request_id: int, *, is_news: bool) -> bytes:
 
 
 async def _has_news(session: Session, body: pb.CommandRangeNews) -> bool:
-    """Return as soon as there is some."""
-    name, isolation = TopicName.parse(body.topic), isolation_from(body.isolation)
-    if await _has_grown(session, name, body.epoch):
+    """Return as soon as there is some, or when its time is over; it is looked for once at least."""
+    loop = asyncio.get_running_loop()
+    seconds = min(body.wait_ms / _MS_PER_SECOND, session.limits.range_poll_seconds)
+    deadline = loop.time() + seconds
+    if await _has_grown(session, TopicName.parse(body.topic), body.epoch):
         return True
     while True:
         seen: dict[Signal, int] = {}
-        if _layout_is_newer(session, name, body.epoch, seen):
+        if await _is_behind(session, body, seen):
             return True
-        for place in body.places:
-            try:
-                topic = await named_topic(session, place.topic)
-            except TopicNotFound:
-                return True
-            seen[topic.readable] = topic.readable.version
-            if RangeView(topic, isolation).has_more(position_from(place.position)):
-                return True
-        await Signal.past_any(seen)
+        if loop.time() >= deadline:
+            return False
+        try:
+            async with asyncio.timeout_at(deadline):
+                await Signal.past_any(seen)
+        except TimeoutError:
+            return False
+
+
+async def _is_behind(session: Session, body: pb.CommandRangeNews, seen: dict[Signal, int]) -> bool:
+    """Whether there is news now; if not, `seen` is what to wait for."""
+    isolation = isolation_from(body.isolation)
+    if _layout_is_newer(session, TopicName.parse(body.topic), body.epoch, seen):
+        return True
+    for place in body.places:
+        try:
+            topic = await named_topic(session, place.topic)
+        except TopicNotFound:
+            return True
+        seen[topic.readable] = topic.readable.version
+        if RangeView(topic, isolation).has_more(position_from(place.position)):
+            return True
+    return False
 
 
 def _layout_is_newer(
