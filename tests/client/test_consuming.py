@@ -302,6 +302,30 @@ def test_members_of_a_checkpoint_group_share_the_segments() -> None:
     play(story)
 
 
+def test_a_group_resumes_from_a_checkpoint_across_a_split() -> None:
+    """What was read to its end is not read again while its segment stays assigned."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with new_client(stage) as client:
+            await send(client, 60)
+            async with await client.checkpoint_consumer(
+                NAME, start=FROM_EARLIEST, group="g"
+            ) as first:
+                found = await drain(first, 30)
+                stored = first.checkpoint().to_bytes()
+            await stage.split(0)
+            await send(client, 60)
+            async with await client.checkpoint_consumer(
+                NAME, start=Checkpoint.from_bytes(stored), group="g"
+            ) as second:
+                found += await drain(second, 90)
+                await silence(second, 30.0)
+            assert numbers(found) == sorted([*range(60), *range(60)])
+
+    play(story)
+
+
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_each_type_of_subscription_of_a_regular_topic(kind: SubscriptionType) -> None:
     async def story(stage: Stage) -> None:

@@ -145,6 +145,9 @@ class CheckpointConsumer(Receiving[T]):
             if feed.reached_end:
                 self._finished.add(segment_id)
         topics = self._topics(layout)
+        if self._session is not None:
+            # What has another owner now is read from its beginning, should it come back.
+            self._finished &= topics.keys()
         for segment_id in [each for each in self._positions if each not in topics]:
             # Alone, a position is forgotten with its segment; in a group, with its owner.
             if self._session is not None or segment_id not in layout.segments:
@@ -196,10 +199,8 @@ class CheckpointConsumer(Receiving[T]):
     def left(self, key: SegmentKey, feed: SegmentConsumer) -> None:
         assert isinstance(feed, ReaderSegment), "nothing else is made"
         segment_id = key[1]
-        if self._session is not None and feed.is_releasing:
-            # It has another owner now; should it come back, it is read from its beginning.
-            self._finished.discard(segment_id)
-            return
+        if self._session is not None and feed.is_releasing and segment_id not in self._finished:
+            return  # it has another owner now
         self._positions[segment_id] = feed.position
         if feed.reached_end:
             self._finished.add(segment_id)
