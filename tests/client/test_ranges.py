@@ -326,3 +326,45 @@ def test_partitions_are_segments() -> None:
             assert (len(after.segments), after.creation_id) == (3, layout.creation_id)
 
     play(story)
+
+
+def test_what_was_migrated_is_read_before_what_came_afterwards() -> None:
+    async def story(stage: Stage) -> None:
+        name = TopicName.parse(REGULAR)
+
+        async def create(server: Server) -> None:
+            await server.context.topics.create_partitioned(name, 2)
+
+        await stage.host.ask(create)
+        async with new_client(stage) as client:
+            async with await client.producer(REGULAR, batching=False) as producer:
+                for number in range(10):
+                    await producer.send(b"%d" % number, key=f"k{number}")
+            before = await (await client.ranges(REGULAR)).layout()
+            await stage.ask(lambda scalable: scalable.migrate(name))
+            async with await client.producer(REGULAR, batching=False) as producer:
+                await producer.send(b"10")
+            with pytest.raises(RangeLost, match="another one has its name"):
+                await client.ranges(REGULAR, creation_id=before.creation_id)
+            ranges = await client.ranges(REGULAR)
+            layout = await ranges.layout()
+            assert layout.topic == str(name.scalable_topic())
+            old = [each for each in layout.segments if each.is_sealed]
+            assert [each.name for each in old] == [each.name for each in before.segments]
+            assert all(each.parents == (0, 1) for each in layout.segments if not each.is_sealed)
+            found = await read_all(ranges)
+            assert sorted(found[:10], key=int) == [b"%d" % n for n in range(10)]
+            assert found[10:] == [b"10"]
+
+    play(story)
+
+
+def test_a_time_of_delivery_does_not_change_a_range() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client, await client.producer(NAME) as producer:
+            await producer.send(b"later", deliver_after=3600)
+            await producer.send(b"now")
+            assert await read_all(await client.ranges(NAME)) == [b"later", b"now"]
+
+    play(story)
