@@ -1,8 +1,8 @@
 """Messages as Arrow record batches, without an object for each message.
 
 Owns: the columns of a received batch (`columns`), the way from what waits in an inbox to a record
-batch (`record_batch`), which messages a record batch names (`entries_in`), and the messages that
-one holds for a producer (`outgoing`).
+batch (`record_batch`), and from entries as a broker has them (`entries_batch`), which messages a
+record batch names (`entries_in`), and the messages that one holds for a producer (`outgoing`).
 
 A received batch has a row per message: `value` and `key` (bytes; null if there is none),
 `properties`, `publish_time`, `event_time`, `topic`, `producer`, `sequence_id`, `redelivery_count`,
@@ -20,17 +20,25 @@ Relies on: pyarrow, which is there with `magnetar[arrow]`, and is imported when 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from magnetar.client.batch_columns import signed
+from magnetar.client.arrow_columns import EntryFacts, GrowingColumns
+from magnetar.client.batch import OpenedEntry, open_entry
+from magnetar.client.batch_columns import (
+    BatchColumns,
+    columns_in,
+    one_row,
+    signed,
+    single_columns,
+)
 from magnetar.client.entry_rows import EntryRows
-from magnetar.client.message import Message
+from magnetar.client.message import Message, given_name
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
+from magnetar.wire.messages import checksum_holds
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -39,9 +47,6 @@ if TYPE_CHECKING:
 UNREADABLE: Final = "magnetar-unreadable"
 """A property of rows that stand for something that cannot be read: why. Their value is null."""
 
-_SEGMENT_SUFFIX: Final = "-seg-"
-_NO_SEGMENT: Final = -1
-_INT32_MAX: Final = 2**31 - 1
 _SENT_COLUMNS: Final = ("value", "key", "properties", "event_time")
 _ENTRY_COLUMNS: Final = ("topic", "segment_id", "ledger_id", "entry_id")
 _ID_COLUMNS: Final = (*_ENTRY_COLUMNS, "batch_index", "batch_size")
@@ -87,147 +92,40 @@ def columns() -> Any:
 # --- received
 
 
-class _Names:
-    """A column of few different texts."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._column = array("i")
-
-    def add(self, text: str, count: int) -> None:
-        number = self._numbers.setdefault(text, len(self._numbers))
-        self._column.extend(array("i", (number,)) * count)
-
-    def built(self, arrow: Any) -> Any:
-        indexes = _numbers(arrow, arrow.int32(), self._column)
-        return arrow.DictionaryArray.from_arrays(indexes, arrow.array(list(self._numbers)))
-
-
-class _Columns:
-    """The columns of one record batch, as they grow."""
-
-    def __init__(self) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.properties: dict[int, list[tuple[str, str]]] = {}
-        self.event_times: dict[int, int] = {}
-        """By row: most have neither."""
-        self.topics = _Names()
-        self.producers = _Names()
-        self.longs = {name: array("q") for name in _LONGS}
-        self.ints = {name: array("i") for name in _INTS}
-
-    def add_rows(self, rows: EntryRows) -> None:
-        found, count, at = rows.columns, rows.num_rows, len(self.values)
-        self.values += found.values
-        self.keys += found.keys
-        self.longs["sequence_id"].extend(found.sequence_ids)
-        self.ints["batch_index"].extend(found.indexes)
-        if found.rare:
-            for row, index in enumerate(found.indexes, at):
-                if (single := found.rare.get(index)) is not None:
-                    self._add_rare(row, single)
-        self._repeat(rows, count, rows.position, rows.partition, rows.batch_size)
-
-    def _add_rare(self, row: int, single: pb.SingleMessageMetadata) -> None:
-        if single.properties:
-            self.properties[row] = [(each.key, each.value) for each in single.properties]
-        if single.event_time:
-            self.event_times[row] = signed(single.event_time)
-
-    def add_message(self, message: Message[Any]) -> None:
-        raw = message.raw_id
-        trouble = message.trouble
-        has_value = trouble is None and not message.is_null
-        told = {} if trouble is None else {UNREADABLE: str(trouble)}
-        if properties := message.properties | told:
-            self.properties[len(self.values)] = list(properties.items())
-        if message.event_time_ms is not None:
-            self.event_times[len(self.values)] = signed(message.event_time_ms)
-        self.values.append(message.data if has_value else None)
-        self.keys.append(_key(message))
-        self.longs["sequence_id"].append(signed(message.sequence_id))
-        self.ints["batch_index"].append(raw.batch_index)
-        self._repeat(message, 1, raw.position, raw.partition, max(0, raw.batch_size))
-
-    def _repeat(
-        self,
-        of: Message[Any] | EntryRows,
-        count: int,
-        position: Position,
-        partition: int,
-        batch_size: int,
-    ) -> None:
-        """What all rows of an entry have in common."""
-        self.topics.add(of.source.topic, count)
-        self.producers.add(_producer(of.metadata.producer_name), count)
-        segment_id = of.source.segment_id
-        longs = {
-            "publish_time": signed(of.metadata.publish_time),
-            "segment_id": _NO_SEGMENT if segment_id is None else segment_id,
-            "ledger_id": position.ledger_id,
-            "entry_id": position.entry_id,
-        }
-        for name, number in longs.items():
-            self.longs[name].extend(array("q", (number,)) * count)
-        ints = {
-            "partition": partition,
-            "batch_size": batch_size,
-            "redelivery_count": min(of.redelivery_count, _INT32_MAX),
-        }
-        for name, number in ints.items():
-            self.ints[name].extend(array("i", (number,)) * count)
-
-    def _properties(self, arrow: Any, kind: Any) -> Any:
-        count = len(self.values)
-        if self.properties:
-            return arrow.array([self.properties.get(row, ()) for row in range(count)], kind)
-        offsets = _numbers(arrow, arrow.int32(), array("i", (0,)) * (count + 1))
-        nothing = arrow.array([], arrow.string())
-        return arrow.MapArray.from_arrays(offsets, nothing, nothing)
-
-    def _event_times(self, arrow: Any, kind: Any) -> Any:
-        count = len(self.values)
-        if not self.event_times:
-            return arrow.nulls(count, kind)
-        return arrow.array([self.event_times.get(row) for row in range(count)], kind)
-
-    def built(self) -> Any:
-        arrow, schema = pyarrow(), columns()
-        found = {
-            "value": arrow.array(self.values, arrow.binary()),
-            "key": arrow.array(self.keys, arrow.binary()),
-            "properties": self._properties(arrow, schema.field("properties").type),
-            "event_time": self._event_times(arrow, schema.field("event_time").type),
-            "topic": self.topics.built(arrow),
-            "producer": self.producers.built(arrow),
-        }
-        for name, numbers in (*self.longs.items(), *self.ints.items()):
-            found[name] = _numbers(arrow, schema.field(name).type, numbers)
-        segments = found["segment_id"]
-        is_regular = arrow.compute.equal(segments, _NO_SEGMENT)
-        found["segment_id"] = arrow.compute.if_else(is_regular, None, segments)
-        return arrow.RecordBatch.from_arrays([found[name] for name in schema.names], schema=schema)
-
-
-_LONGS: Final = ("publish_time", "sequence_id", "segment_id", "ledger_id", "entry_id")
-_INTS: Final = ("redelivery_count", "partition", "batch_index", "batch_size")
-
-
 def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
     """What was taken out of an inbox."""
-    import_module("pyarrow.compute")
-    built = _Columns()
+    growing = GrowingColumns(_computing(), columns())
     for each in taken:
+        metadata, source = each.metadata, each.source
+        raw = each.last_id if isinstance(each, EntryRows) else each.raw_id
+        facts = EntryFacts(
+            source.topic,
+            given_name(metadata.producer_name),
+            signed(metadata.publish_time),
+            *raw.position,
+            max(0, raw.batch_size),
+            signed(metadata.sequence_id if isinstance(each, EntryRows) else each.sequence_id),
+            source.segment_id,
+            raw.partition,
+            each.redelivery_count,
+        )
         if isinstance(each, EntryRows):
-            built.add_rows(each)
+            growing.add(each.columns, each.indexes, facts)
         else:
-            built.add_message(each)
-    return built.built()
+            growing.add(_columns_of(each), range(1), facts)
+    return growing.built()
 
 
-def _numbers(arrow: Any, kind: Any, numbers: array[int]) -> Any:
-    return arrow.Array.from_buffers(kind, len(numbers), [None, arrow.py_buffer(numbers)])
+def _columns_of(message: Message[Any]) -> BatchColumns:
+    trouble = message.trouble
+    told = {} if trouble is None else {UNREADABLE: str(trouble)}
+    return one_row(
+        None if trouble is not None or message.is_null else message.data,
+        _key(message),
+        message.properties | told,
+        signed(message.event_time_ms or 0),
+        index=message.raw_id.batch_index,
+    )
 
 
 def _key(message: Message[Any]) -> bytes | None:
@@ -238,9 +136,117 @@ def _key(message: Message[Any]) -> bytes | None:
         return None
 
 
-def _producer(name: str) -> str:
-    given, separator, segment = name.rpartition(_SEGMENT_SUFFIX)
-    return given if separator and segment.isdigit() else name
+class RawEntry(NamedTuple):
+    """An entry as a broker has it, and which of its messages are asked for."""
+
+    ledger_id: int
+    entry_id: int
+    headers_and_payload: bytes
+    first: int = 0
+    end: int | None = None
+    """Behind the last one; None: all of the batch."""
+
+
+ENTRY_COLUMNS: Final = (
+    "value",
+    "key",
+    "properties",
+    "publish_time",
+    "event_time",
+    "producer",
+    "sequence_id",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "batch_size",
+    "schema_version",
+    "topic",
+    "segment_id",
+    "partition",
+)
+"""What `entries_batch` can make; types as in `columns`, `schema_version` a dictionary of bytes."""
+
+
+def entries_schema(names: Iterable[str] = ENTRY_COLUMNS) -> pa.Schema:
+    """The schema of what `entries_batch` makes of these columns, in this order."""
+    arrow, fields = pyarrow(), []
+    for name in names:
+        if name not in ENTRY_COLUMNS:
+            known = ", ".join(ENTRY_COLUMNS)
+            raise InvalidValue(f"entries have no column {name!r}", hint=f"they have {known}")
+        if name == "schema_version":
+            kind = arrow.dictionary(arrow.int32(), arrow.binary())
+            fields.append(arrow.field(name, kind, nullable=False))
+        else:
+            fields.append(columns().field(name))
+    return arrow.schema(fields)
+
+
+def entries_batch(
+    entries: Iterable[RawEntry],
+    schema: pa.Schema,
+    *,
+    topic: str = "",
+    segment_id: int | None = None,
+    partition: int = -1,
+) -> pa.RecordBatch:
+    """The messages of entries that were read from a segment, one row each, in their order.
+
+        schema = entries_schema(("value", "key", "entry_id", "batch_index"))
+        batch = entries_batch(entries, schema)
+
+    Entries that are not for the application (markers, aborted ones) must have been left out;
+    messages that compaction took out are left out here. What cannot be read is a row with a null
+    value and the reason as its property `UNREADABLE`; chunks of a message are such rows too.
+    """
+    growing = GrowingColumns(_computing(), schema)
+    with_properties = "properties" in schema.names
+    for raw in entries:
+        try:
+            opened, found, indexes = _opened(raw, with_properties)
+        except UnreadableMessage as error:
+            found, indexes = one_row(None, None, {UNREADABLE: str(error)}), range(1)
+            opened = OpenedEntry(pb.MessageMetadata(), b"", is_batch=False)
+        metadata = opened.metadata
+        facts = EntryFacts(
+            topic,
+            given_name(metadata.producer_name),
+            signed(metadata.publish_time),
+            raw.ledger_id,
+            raw.entry_id,
+            opened.num_messages if opened.is_batch else 0,
+            signed(metadata.sequence_id),
+            segment_id,
+            partition,
+            schema_version=metadata.schema_version,
+        )
+        growing.add(found, indexes, facts)
+    return growing.built()
+
+
+def _opened(
+    raw: RawEntry, with_properties: bool
+) -> tuple[OpenedEntry, BatchColumns, Sequence[int]]:
+    """An entry, its messages, and which of them are asked for."""
+    if not checksum_holds(raw.headers_and_payload):
+        raise UnreadableMessage(f"the checksum of {raw.ledger_id}:{raw.entry_id} does not hold")
+    opened = open_entry(raw.headers_and_payload)
+    if opened.metadata.num_chunks_from_msg > 1:
+        raise UnreadableMessage("a chunk of a message, which only consumers put together")
+    if not opened.is_batch:
+        return opened, single_columns(opened), range(1)
+    found = columns_in(opened, with_properties=with_properties)
+    indexes: Sequence[int] = range(len(found))[raw.first : raw.end]
+    if found.compacted_out:
+        indexes = [index for index in indexes if not found.compacted_out >> index & 1]
+    return opened, found, indexes
+
+
+def _computing() -> Any:
+    """Arrow with its functions over arrays."""
+    arrow = pyarrow()
+    import_module("pyarrow.compute")
+    return arrow
 
 
 # --- acknowledged

@@ -179,20 +179,23 @@ class EntryIntake:
     def _take_rows(self, body: pb.CommandMessage, opened: OpenedEntry) -> bool:
         """Take a batch as it is; False: some of it is not for the application."""
         feed, columns = self._feed, columns_in(opened)
-        if any(each.compacted_out for each in columns.rare.values()):
+        if columns.compacted_out:
             return False
         size = len(columns)
         position = position_of(body.message_id)
         unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
         mask = feed.admit(position, size, unacked)
+        indexes: Sequence[int] = range(size)
         if mask != all_of(size):
-            columns = columns.among(mask)
-        if mask:
+            indexes = [index for index in indexes if mask >> index & 1]
+        if indexes:
             partition, count = body.message_id.partition, body.redelivery_count
             feed.deliver(
-                EntryRows(feed, position, partition, opened, columns, count, feed.generation)
+                EntryRows(
+                    feed, position, partition, opened, columns, indexes, count, feed.generation
+                )
             )
-        self._return_permits(size, unacked, len(columns))
+        self._return_permits(size, unacked, len(indexes))
         return True
 
     def _return_permits(self, size: int, unacked: int, added: int) -> None:

@@ -8,7 +8,7 @@ Invariant: it holds exactly those messages of its entry that were let in, in the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +28,15 @@ class EntryRows:
     partition: int
     opened: OpenedEntry
     columns: BatchColumns
+    """Of all messages of the batch."""
+    indexes: Sequence[int]
+    """Those that it holds."""
     redelivery_count: int
     generation: int
 
     @property
     def num_rows(self) -> int:
-        return len(self.columns)
+        return len(self.indexes)
 
     @property
     def batch_size(self) -> int:
@@ -51,12 +54,12 @@ class EntryRows:
     @property
     def last_id(self) -> MessageId:
         """Of its last message."""
-        return self._id(self.columns.indexes[-1])
+        return self._id(self.indexes[-1])
 
     def take(self, count: int) -> tuple[EntryRows, EntryRows]:
         """The first so many messages, and the others."""
-        first, rest = self.columns.part(0, count), self.columns.part(count, self.num_rows)
-        return replace(self, columns=first), replace(self, columns=rest)
+        first, rest = self.indexes[:count], self.indexes[count:]
+        return replace(self, indexes=first), replace(self, indexes=rest)
 
     def messages(self, decode: Callable[[bytes, bytes], Any]) -> list[Message[Any]]:
         """A message object for each."""
@@ -72,7 +75,7 @@ class EntryRows:
                 redelivery_count=self.redelivery_count,
                 generation=self.generation,
             )
-            for index in self.columns.indexes
+            for index in self.indexes
         ]
 
     def _id(self, index: int) -> MessageId:

@@ -81,6 +81,12 @@ class Unreadable:
         raise self.error.with_traceback(None)
 
 
+def given_name(producer_name: str) -> str:
+    """As the application named a producer, or the broker: without the number of a segment."""
+    given, separator, segment = producer_name.rpartition(_SEGMENT_SUFFIX)
+    return given if separator and segment.isdigit() else producer_name
+
+
 class Message(Generic[T_co]):
     """A received message: `value`, and what its producer and the broker said about it."""
 
@@ -218,9 +224,7 @@ class Message(Generic[T_co]):
     @property
     def producer_name(self) -> str:
         """As the application named it, or the broker: without the number of a segment."""
-        name = self._metadata.producer_name
-        given, separator, segment = name.rpartition(_SEGMENT_SUFFIX)
-        return given if separator and segment.isdigit() else name
+        return given_name(self._metadata.producer_name)
 
     @property
     def schema_version(self) -> bytes:

@@ -2,92 +2,286 @@
 
 from __future__ import annotations
 
+import struct
+from importlib import import_module
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar.client import batch_columns, equal_tails
+from magnetar.client.arrow import UNREADABLE, RawEntry, entries_batch, entries_schema, record_batch
 from magnetar.client.batch import OpenedEntry, Outgoing, Stamp, batch_entry, messages_in, open_entry
-from magnetar.client.batch_columns import columns_in
+from magnetar.client.batch_columns import columns_in, signed
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message
-from magnetar.errors import UnreadableMessage
+from magnetar.errors import InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
+from magnetar.wire.messages import encode_entry
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.nowhere import Nowhere
+
+pa: Any = import_module("pyarrow")
 
 STAMP = Stamp("p", 1)
 MESSAGES = st.lists(
     st.builds(
         Outgoing,
-        payload=st.binary(max_size=300),
+        payload=st.binary(max_size=300) | st.just(b"large" * 5000),
         sequence_id=st.integers(0, 2**63 - 1) | st.integers(0, 300),
         key=st.none() | st.text(max_size=5) | st.binary(max_size=5) | st.just("k" * 200),
         ordering_key=st.none() | st.binary(max_size=3),
-        properties=st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
-        event_time_ms=st.sampled_from([0, 0, 5]),
+        properties=st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)
+        | st.just({"p" * 200: "t"}),
+        event_time_ms=st.sampled_from([0, 0, 5, 1_700_000_000_000, 2**63 - 1]),
         null_value=st.sampled_from([False, False, True]),
     ),
     min_size=1,
     max_size=20,
 )
+ALIKE = st.builds(
+    lambda keys, first, time, has_properties: [
+        Outgoing(
+            payload=b"v" * (90 + number % 40),
+            sequence_id=first + number,
+            key=keys and f"{keys}{number}",
+            event_time_ms=time and time + number,
+            properties={"kind": "x", "number": str(number)} if has_properties else {},
+        )
+        for number in range(150)
+    ],
+    st.none() | st.sampled_from(["k", "key-"]),
+    st.integers(0, 2**21),
+    st.sampled_from([0, 10, 1_700_000_000_000]),
+    st.booleans(),
+)
+"""As a program sends them: the usual forms, over the borders at which numbers get longer."""
 
 
-@given(MESSAGES)
+def opened(messages: list[Outgoing]) -> OpenedEntry:
+    return open_entry(batch_entry(messages, STAMP).headers_and_payload)
+
+
+def rows_of(entry: OpenedEntry, indexes: Any = None) -> EntryRows:
+    found = columns_in(entry)
+    return EntryRows(
+        Nowhere(),
+        Position(1, 2),
+        3,
+        entry,
+        found,
+        range(len(found)) if indexes is None else indexes,
+        0,
+        0,
+    )
+
+
+def check(batch: Any, messages: list[Message[bytes]]) -> None:
+    batch.validate(full=True)
+    table = batch.drop_columns(["event_time", "publish_time"]).to_pylist()
+    assert len(table) == len(messages)
+    times = batch.column("event_time").cast(pa.int64()).to_pylist()
+    for row, time, message in zip(table, times, messages, strict=True):
+        assert row["value"] == (None if message.is_null else message.data)
+        try:
+            assert row["key"] == message.key_bytes
+        except UnreadableMessage:
+            assert row["key"] is None
+        assert dict(row["properties"]) == message.properties
+        assert time == (signed(message.event_time_ms) if message.event_time_ms else None)
+        assert row["sequence_id"] == signed(message.sequence_id)
+        assert row["batch_index"] == message.raw_id.batch_index
+
+
+def as_they_are(data: bytes, _version: bytes) -> bytes:
+    return data
+
+
+@given(MESSAGES | ALIKE)
 def test_columns_say_what_the_messages_do(messages: list[Outgoing]) -> None:
-    opened = open_entry(batch_entry(messages, STAMP).headers_and_payload)
-    columns = columns_in(opened)
-    assert len(columns) == len(messages)
-    rows = EntryRows(Nowhere(), Position(1, 2), -1, opened, columns, 0, 0)
-    for index, message in enumerate(rows.messages(lambda data, _: data)):
-        assert columns.values[index] == (None if message.is_null else message.data)
-        assert columns.keys[index] == message.key_bytes
-        assert columns.sequence_ids[index] == message.sequence_id
-        if index not in columns.rare:
-            assert (message.properties, message.event_time_ms) == ({}, None)
-            assert message.ordering_key is None
+    rows = rows_of(opened(messages))
+    check(record_batch([rows]), rows.messages(as_they_are))
 
 
-@given(MESSAGES, st.integers(0, 2**20 - 1), st.integers(0, 20))
-def test_parts_are_parts(messages: list[Outgoing], mask: int, cut: int) -> None:
-    opened = open_entry(batch_entry(messages, STAMP).headers_and_payload)
-    columns = columns_in(opened).among(mask)
+@given(ALIKE)
+def test_messages_as_programs_send_them_are_not_read_by_protobuf(messages: list[Outgoing]) -> None:
+    entry = opened(messages)
+    assert columns_in(entry).data is entry.payload
+
+
+@settings(max_examples=50)
+@given(MESSAGES | ALIKE, MESSAGES, st.integers(0, 2**20 - 1), st.integers(0, 20))
+def test_parts_are_parts(
+    messages: list[Outgoing], others: list[Outgoing], mask: int, cut: int
+) -> None:
+    entry = opened(messages)
     chosen = [index for index in range(len(messages)) if mask >> index & 1]
-    assert list(columns.indexes) == chosen
-    rows = EntryRows(Nowhere(), Position(1, 2), 3, opened, columns, 0, 0)
-    first, rest = rows.take(min(cut, len(chosen)))
-    both: list[Message[bytes]] = [
-        message for part in (first, rest) for message in part.messages(lambda data, _: data)
-    ]
+    first, rest = rows_of(entry, chosen).take(min(cut, len(chosen)))
+    parts = [part for part in (first, rows_of(opened(others)), rest) if part.num_rows]
+    check(record_batch(parts), [each for part in parts for each in part.messages(as_they_are)])
+    both = [each for part in (first, rest) for each in part.messages(as_they_are)]
     assert [message.raw_id.batch_index for message in both] == chosen
-    assert [message.data for message in both] == [
-        messages_in(opened)[index].payload for index in chosen
-    ]
+    singles = messages_in(entry)
+    assert [message.data for message in both] == [singles[index].payload for index in chosen]
 
 
-@given(MESSAGES, st.integers(0, 10_000), st.integers(0, 255))
+@given(MESSAGES | ALIKE, st.integers(0, 100_000), st.integers(0, 255))
 def test_a_damaged_batch_is_read_as_messages_are_or_refused(
     messages: list[Outgoing], at: int, byte: int
 ) -> None:
-    opened = open_entry(batch_entry(messages, STAMP).headers_and_payload)
-    data = bytearray(opened.payload)
+    entry = opened(messages)
+    data = bytearray(entry.payload)
     data[at % len(data)] = byte
-    damaged = OpenedEntry(opened.metadata, bytes(data), True)
+    damaged = OpenedEntry(entry.metadata, bytes(data), True)
     try:
-        expected = messages_in(damaged)
+        messages_in(damaged)
     except UnreadableMessage:
         with pytest.raises(UnreadableMessage):
             columns_in(damaged)
         return
-    columns = columns_in(damaged)
-    for index, (single, payload) in enumerate(expected):
-        assert columns.values[index] == (None if single.null_value else payload)
-        number = single if single.HasField("sequence_id") else opened.metadata
-        assert columns.sequence_ids[index] % 2**64 == number.sequence_id
+    rows = rows_of(damaged)
+    check(record_batch([rows]), rows.messages(as_they_are))
 
 
 def test_a_batch_that_ends_early_is_refused() -> None:
-    opened = open_entry(
-        batch_entry([Outgoing(payload=b"x", sequence_id=1)] * 2, STAMP).headers_and_payload
-    )
-    for stop in range(len(opened.payload)):
+    entry = opened([Outgoing(payload=b"x", sequence_id=1, key="k", properties={"a": "b"})] * 2)
+    for stop in range(len(entry.payload)):
         with pytest.raises(UnreadableMessage):
-            columns_in(OpenedEntry(opened.metadata, opened.payload[:stop], True))
+            columns_in(OpenedEntry(entry.metadata, entry.payload[:stop], True))
+
+
+def batch_of(singles: list[tuple[bytes, bytes]], **metadata: Any) -> OpenedEntry:
+    """Metadata as it is on the wire, and payloads."""
+    pieces = [struct.pack(">I", len(said)) + said + payload for said, payload in singles]
+    said = pb.MessageMetadata(
+        producer_name="p",
+        sequence_id=7,
+        publish_time=1,
+        num_messages_in_batch=len(singles),
+        **metadata,
+    )
+    return OpenedEntry(said, b"".join(pieces), True)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "",  # no number of its own
+        "40 05",
+        "40 85 00",  # longer than it must be
+        "40 05 48 01",  # without a value
+        "30 00 40 05",  # a key that is not base64, said aloud
+        "30 01 40 05",
+        "40 05 28 06",  # another order
+        "28 05 28 06",  # twice
+        "28 80 80 80 80 80 80 80 80 80 01",
+        "3a 02 ff ff 40 05",
+        "48 02",  # no boolean that anybody writes
+        "50 01",
+        "9a 06 01 61",  # a field that nobody knows
+        "20 01",  # compacted out
+    ],
+)
+def test_forms_that_others_write(tail: str) -> None:
+    said = b"\x12\x04abcd\x18\x01" + bytes.fromhex(tail)
+    entry = batch_of([(said, b"x"), (b"\x18\x01\x40\x09", b"y"), (said, b"z")])
+    rows = rows_of(entry)
+    check(record_batch([rows]), rows.messages(as_they_are))
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"\xc3\xa9"])
+def test_text_that_is_not_ascii_is_for_protobuf_to_judge(text: bytes) -> None:
+    said = b"\x12" + bytes((len(text),)) + text + b"\x18\x01"
+    entry = batch_of([(said, b"x")])
+    if text == b"\xff":
+        with pytest.raises(UnreadableMessage):
+            columns_in(entry)
+    else:
+        assert record_batch([rows_of(entry)]).column("key").to_pylist() == [text]
+
+
+def test_control_tails_that_are_not_compared_are_misread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two tails of a length has another field: without the comparison nobody notices."""
+    entry = batch_of([(b"\x18\x01\x40\x05", b"x"), (b"\x18\x01\x28\x06", b"y")])
+    rows = rows_of(entry)
+    check(record_batch([rows]), rows.messages(as_they_are))
+    monkeypatch.setattr(equal_tails._Form, "fits_all", lambda *_: True)
+    with pytest.raises(AssertionError):
+        check(record_batch([rows_of(entry)]), rows.messages(as_they_are))
+
+
+def test_what_is_kept_of_heads_is_limited() -> None:
+    batch_columns._heads.clear()
+    for start in range(0, 2 * batch_columns._KNOWN_MAX, 1000):
+        messages = [
+            Outgoing(payload=bytes(start + number), sequence_id=0) for number in range(0, 1000, 10)
+        ]
+        assert len(columns_in(opened(messages))) == 100
+        assert 0 < len(batch_columns._heads) <= batch_columns._KNOWN_MAX
+
+
+# --- entries as a broker has them
+
+
+def raw(messages: list[Outgoing], entry_id: int = 0, **asked: Any) -> RawEntry:
+    return RawEntry(1, entry_id, batch_entry(messages, STAMP).headers_and_payload, **asked)
+
+
+def test_only_the_columns_that_were_asked_for() -> None:
+    messages = [Outgoing(payload=b"%d" % n, sequence_id=n, properties={"a": "b"}) for n in range(5)]
+    schema = entries_schema(("entry_id", "value", "batch_index", "segment_id"))
+    batch = entries_batch(
+        [raw(messages), raw(messages, 1, first=3), raw(messages, 2, end=1)], schema
+    )
+    assert batch.schema == schema
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        *((0, b"%d" % n, n, None) for n in range(5)),
+        (1, b"3", 3, None),
+        (1, b"4", 4, None),
+        (2, b"0", 0, None),
+    ]
+    with pytest.raises(InvalidValue, match="size"):
+        entries_schema(("size",))
+
+
+def test_what_cannot_be_read_is_a_row_that_says_why() -> None:
+    broken = raw([Outgoing(payload=b"x", sequence_id=1)])
+    damaged = broken.headers_and_payload[:-1] + b"y"
+    chunk = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, num_chunks_from_msg=2, chunk_id=0
+    )
+    alone = pb.MessageMetadata(
+        producer_name="p-seg-4",
+        sequence_id=9,
+        publish_time=1,
+        partition_key="k",
+        event_time=5,
+        schema_version=b"\x01",
+    )
+    alone.properties.add(key="a", value="b")
+    entries = [
+        broken._replace(headers_and_payload=damaged),
+        RawEntry(1, 1, encode_entry(chunk, b"part")),
+        RawEntry(1, 2, encode_entry(alone, b"alone")),
+    ]
+    first, second, third = entries_batch(
+        entries, entries_schema(), topic="t", segment_id=4
+    ).to_pylist()
+    for row, reason in ((first, "checksum"), (second, "chunk")):
+        assert row["value"] is None
+        assert reason in dict(row["properties"])[UNREADABLE]
+    assert (third["value"], third["key"], third["properties"]) == (b"alone", b"k", [("a", "b")])
+    assert (third["producer"], third["sequence_id"], third["batch_index"]) == ("p", 9, -1)
+    assert (third["topic"], third["segment_id"], third["schema_version"]) == ("t", 4, b"\x01")
+
+
+def test_what_compaction_took_out_is_no_row() -> None:
+    entry = batch_of([(b"\x18\x01\x20\x01", b"x"), (b"\x18\x01", b"y")])
+    data = encode_entry(entry.metadata, entry.payload)
+    batch = entries_batch([RawEntry(1, 0, data)], entries_schema(("value", "batch_index")))
+    assert batch.to_pylist() == [{"value": b"y", "batch_index": 1}]
+
+
+def test_no_entries_are_an_empty_batch() -> None:
+    assert entries_batch([], entries_schema()).num_rows == 0
