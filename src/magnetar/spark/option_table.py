@@ -1,0 +1,334 @@
+"""Pure: every option of the Spark source and sink, one row each.
+
+Owns: `Use`, `Option` and `OPTIONS`, the table that the documents are checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any, Final
+
+from magnetar.spark.option_values import (
+    count,
+    instant,
+    milliseconds,
+    names,
+    one_of,
+    seconds,
+    size,
+    text,
+    truth,
+)
+
+
+class Use(Flag):
+    """What a data source is used for."""
+
+    STREAM = auto()
+    BATCH = auto()
+    WRITE = auto()
+    READ = STREAM | BATCH
+    ALL = STREAM | BATCH | WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row."""
+
+    name: str
+    use: Use
+    parse: Callable[[str], Any]
+    default: str | None
+    """As a user would write it; None: there is none."""
+    doc: str
+    aliases: tuple[str, ...] = ()
+    is_secret: bool = False
+
+
+_CONNECTION: Final = (
+    Option("serviceUrl", Use.ALL, text, None, "Where the brokers are.", ("service.url",)),
+    Option(
+        "adminUrl",
+        Use.ALL,
+        text,
+        None,
+        "Not needed; taken for queries written for other connectors.",
+        ("admin.url",),
+    ),
+    Option(
+        "token",
+        Use.ALL,
+        text,
+        None,
+        "Who the query is, as a token (`token:` in front of it may stay).",
+        ("pulsar.client.authParams",),
+        is_secret=True,
+    ),
+    Option(
+        "authPlugin",
+        Use.ALL,
+        text,
+        None,
+        "Taken if it names token authentication, the only one there is.",
+        ("pulsar.client.authPluginClassName",),
+    ),
+    Option(
+        "tlsTrustCertsFile",
+        Use.ALL,
+        text,
+        None,
+        "The authorities to trust; without it, those of the system.",
+        ("pulsar.client.tlsTrustCertsFilePath",),
+    ),
+    Option("tlsCertificateFile", Use.ALL, text, None, "The certificate to show.", ()),
+    Option("tlsKeyFile", Use.ALL, text, None, "The key of that certificate.", ()),
+    Option(
+        "tlsValidateHostname",
+        Use.ALL,
+        truth,
+        "true",
+        "Whether the certificate must be for the host that is asked.",
+        ("pulsar.client.tlsHostnameVerificationEnable",),
+    ),
+    Option(
+        "tlsAllowUntrusted",
+        Use.ALL,
+        truth,
+        "false",
+        "Take any certificate: for tests alone.",
+        ("pulsar.client.tlsAllowInsecureConnection",),
+    ),
+    Option(
+        "listenerName",
+        Use.ALL,
+        text,
+        None,
+        "Which of a broker's advertised addresses to use.",
+        ("pulsar.client.listenerName",),
+    ),
+    Option(
+        "operationTimeoutMs",
+        Use.ALL,
+        count,
+        "30000",
+        "What one request to a broker may take.",
+        ("pulsar.client.operationTimeoutMs",),
+    ),
+    Option(
+        "connectionTimeoutMs",
+        Use.ALL,
+        count,
+        "10000",
+        "What one connection may take to be made.",
+        ("pulsar.client.connectionTimeoutMs",),
+    ),
+    Option(
+        "retryTimeout",
+        Use.ALL,
+        seconds,
+        "5m",
+        "How long the driver tries again while brokers cannot be reached, before the query fails.",
+    ),
+)
+
+_WHAT: Final = (
+    Option("topic", Use.ALL, text, None, "The topic: `topic://`, `persistent://` or short."),
+    Option("topics", Use.READ, names, None, "Several topics, with commas between.", ("subscribe",)),
+    Option(
+        "topicsPattern",
+        Use.READ,
+        text,
+        None,
+        "Every topic of a namespace whose name matches: `persistent://public/default/o.*`. Topics "
+        "that appear later are read from their first message.",
+        ("subscribePattern",),
+    ),
+)
+
+_WHERE: Final = (
+    Option(
+        "startingOffsets",
+        Use.READ,
+        text,
+        None,
+        "`earliest`, `latest`, or JSON: an offset of this source, or a place per topic. Default: "
+        "`latest` for streams, `earliest` for batches. Only for queries without a checkpoint.",
+    ),
+    Option(
+        "startingTimestamp",
+        Use.READ,
+        instant,
+        None,
+        "Begin with the first message published at or after it: milliseconds or ISO 8601.",
+        ("startingTime",),
+    ),
+    Option(
+        "startingTimestampStrategy",
+        Use.READ,
+        one_of("error", "latest"),
+        "latest",
+        "Nothing was published since then: fail, or begin with what comes.",
+        ("startingOffsetsByTimestampStrategy",),
+    ),
+    Option(
+        "endingOffsets",
+        Use.BATCH,
+        text,
+        "latest",
+        "`latest` or JSON, as for startingOffsets; found out when the read is planned.",
+    ),
+    Option(
+        "endingTimestamp",
+        Use.BATCH,
+        instant,
+        None,
+        "End before the first message published at or after it.",
+        ("endingTime",),
+    ),
+)
+
+_HOW_MUCH: Final = (
+    Option(
+        "maxMessagesPerTrigger",
+        Use.STREAM,
+        count,
+        None,
+        "The most messages of one micro-batch, exactly.",
+        ("maxOffsetsPerTrigger",),
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        Use.STREAM,
+        size,
+        None,
+        "About the most stored bytes of one micro-batch; at least one entry of each segment.",
+    ),
+    Option(
+        "minMessagesPerTrigger",
+        Use.STREAM,
+        count,
+        None,
+        "Wait until there are so many, or maxTriggerDelay is over.",
+        ("minOffsetsPerTrigger",),
+    ),
+    Option(
+        "maxTriggerDelay",
+        Use.STREAM,
+        seconds,
+        "15m",
+        "The longest wait for minMessagesPerTrigger.",
+    ),
+    Option(
+        "minPartitions",
+        Use.READ,
+        count,
+        None,
+        "Cut segments so that there are about so many tasks. No order in a batch then.",
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        Use.READ,
+        count,
+        None,
+        "Cut segments so that a task has about so many messages at most. No order in a batch then.",
+    ),
+    Option(
+        "pollWaitMs",
+        Use.STREAM,
+        milliseconds,
+        "100",
+        "How long an idle query waits at the broker for news before it asks again.",
+    ),
+)
+
+_RULES: Final = (
+    Option(
+        "failOnDataLoss",
+        Use.READ,
+        truth,
+        "true",
+        "Messages that were not read are gone: fail, or warn and go on behind the gap.",
+    ),
+    Option(
+        "readIsolation",
+        Use.READ,
+        one_of("committed", "uncommitted"),
+        "committed",
+        "`uncommitted` shows messages of open and aborted transactions too: to find faults only.",
+    ),
+    Option(
+        "subscription",
+        Use.STREAM,
+        text,
+        None,
+        "A durable subscription that follows the query: brokers keep what is unread, and tools "
+        "show the backlog.",
+        ("predefinedSubscription",),
+    ),
+    Option(
+        "subscriptionInitialPosition",
+        Use.STREAM,
+        one_of("earliest", "latest"),
+        "earliest",
+        "Where a subscription that is new begins on segments that the query has not begun.",
+    ),
+)
+
+_COLUMNS: Final = (
+    Option(
+        "valueFormat",
+        Use.READ,
+        one_of("auto", "bytes", "string", "json", "avro"),
+        "auto",
+        "`bytes`, `string`: one column `value`. `json`, `avro`: a column for each field of the "
+        "topic's schema. `auto`: what the topic's schema says, bytes if it has none.",
+    ),
+    Option(
+        "includeMetadata",
+        Use.READ,
+        truth,
+        "true",
+        "Columns about the message: segment, messageId, publishTime, producerName and so on.",
+    ),
+    Option("includeProperties", Use.READ, truth, "true", "The column `properties`."),
+    Option(
+        "includeKeyBytes",
+        Use.READ,
+        truth,
+        "false",
+        "The column `keyBytes`, for keys that are no text.",
+    ),
+    Option(
+        "columnStyle",
+        Use.READ,
+        one_of("magnetar", "pulsar-spark"),
+        "magnetar",
+        "`pulsar-spark`: the names that that connector uses, such as `__key`.",
+    ),
+    Option(
+        "corruptRecord",
+        Use.READ,
+        one_of("fail", "null"),
+        "fail",
+        "A value that its schema cannot read: fail, or NULL fields and the reason in `_error`.",
+    ),
+    Option(
+        "pushdown",
+        Use.BATCH,
+        truth,
+        "false",
+        "Let filters on publishTime, segment and key spare reading; needs the Spark setting "
+        "spark.sql.python.filterPushdown.enabled=true.",
+    ),
+)
+
+OPTIONS: Final[tuple[Option, ...]] = (
+    *_CONNECTION,
+    *_WHAT,
+    *_WHERE,
+    *_HOW_MUCH,
+    *_RULES,
+    *_COLUMNS,
+)
