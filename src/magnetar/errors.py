@@ -480,6 +480,21 @@ class JavaMissing(SparkError):
     )
 
 
+class DataLost(SparkError):
+    """Messages that a query has not read yet are gone."""
+
+    hint = (
+        "set failOnDataLoss to false to go on behind the gap; a `subscription`, or a longer "
+        "retention, keeps messages until they are read"
+    )
+
+
+class WrongCheckpoint(SparkError):
+    """The checkpoint of a query does not go with what the query reads."""
+
+    hint = "start the query with a checkpoint folder of its own"
+
+
 # --- the rest ---
 
 

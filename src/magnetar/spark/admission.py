@@ -1,0 +1,109 @@
+"""Pure: how much of what could be read one micro-batch takes, and how many tasks read it.
+
+Owns: `shares`, a limit split over segments; `hold`, up to when others may go while a segment waits
+for its parents; `level`, the same for segments that a limit stops at different times;
+`piece_counts`, how many tasks read each segment.
+
+Invariants:
+1. Shares never add up to more than the limit, and nobody is passed over for ever: with fewer to
+   give than takers, they take turns.
+2. Something can always go on: the segments that others are held for are held for nobody.
+
+Why hold: Spark's watermark is one per query. A segment that waits for its parents while others run
+ahead would bring rows then that are late, though a computation over all of them would keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from math import ceil
+from typing import NamedTuple
+
+from magnetar.client.range_values import RangeCount
+from magnetar.spark.offsets import Place
+from magnetar.spark.plan import TopicView
+
+
+class Part(NamedTuple):
+    """A segment of a topic."""
+
+    topic: str
+    number: int
+
+
+def shares(amounts: Mapping[Part, int], limit: int, turn: int = 0) -> dict[Part, int]:
+    """How much each may take: its part of the limit, at least 1, at most what it has."""
+    takers = sorted(part for part, amount in amounts.items() if amount > 0)
+    total = sum(amounts[part] for part in takers)
+    if total <= limit:
+        return {part: amounts[part] for part in takers}
+    if limit < len(takers):
+        first = turn * limit % len(takers)
+        return {takers[(first + at) % len(takers)]: 1 for at in range(limit)}
+    # One for each, and the rest of the limit in proportion to what is left of each.
+    spare, left = limit - len(takers), total - len(takers)
+    found = {part: 1 + (amounts[part] - 1) * spare // left for part in takers}
+    rest = limit - sum(found.values())
+    for part in sorted(takers, key=lambda each: -amounts[each]):
+        more = min(rest, amounts[part] - found[part], 1)
+        found[part] += more
+        rest -= more
+    return found
+
+
+class Hold(NamedTuple):
+    """Up to which publish time a batch goes, and who may go on regardless."""
+
+    time_ms: int
+    exempt: Set[Part]
+
+
+def hold(places: Mapping[str, Place], views: Mapping[str, TopicView]) -> Hold | None:
+    """Of the segments that wait for their parents, the one that began first holds the others."""
+    waiting = [
+        (each.created_ms, topic, each.number)
+        for topic, view in views.items()
+        for each in view.layout.segments
+        if topic in places
+        and each.number not in places[topic].segments
+        and each.created_ms > 0
+        and each.parents
+    ]
+    if not waiting:
+        return None
+    time_ms, topic, number = min(waiting)
+    ancestors: set[int] = set()
+    by_number = {each.number: each for each in views[topic].layout.segments}
+    found = [number]
+    while found:
+        segment = by_number.get(found.pop())
+        if segment is not None:
+            new = set(segment.parents) - ancestors
+            ancestors |= new
+            found += new
+    return Hold(time_ms, {Part(topic, each) for each in ancestors})
+
+
+def level(times_ms: Mapping[Part, int]) -> Hold | None:
+    """Of the segments that a limit stopped, the one that stopped earliest holds the others."""
+    if not times_ms:
+        return None
+    part = min(times_ms, key=lambda each: (times_ms[each], each))
+    return Hold(times_ms[part], {part})
+
+
+def piece_counts(
+    counts: Mapping[Part, RangeCount], min_partitions: int | None, max_records: int | None
+) -> dict[Part, int]:
+    """Into how many pieces each segment's range is cut; at least 1 each."""
+    found = {
+        part: 1 if max_records is None else max(1, ceil(count.messages / max_records))
+        for part, count in counts.items()
+    }
+    spare = (min_partitions or 0) - sum(found.values())
+    total = sum(count.bytes for count in counts.values())
+    if spare <= 0 or total <= 0:
+        return found
+    for part, count in counts.items():
+        found[part] += ceil(spare * count.bytes / total)
+    return found

@@ -1,0 +1,287 @@
+"""Pure: which ranges of a topic's segments one micro-batch reads, and where the query is after it.
+
+Owns: the rules of moving over the segment DAG: what planning has to know (`wanted`), what was lost
+(`check`), how far a batch may go (`targets`), where the query is then (`after`), what the batch
+reads (`spans`), and where a run on `AvailableNow` ends (`freeze`).
+
+Invariants:
+1. A batch reads a segment from where its start says to where its end says; a segment that its start
+   does not name, or names as drained, is not read. So what a batch holds is a function of both.
+2. No batch holds messages of a segment and of its ancestor: a segment is named only when all its
+   parents are drained or gone, and is read only if they were so when the batch began.
+3. Every message that is kept is read exactly once: a segment is named at its first message, and
+   drained only when it is sealed and was read to its end.
+4. A drained segment is forgotten only when it is gone from the layout and none of its children
+   waits to be named: one that is neither named nor in the layout was lost, not read.
+
+Relies on: layouts that are never older than the offset's epoch (`is_stale`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from magnetar.client.range_values import RangeLayout, RangePosition, RangeSegment, RangeState
+from magnetar.spark.offsets import Offset, Place
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic as the broker has it now."""
+
+    layout: RangeLayout
+    states: Mapping[int, RangeState]
+    """Of the segments that `wanted` names."""
+
+
+class Span(NamedTuple):
+    """What is read of one segment."""
+
+    topic: str
+    number: int
+    start: RangePosition
+    end: RangePosition | None
+    """None: to the end of the sealed segment."""
+
+
+def is_stale(place: Place, layout: RangeLayout) -> bool:
+    """Whether the layout is older than what the query has used: it must be asked for again."""
+    return layout.creation_id == place.creation_id and layout.epoch < place.epoch
+
+
+def wanted(place: Place | None, layout: RangeLayout) -> set[int]:
+    """The segments whose state planning needs: all but those that are drained."""
+    numbers = {each.number for each in layout.segments}
+    if place is None or place.creation_id != layout.creation_id:
+        return numbers
+    return {number for number in numbers if place.segments.get(number, 0) is not None}
+
+
+# --- loss
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A place that can be gone on from, and what was lost on the way there."""
+
+    place: Place
+    losses: tuple[str, ...] = ()
+
+
+def check(topic: str, place: Place, view: TopicView) -> Checked:
+    """What of the place is gone, and where to go on behind the gap."""
+    layout = view.layout
+    if layout.creation_id != place.creation_id:
+        lost = f"{topic} was deleted and made again: what the query had not read is gone"
+        return Checked(earliest(view), (lost,))
+    losses: list[str] = []
+    segments = dict(place.segments)
+    numbers = {each.number for each in layout.segments}
+    for number, position in place.segments.items():
+        if position is None:
+            continue
+        if number not in numbers:
+            segments[number] = None
+            losses.append(f"segment {number} of {topic} was deleted before all of it was read")
+        elif position < view.states[number].first:
+            first = view.states[number].first
+            segments[number] = first
+            losses.append(
+                f"segment {number} of {topic} was to be read from {shown(position)} on, but its "
+                f"first message is now {shown(first)}"
+            )
+    for each in _not_named(segments, layout):
+        for parent in each.parents:
+            if parent not in segments and parent not in numbers:
+                segments[parent] = None
+                losses.append(f"segment {parent} of {topic} was deleted before it was read")
+    return Checked(replace(place, segments=segments), tuple(losses))
+
+
+def shown(position: RangePosition) -> str:
+    """As the column `messageId` has it."""
+    return f"{position.ledger}:{position.entry}:{position.batch_index}"
+
+
+# --- the start
+
+
+def earliest(view: TopicView) -> Place:
+    """At the first message of every segment that has no living parent."""
+    numbers = {each.number for each in view.layout.segments}
+    gone = {
+        parent for each in view.layout.segments for parent in each.parents if parent not in numbers
+    }
+    return after(_place(view, dict.fromkeys(gone)), view, {})
+
+
+def latest(view: TopicView) -> Place:
+    """Behind everything that can be read now."""
+    return _place(
+        view,
+        {
+            number: None if state.is_sealed else state.stable
+            for number, state in view.states.items()
+        },
+    )
+
+
+def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> Place:
+    """At these positions; what is before them in the DAG counts as read, what follows does not."""
+    by_number = {each.number: each for each in view.layout.segments}
+    segments: dict[int, RangePosition | None] = dict(positions)
+    before = [parent for number in positions for parent in by_number[number].parents]
+    while before:
+        number = before.pop()
+        if number not in segments:
+            segments[number] = None
+            before += by_number[number].parents if number in by_number else ()
+    for each in view.layout.segments:
+        for parent in each.parents:
+            if parent not in by_number:
+                segments.setdefault(parent, None)
+    return after(_place(view, segments), view, {})
+
+
+def from_times(view: TopicView, positions: Mapping[int, RangePosition]) -> Place:
+    """At the first message since a time, where every segment has one; older segments are read."""
+    segments: dict[int, RangePosition | None] = {}
+    numbers = {each.number for each in view.layout.segments}
+    for each in _parents_first(view.layout):
+        is_open = all(segments.get(p, 0) is None for p in each.parents if p in numbers)
+        state, position = view.states[each.number], positions[each.number]
+        if is_open:
+            is_read = state.is_sealed and position >= state.stable
+            segments[each.number] = None if is_read else position
+        for parent in each.parents:
+            if parent not in numbers:
+                segments[parent] = None
+    return after(_place(view, segments), view, {})
+
+
+def _place(view: TopicView, segments: Mapping[int, RangePosition | None]) -> Place:
+    return Place(view.layout.creation_id, view.layout.epoch, segments)
+
+
+def _parents_first(layout: RangeLayout) -> list[RangeSegment]:
+    """Children have greater numbers than their parents."""
+    return sorted(layout.segments, key=lambda each: each.number)
+
+
+# --- one batch
+
+
+class Frozen(NamedTuple):
+    """Where a run on `AvailableNow` ends in one topic."""
+
+    creation_id: str
+    ends: Mapping[int, RangePosition]
+    sealed: frozenset[int]
+
+
+def freeze(view: TopicView) -> Frozen:
+    """What can be read of a topic now; segments that come later are not in it."""
+    return Frozen(
+        view.layout.creation_id,
+        {number: state.stable for number, state in view.states.items()},
+        frozenset(number for number, state in view.states.items() if state.is_sealed),
+    )
+
+
+def targets(place: Place, view: TopicView, frozen: Frozen | None) -> dict[int, RangePosition]:
+    """How far a batch that begins at `place` may go, in the segments that it may read."""
+    found: dict[int, RangePosition] = {}
+    numbers = {each.number for each in view.layout.segments}
+    for each in view.layout.segments:
+        position = place.segments.get(each.number)
+        if position is None or not _parents_are_drained(each, place, numbers):
+            continue
+        end = view.states[each.number].stable
+        if frozen is not None:
+            end = min(end, frozen.ends.get(each.number, position))
+        found[each.number] = max(position, end)
+    return found
+
+
+def _parents_are_drained(segment: RangeSegment, place: Place, numbers: set[int]) -> bool:
+    return all(
+        parent not in numbers or (parent in place.segments and place.segments[parent] is None)
+        for parent in segment.parents
+    )
+
+
+def after(
+    place: Place,
+    view: TopicView,
+    ends: Mapping[int, RangePosition],
+    frozen: Frozen | None = None,
+) -> Place:
+    """Where the query is once a batch from `place` on has read up to `ends`."""
+    segments: dict[int, RangePosition | None] = {}
+    for number, position in place.segments.items():
+        if position is None:
+            segments[number] = None
+            continue
+        end = ends.get(number, position)
+        may_drain = frozen is None or number in frozen.sealed
+        segments[number] = None if may_drain and _is_read(end, view.states[number]) else end
+    _name_children(segments, view, frozen)
+    numbers = {each.number for each in view.layout.segments}
+    awaited = {p for each in _not_named(segments, view.layout) for p in each.parents}
+    kept = {
+        number: position
+        for number, position in segments.items()
+        if position is not None or number in numbers or number in awaited
+    }
+    return _place(view, kept)
+
+
+def _is_read(end: RangePosition, state: RangeState) -> bool:
+    return state.is_sealed and end >= state.stable
+
+
+def _name_children(
+    segments: dict[int, RangePosition | None], view: TopicView, frozen: Frozen | None
+) -> None:
+    """Name those whose parents are all drained; one that is sealed and empty is drained itself."""
+    for each in _parents_first(view.layout):
+        is_named = each.number in segments
+        if is_named or (frozen is not None and each.number not in frozen.ends):
+            continue
+        if all(segments.get(parent, 0) is None for parent in each.parents):
+            state = view.states[each.number]
+            segments[each.number] = None if _is_read(state.first, state) else state.first
+
+
+def _not_named(
+    segments: Mapping[int, RangePosition | None], layout: RangeLayout
+) -> Iterator[RangeSegment]:
+    return (each for each in layout.segments if each.number not in segments)
+
+
+def is_news(start: Place | None, end: Place) -> bool:
+    """Whether there is something to do: a newer epoch alone, or a segment to forget, is not."""
+    if start is None or start.creation_id != end.creation_id:
+        return True
+    return any(
+        number not in start.segments or start.segments[number] != position
+        for number, position in end.segments.items()
+    )
+
+
+def spans(start: Offset, end: Offset) -> list[Span]:
+    """What a batch reads."""
+    found: list[Span] = []
+    for topic, to in end.topics.items():
+        begun = start.topics.get(topic)
+        if begun is None or begun.creation_id != to.creation_id:
+            continue
+        for number, position in sorted(begun.segments.items()):
+            if position is None or number not in to.segments:
+                continue
+            end_position = to.segments[number]
+            if end_position is None or position < end_position:
+                found.append(Span(topic, number, position, end_position))
+    return found
