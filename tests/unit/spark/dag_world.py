@@ -157,7 +157,7 @@ class Query:
         checked = plan.check(TOPIC, place, view)
         self.losses += checked.losses
         ends = {
-            number: min(end, RangePosition(number, checked.place.segments[number].entry + limit))  # type: ignore[union-attr]
+            number: min(end, _further(checked.place.segments[number], limit))
             for number, end in plan.targets(checked.place, view, frozen).items()
         }
         end = plan.after(checked.place, view, ends, frozen)
@@ -214,6 +214,11 @@ class Query:
 
     def _is_open(self, number: int) -> bool:
         return all(p in self.drained() for p in self._parents[number] if p in self.world.segments)
+
+
+def _further(position: RangePosition | None, limit: int) -> RangePosition:
+    assert position is not None
+    return RangePosition(position.ledger, position.entry + limit)
 
 
 Action = tuple[str, int, int]
