@@ -116,6 +116,8 @@ def test_a_split_is_news_and_its_parent_ends(tmp_path: Path) -> None:
                 (1, (0,)),
                 (2, (0,)),
             ]
+            began = [each.created_ms for each in after.segments]
+            assert 0 < began[0] <= began[1] == began[2]
             states = await ranges.states([0, 1, 2])
             assert [state.is_sealed for state in states.values()] == [True, False, False]
             assert states[0].stable == stable

@@ -453,7 +453,12 @@ def _cursor(topic: str, position: RangePosition | None) -> dict[str, Any]:
 def _layout(answer: Any) -> RangeLayout:
     segments = tuple(
         RangeSegment(
-            each.number, each.topic, tuple(each.parents), tuple(each.children), each.is_sealed
+            each.number,
+            each.topic,
+            tuple(each.parents),
+            tuple(each.children),
+            each.is_sealed,
+            each.created_at_ms,
         )
         for each in answer.segments
     )

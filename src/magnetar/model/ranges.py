@@ -70,6 +70,8 @@ class RangeSegment:
     children: tuple[int, ...] = ()
     is_sealed: bool = False
     """Whether its children take the messages."""
+    created_ms: int = 0
+    """When it began to take messages, by the broker's clock; 0: not known, as of partitions."""
 
 
 @dataclass(frozen=True, slots=True)

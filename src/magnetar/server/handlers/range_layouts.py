@@ -44,6 +44,7 @@ def _of_scalable(record: ScalableRecord) -> RangeLayout:
             each.parent_ids,
             each.child_ids,
             is_sealed=not each.is_active,
+            created_ms=each.created_at_ms,
         )
         for each in layout.segments.values()
     ]

@@ -47,6 +47,7 @@ async def layout(session: Session, body: pb.CommandRangeLayout) -> None:
             "parents": each.parents,
             "children": each.children,
             "is_sealed": each.is_sealed,
+            "created_at_ms": each.created_ms,
         }
         for each in found.segments
     ]

@@ -1813,18 +1813,20 @@ class RangePosition(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
 
 class RangeSegment(_message.Message):
-    __slots__ = ("number", "topic", "parents", "children", "is_sealed")
+    __slots__ = ("number", "topic", "parents", "children", "is_sealed", "created_at_ms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     CHILDREN_FIELD_NUMBER: _ClassVar[int]
     IS_SEALED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     number: int
     topic: str
     parents: _containers.RepeatedScalarFieldContainer[int]
     children: _containers.RepeatedScalarFieldContainer[int]
     is_sealed: bool
-    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., parents: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ..., is_sealed: _Optional[bool] = ...) -> None: ...
+    created_at_ms: int
+    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., parents: _Optional[_Iterable[int]] = ..., children: _Optional[_Iterable[int]] = ..., is_sealed: _Optional[bool] = ..., created_at_ms: _Optional[int] = ...) -> None: ...
 
 class CommandRangeLayout(_message.Message):
     __slots__ = ("request_id", "topic")
