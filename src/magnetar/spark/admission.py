@@ -19,9 +19,9 @@ from collections.abc import Mapping, Set
 from math import ceil
 from typing import NamedTuple
 
-from magnetar.client.range_values import RangeCount
+from magnetar.model.ranges import RangeCount
 from magnetar.spark.offsets import Place
-from magnetar.spark.plan import TopicView
+from magnetar.spark.plan import Frozen, TopicView
 
 
 class Part(NamedTuple):
@@ -58,7 +58,11 @@ class Hold(NamedTuple):
     exempt: Set[Part]
 
 
-def hold(places: Mapping[str, Place], views: Mapping[str, TopicView]) -> Hold | None:
+def hold(
+    places: Mapping[str, Place],
+    views: Mapping[str, TopicView],
+    frozen: Mapping[str, Frozen] | None = None,
+) -> Hold | None:
     """Of the segments that wait for their parents, the one that began first holds the others."""
     waiting = [
         (each.created_ms, topic, each.number)
@@ -68,6 +72,7 @@ def hold(places: Mapping[str, Place], views: Mapping[str, TopicView]) -> Hold | 
         and each.number not in places[topic].segments
         and each.created_ms > 0
         and each.parents
+        and (frozen is None or each.number in frozen[topic].ends)
     ]
     if not waiting:
         return None

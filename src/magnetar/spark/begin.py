@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from magnetar.client.range_values import RangePosition
 from magnetar.errors import InvalidSetting, MagnetarError
 from magnetar.model.names import TopicName
+from magnetar.model.ranges import RangePosition
 from magnetar.spark.offsets import Place, parse_offset, read_position
 
 EARLIEST: Final = "earliest"

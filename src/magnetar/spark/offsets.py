@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from magnetar.client.range_values import RangePosition
 from magnetar.errors import WrongCheckpoint
+from magnetar.model.ranges import RangePosition
 
 VERSION: Final = 1
 DRAINED: Final = "D"

@@ -11,19 +11,21 @@ Invariants:
    parents are drained or gone, and is read only if they were so when the batch began.
 3. Every message that is kept is read exactly once: a segment is named at its first message, and
    drained only when it is sealed and was read to its end.
-4. A drained segment is forgotten only when it is gone from the layout and none of its children
-   waits to be named: one that is neither named nor in the layout was lost, not read.
+4. A drained segment is forgotten only when it is gone from the layout. Its children are named at
+   the moment it is drained, so whatever is gone and was not drained is a loss that is noticed: it,
+   or the ancestor that it waited for, is named.
 
-Relies on: layouts that are never older than the offset's epoch (`is_stale`).
+Relies on: layouts that are never older than the offset's epoch (`is_stale`); brokers that delete no
+segment before its parents, and name no parents that are deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from magnetar.client.range_values import RangeLayout, RangePosition, RangeSegment, RangeState
+from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
 from magnetar.spark.offsets import Offset, Place
 
 
@@ -92,11 +94,11 @@ def check(topic: str, place: Place, view: TopicView) -> Checked:
                 f"segment {number} of {topic} was to be read from {shown(position)} on, but its "
                 f"first message is now {shown(first)}"
             )
-    for each in _not_named(segments, layout):
-        for parent in each.parents:
-            if parent not in segments and parent not in numbers:
-                segments[parent] = None
-                losses.append(f"segment {parent} of {topic} was deleted before it was read")
+    losses += [
+        f"the first messages of segment {each.number} of {topic} were deleted before it was read"
+        for each in layout.segments
+        if each.number not in segments and view.states[each.number].first != ORIGIN
+    ]
     return Checked(replace(place, segments=segments), tuple(losses))
 
 
@@ -110,11 +112,7 @@ def shown(position: RangePosition) -> str:
 
 def earliest(view: TopicView) -> Place:
     """At the first message of every segment that has no living parent."""
-    numbers = {each.number for each in view.layout.segments}
-    gone = {
-        parent for each in view.layout.segments for parent in each.parents if parent not in numbers
-    }
-    return after(_place(view, dict.fromkeys(gone)), view, {})
+    return after(_place(view, {}), view, {})
 
 
 def latest(view: TopicView) -> Place:
@@ -122,8 +120,9 @@ def latest(view: TopicView) -> Place:
     return _place(
         view,
         {
-            number: None if state.is_sealed else state.stable
-            for number, state in view.states.items()
+            each.number: None if each.is_sealed and state.is_sealed else state.stable
+            for each in view.layout.segments
+            for state in (view.states[each.number],)
         },
     )
 
@@ -138,26 +137,17 @@ def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> P
         if number not in segments:
             segments[number] = None
             before += by_number[number].parents if number in by_number else ()
-    for each in view.layout.segments:
-        for parent in each.parents:
-            if parent not in by_number:
-                segments.setdefault(parent, None)
     return after(_place(view, segments), view, {})
 
 
 def from_times(view: TopicView, positions: Mapping[int, RangePosition]) -> Place:
     """At the first message since a time, where every segment has one; older segments are read."""
     segments: dict[int, RangePosition | None] = {}
-    numbers = {each.number for each in view.layout.segments}
     for each in _parents_first(view.layout):
-        is_open = all(segments.get(p, 0) is None for p in each.parents if p in numbers)
-        state, position = view.states[each.number], positions[each.number]
-        if is_open:
-            is_read = state.is_sealed and position >= state.stable
+        if all(segments.get(parent, 0) is None for parent in each.parents):
+            position = positions[each.number]
+            is_read = _is_read(position, each, view.states[each.number])
             segments[each.number] = None if is_read else position
-        for parent in each.parents:
-            if parent not in numbers:
-                segments[parent] = None
     return after(_place(view, segments), view, {})
 
 
@@ -186,17 +176,20 @@ def freeze(view: TopicView) -> Frozen:
     return Frozen(
         view.layout.creation_id,
         {number: state.stable for number, state in view.states.items()},
-        frozenset(number for number, state in view.states.items() if state.is_sealed),
+        frozenset(
+            each.number
+            for each in view.layout.segments
+            if each.is_sealed and view.states[each.number].is_sealed
+        ),
     )
 
 
 def targets(place: Place, view: TopicView, frozen: Frozen | None) -> dict[int, RangePosition]:
     """How far a batch that begins at `place` may go, in the segments that it may read."""
     found: dict[int, RangePosition] = {}
-    numbers = {each.number for each in view.layout.segments}
     for each in view.layout.segments:
         position = place.segments.get(each.number)
-        if position is None or not _parents_are_drained(each, place, numbers):
+        if position is None or not _parents_are_drained(each, place):
             continue
         end = view.states[each.number].stable
         if frozen is not None:
@@ -205,11 +198,8 @@ def targets(place: Place, view: TopicView, frozen: Frozen | None) -> dict[int, R
     return found
 
 
-def _parents_are_drained(segment: RangeSegment, place: Place, numbers: set[int]) -> bool:
-    return all(
-        parent not in numbers or (parent in place.segments and place.segments[parent] is None)
-        for parent in segment.parents
-    )
+def _parents_are_drained(segment: RangeSegment, place: Place) -> bool:
+    return all(place.segments.get(parent, 0) is None for parent in segment.parents)
 
 
 def after(
@@ -219,27 +209,24 @@ def after(
     frozen: Frozen | None = None,
 ) -> Place:
     """Where the query is once a batch from `place` on has read up to `ends`."""
+    living = {each.number: each for each in view.layout.segments}
     segments: dict[int, RangePosition | None] = {}
     for number, position in place.segments.items():
         if position is None:
-            segments[number] = None
+            if number in living:
+                segments[number] = None
             continue
         end = ends.get(number, position)
         may_drain = frozen is None or number in frozen.sealed
-        segments[number] = None if may_drain and _is_read(end, view.states[number]) else end
+        is_read = may_drain and _is_read(end, living[number], view.states[number])
+        segments[number] = None if is_read else end
     _name_children(segments, view, frozen)
-    numbers = {each.number for each in view.layout.segments}
-    awaited = {p for each in _not_named(segments, view.layout) for p in each.parents}
-    kept = {
-        number: position
-        for number, position in segments.items()
-        if position is not None or number in numbers or number in awaited
-    }
-    return _place(view, kept)
+    return _place(view, segments)
 
 
-def _is_read(end: RangePosition, state: RangeState) -> bool:
-    return state.is_sealed and end >= state.stable
+def _is_read(end: RangePosition, segment: RangeSegment, state: RangeState) -> bool:
+    """The layout must know of the seal too, and so of the children, which are named then."""
+    return segment.is_sealed and state.is_sealed and end >= state.stable
 
 
 def _name_children(
@@ -252,13 +239,7 @@ def _name_children(
             continue
         if all(segments.get(parent, 0) is None for parent in each.parents):
             state = view.states[each.number]
-            segments[each.number] = None if _is_read(state.first, state) else state.first
-
-
-def _not_named(
-    segments: Mapping[int, RangePosition | None], layout: RangeLayout
-) -> Iterator[RangeSegment]:
-    return (each for each in layout.segments if each.number not in segments)
+            segments[each.number] = None if _is_read(state.first, each, state) else state.first
 
 
 def is_news(start: Place | None, end: Place) -> bool:
@@ -284,4 +265,19 @@ def spans(start: Offset, end: Offset) -> list[Span]:
             end_position = to.segments[number]
             if end_position is None or position < end_position:
                 found.append(Span(topic, number, position, end_position))
+    return found
+
+
+def batch_spans(topic: str, start: Place, end: Place, view: TopicView) -> list[Span]:
+    """What a read that is no stream has of a topic: all segments at once, there are no batches."""
+    found: list[Span] = []
+    for each in _parents_first(view.layout):
+        number, state = each.number, view.states[each.number]
+        position = start.segments.get(number, state.first)
+        if position is None or number not in end.segments:
+            continue
+        stop = end.segments[number]
+        stop = state.stable if stop is None else min(stop, state.stable)
+        if position < stop:
+            found.append(Span(topic, number, position, stop))
     return found

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from magnetar.client.range_values import RangeLayout, RangePosition, RangeSegment, RangeState
+from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
 from magnetar.spark import plan
 from magnetar.spark.offsets import Offset, Place, base_of, format_offset, parse_offset
 from magnetar.spark.plan import Frozen, TopicView
@@ -44,7 +44,7 @@ class Segment:
 
     @property
     def stable(self) -> RangePosition:
-        return RangePosition(self.number, len(self.messages) - self.undecided)
+        return RangePosition(0, len(self.messages) - self.undecided)
 
 
 class World:
@@ -102,19 +102,24 @@ class World:
     def prune(self, drained: set[int]) -> None:
         """Forget sealed segments that the query has drained."""
         for number in sorted(drained & self.segments.keys()):
+            if set(self.segments[number].parents) & self.segments.keys():
+                continue  # brokers delete no segment before its parents
             del self.segments[number]
             self.pruned.add(number)
             self.epoch += 1
 
+    def _living(self, parents: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(each for each in parents if each in self.segments)
+
     def view(self, place: Place | None) -> TopicView:
         segments = tuple(
-            RangeSegment(each.number, "", each.parents, (), each.is_sealed)
+            RangeSegment(each.number, "", self._living(each.parents), (), each.is_sealed)
             for each in self.segments.values()
         )
         layout = RangeLayout(TOPIC, "id", self.epoch, segments)
         states = {
             number: RangeState(
-                RangePosition(number, 0),
+                ORIGIN,
                 self.segments[number].stable,
                 self.segments[number].is_sealed and not self.segments[number].undecided,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.range_values import (
+from magnetar.model.ranges import (
     RangeCount,
     RangeLayout,
     RangePosition,

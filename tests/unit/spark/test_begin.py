@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from magnetar.client.range_values import RangePosition
 from magnetar.errors import InvalidSetting
+from magnetar.model.ranges import RangePosition
 from magnetar.spark.begin import Bound, at_time, read_bounds
 from magnetar.spark.offsets import Offset, Place, format_offset
 

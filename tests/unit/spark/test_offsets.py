@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.range_values import RangePosition
 from magnetar.errors import WrongCheckpoint
+from magnetar.model.ranges import RangePosition
 from magnetar.spark.offsets import (
     Offset,
     Place,

@@ -126,6 +126,13 @@ class Root(Handle[H]):
             raise
         self._finalizer = weakref.finalize(self, _forgotten, thread)
 
+    def run(self, do: Callable[[H], Awaitable[R]]) -> R:
+        """What a coroutine function does with the asyncio client, in its thread.
+
+        For what takes several calls at once: `client.run(lambda asked: asked.producer("orders"))`.
+        """
+        return self._wait(lambda: do(self._wrapped))
+
     def close(self) -> None:
         """Close every producer and consumer, then every connection, and end the thread."""
         if not self._finalizer.alive:

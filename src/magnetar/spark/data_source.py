@@ -1,0 +1,86 @@
+"""The data source that Spark finds: `format("magnetar")`, and `format("pulsar")`.
+
+Owns: `MagnetarSource`, which checks options and hands over to the readers and writers.
+
+Invariants:
+1. Making one is cheap and asks nobody: Spark makes several, in several processes.
+2. What the topic's schema says is asked once, when the query is defined, and travels with the
+   pickled object: all tasks decode alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from importlib import import_module
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from magnetar.errors import InvalidSetting
+from magnetar.spark.options import Options, Use, parse
+
+
+class MagnetarSource(DataSource):
+    """A source and a sink."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._shape: Any = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "magnetar"
+
+    def schema(self) -> StructType:
+        """Not called if the user names the columns."""
+        from magnetar.spark.columns import spark_schema
+        from magnetar.spark.topic_schemas import shape_for
+
+        options = self._parsed(Use.READ)
+        self._shape = shape_for(options, None)
+        return spark_schema(self._shape, options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from magnetar.spark.source import batch_reader
+
+        options = self._parsed(Use.BATCH)
+        return batch_reader(options, schema, self._shape_for(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from magnetar.spark.source import StreamReader
+
+        options = self._parsed(Use.STREAM)
+        return StreamReader(options, schema, self._shape_for(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        sink: Any = import_module("magnetar.spark.sink")
+        made: DataSourceArrowWriter = sink.batch_writer(self._parsed(Use.WRITE), schema, overwrite)
+        return made
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        sink: Any = import_module("magnetar.spark.sink")
+        options = self._parsed(Use.WRITE)
+        made: DataSourceStreamArrowWriter = sink.stream_writer(options, schema, overwrite)
+        return made
+
+    def _parsed(self, use: Use) -> Options:
+        options = parse(dict(self.options), use)
+        if "path" in options.spark:
+            raise InvalidSetting(
+                "a topic is no path", hint='use .option("topic", "...") and .load() without one'
+            )
+        return options
+
+    def _shape_for(self, options: Options, schema: StructType) -> Any:
+        if self._shape is None:
+            from magnetar.spark.topic_schemas import shape_for
+
+            self._shape = shape_for(options, schema)
+        return self._shape

@@ -1,0 +1,274 @@
+"""The driver's side of a read: what the next batch is, its tasks, and what is told about it.
+
+Owns: `Planner`: the rules of `plan` and `admission`, with the brokers' answers to what they ask.
+
+Invariants:
+1. Whatever a batch holds is decided in the offsets that it returns: planned again from those, tasks
+   read the same messages.
+2. An offset is returned as it was given unless there is something to do: Spark would run a batch.
+3. Data that is gone raises `DataLost`, or is warned of if the query wants to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from magnetar.client.client import Client
+from magnetar.errors import TopicNotFound, WrongCheckpoint
+from magnetar.model.ranges import RangePosition
+from magnetar.runtime.clock import SystemClock
+from magnetar.spark import plan
+from magnetar.spark.admission import Part, hold
+from magnetar.spark.beginnings import begin
+from magnetar.spark.offsets import (
+    Offset,
+    Place,
+    Sentinel,
+    base_of,
+    format_offset,
+    parse_offset,
+    parse_start,
+)
+from magnetar.spark.options import Options
+from magnetar.spark.pace import Limits, Pace
+from magnetar.spark.plan import Frozen, TopicView
+from magnetar.spark.tasks import Task, Tasks, tell
+from magnetar.spark.watched import Watched
+
+_MS_PER_SECOND: Final = 1000
+_UNPLANNED_PAUSE_S: Final = 0.1
+"""After news that gave nothing to do, so that they are not asked for at once again."""
+
+
+class Planner:
+    """Plans the batches of one query."""
+
+    def __init__(self, client: Client, options: Options) -> None:
+        self._options = options
+        self._watched = Watched(client, options)
+        self._pace = Pace(self._watched)
+        self._tasks = Tasks(self._watched, self._pace, options)
+        self._clock = SystemClock()
+        self._frozen: dict[str, Frozen] | None = None
+        self._epochs: dict[str, int] = {}
+        self._seen: Offset | None = None
+        """Up to where the last plan saw messages: news are those behind it."""
+        self._waits_since: float | None = None
+        self.lag: dict[str, Any] = {"lagBytes": 0, "lagMessages": 0, "lagSeconds": 0.0}
+
+    # --- streams
+
+    async def freeze(self) -> None:
+        """From now on plan up to what there is now."""
+        topics = await self._watched.names()
+        views = await self._watched.look(topics, {})
+        self._frozen = {topic: plan.freeze(view) for topic, view in views.items()}
+
+    async def next_offset(self, given: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+        """The end of the batch that begins at `given`; `given` itself if there is none."""
+        start = parse_start(given)
+        if isinstance(start, Sentinel):
+            base = await begin(self._watched, self._options, start.start)
+            await self._follow(base)
+            end = await self._planned(base, limits) or base
+            return format_offset(end, base)
+        await self._check_topics(start)
+        if self._frozen is None and not await self._is_news(start):
+            return dict(given)
+        planned = await self._planned(start, limits)
+        if planned is None:
+            if self._frozen is None:
+                await asyncio.sleep(min(_UNPLANNED_PAUSE_S, self._poll_ms / _MS_PER_SECOND))
+            return dict(given)
+        return format_offset(planned)
+
+    @property
+    def _poll_ms(self) -> int:
+        return int(self._options["pollWaitMs"])
+
+    async def _check_topics(self, start: Offset) -> None:
+        names = await self._watched.names()
+        foreign = sorted(start.topics.keys() - set(names))
+        if foreign and not self._watched.is_pattern:
+            raise WrongCheckpoint(
+                f"the checkpoint is of a query that read {foreign[0]}, and this one reads "
+                f"{', '.join(names)}"
+            )
+
+    async def _is_news(self, start: Offset) -> bool:
+        """Wait a moment for something behind what was seen."""
+        seen = start if self._seen is None or self._waits_since is None else self._seen
+        names = await self._watched.names()
+        if set(names) != start.topics.keys():
+            return True
+        polls = [
+            asyncio.create_task(self._poll(topic, place)) for topic, place in seen.topics.items()
+        ]
+        try:
+            for poll in asyncio.as_completed(polls):
+                if await poll:
+                    return True
+        finally:
+            for each in polls:
+                each.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+        return self._is_patience_over()
+
+    async def _poll(self, topic: str, place: Place) -> bool:
+        if topic not in self._epochs:
+            return True
+        ranges = await self._watched.ranges(topic)
+        positions = {
+            number: position for number, position in place.segments.items() if position is not None
+        }
+        epoch = max(place.epoch, self._epochs.get(topic, 0))
+        try:
+            return await ranges.news(
+                positions, epoch, self._poll_ms, isolation=self._watched.isolation
+            )
+        except TopicNotFound:
+            return True
+
+    async def _planned(self, start: Offset, limits: Limits) -> Offset | None:
+        """Where a batch from `start` on ends; None: there is nothing to do, or not yet."""
+        names = await self._watched.names()
+        if self._frozen is not None:
+            names = tuple(name for name in names if name in self._frozen)
+        views = await self._watched.look(names, start.topics)
+        places = self._checked(start, views)
+        targets = self._targets(places, views)
+        minimum = None if self._frozen is not None else self._options["minMessagesPerTrigger"]
+        waiting = hold(places, views, self._frozen)
+        paced = await self._pace.ends(
+            places, targets, limits, waiting, is_counted=minimum is not None
+        )
+        self._epochs = {topic: view.layout.epoch for topic, view in views.items()}
+        if minimum is not None and not self._is_enough(paced.total or 0, minimum):
+            self._seen = self._after(places, views, targets)
+            return None
+        end = self._after(places, views, paced.ends)
+        is_news = end.topics.keys() != start.topics.keys() or any(
+            plan.is_news(start.topics.get(topic), place) for topic, place in end.topics.items()
+        )
+        await self._measure(end, views, paced.oldest_ms)
+        if is_news:
+            self._waits_since = None
+        return end if is_news else None
+
+    def _checked(self, start: Offset, views: Mapping[str, TopicView]) -> dict[str, Place]:
+        losses: list[str] = []
+        places: dict[str, Place] = {}
+        for topic, view in views.items():
+            known = start.topics.get(topic)
+            if known is None:
+                places[topic] = plan.earliest(view)
+                continue
+            checked = plan.check(topic, known, view)
+            places[topic] = checked.place
+            losses += checked.losses
+        if self._frozen is None:
+            gone = sorted(start.topics.keys() - views.keys())
+            losses += [f"{topic} was deleted before all of it was read" for topic in gone]
+        tell(losses, self._options)
+        return places
+
+    def _targets(
+        self, places: Mapping[str, Place], views: Mapping[str, TopicView]
+    ) -> dict[Part, RangePosition]:
+        return {
+            Part(topic, number): end
+            for topic, place in places.items()
+            for number, end in plan.targets(
+                place, views[topic], self._frozen_of(topic, place)
+            ).items()
+        }
+
+    def _frozen_of(self, topic: str, place: Place) -> Frozen | None:
+        if self._frozen is None:
+            return None
+        frozen = self._frozen[topic]
+        is_same = frozen.creation_id == place.creation_id
+        return frozen if is_same else Frozen(place.creation_id, {}, frozenset())
+
+    def _after(
+        self,
+        places: Mapping[str, Place],
+        views: Mapping[str, TopicView],
+        ends: Mapping[Part, RangePosition],
+    ) -> Offset:
+        return Offset(
+            {
+                topic: plan.after(
+                    place,
+                    views[topic],
+                    {part.number: end for part, end in ends.items() if part.topic == topic},
+                    self._frozen_of(topic, place),
+                )
+                for topic, place in places.items()
+            }
+        )
+
+    # --- waiting for enough
+
+    def _is_enough(self, total: int, minimum: int) -> bool:
+        if total >= minimum:
+            return True
+        if total == 0:
+            return False
+        if self._waits_since is None:
+            self._waits_since = self._clock.monotonic()
+        return self._is_patience_over()
+
+    def _is_patience_over(self) -> bool:
+        since = self._waits_since
+        delay: float = self._options["maxTriggerDelay"]
+        return since is not None and self._clock.monotonic() - since >= delay
+
+    # --- lag
+
+    async def _measure(
+        self, end: Offset, views: Mapping[str, TopicView], oldest_ms: int | None
+    ) -> None:
+        """What is left behind a batch; nothing is asked if that is nothing."""
+        spans = {}
+        for topic, place in end.topics.items():
+            for number, state in views[topic].states.items():
+                at = place.segments.get(number, state.first)
+                if at is not None and at < state.stable:
+                    spans[Part(topic, number)] = (at, state.stable)
+        counts = (await self._pace.counts(spans)).values()
+        age_ms = 0 if not spans or oldest_ms is None else self._clock.now_ms() - oldest_ms
+        self.lag = {
+            "lagBytes": sum(each.bytes for each in counts),
+            "lagMessages": sum(each.messages for each in counts),
+            "lagSeconds": max(0, age_ms) / _MS_PER_SECOND,
+        }
+
+    # --- tasks
+
+    async def stream_tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Task]:
+        """The tasks of a batch, from its offsets alone."""
+        begun = parse_start(start)
+        first = base_of(end) if isinstance(begun, Sentinel) else begun
+        return await self._tasks.between(first, parse_offset(end))
+
+    # --- the subscription that follows
+
+    async def committed(self, end: Mapping[str, Any]) -> None:
+        """Everything up to `end` was processed."""
+        await self._follow(parse_offset(end))
+
+    async def _follow(self, offset: Offset) -> None:
+        subscription = self._options["subscription"]
+        if subscription is None:
+            return
+        for topic, place in offset.topics.items():
+            ranges = await self._watched.ranges(topic)
+            await ranges.move_cursor(
+                subscription,
+                {number: at for number, at in place.segments.items() if at is not None},
+                drained=[number for number, at in place.segments.items() if at is None],
+                initial=self._options["subscriptionInitialPosition"],
+            )

@@ -1,0 +1,201 @@
+"""The readers that Spark calls: of a stream, and of a batch with and without push-down.
+
+Owns: `StreamReader`, `BatchReader`, `PushingBatchReader` and `SegmentRange`, what a task is told.
+
+Invariants:
+1. Readers are made in several processes, and pickled: nothing is connected before something is
+   asked for, and what is asked for lives in the process (`links`).
+2. Trouble with brokers that passes is sat out on the driver's side; Spark would end the query.
+   Tasks are repeated by Spark.
+
+Relies on: `planner`, for everything that is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from magnetar.client.arrow import RawEntry
+from magnetar.client.client import Client as AsyncClient
+from magnetar.client.schema.info import SchemaInfo
+from magnetar.spark.batch_plan import BatchPlan, start_text
+from magnetar.spark.columns import RowBatches, Shape
+from magnetar.spark.filters import Bounds, bounds_of
+from magnetar.spark.links import client_for, close_all, patiently, stop_on_sigterm
+from magnetar.spark.offsets import Sentinel, format_sentinel
+from magnetar.spark.options import Options
+from magnetar.spark.pace import Limits
+from magnetar.spark.planner import Planner
+from magnetar.spark.tasks import Task
+
+R = TypeVar("R")
+
+_MS_PER_SECOND: Final = 1000
+
+
+class SegmentRange(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+
+
+class _Reading:
+    """What readers of streams and of batches have in common: the task's side."""
+
+    def __init__(self, options: Options, schema: StructType, shape: Shape) -> None:
+        self._options = options
+        self._schema = schema
+        self._shape = shape
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a worker: the messages of one range."""
+        task = partition.value
+        if task is None:
+            return  # Spark's word for a read without partitions
+        client = client_for(self._options)
+        rows = RowBatches(
+            task.topic,
+            task.number,
+            self._schema,
+            self._shape,
+            self._options["columnStyle"],
+            self._options["corruptRecord"] == "null",
+            lambda version: _schema_of(client, task.topic, version),
+        )
+        ranges = client.ranges(task.topic, creation_id=task.creation_id)
+        isolation = self._options["readIsolation"]
+        for page in ranges.read(task.number, task.start, task.end, isolation=isolation):
+            yield from rows.of(
+                RawEntry(*entry.position, entry.data, entry.first_index, entry.stop_index)
+                for entry in page.entries()
+            )
+
+
+def _schema_of(client: Any, topic: str, version: bytes) -> SchemaInfo | None:
+    found = client.run(lambda asked: asked.connections.schema(topic, version))
+    return None if found is None else SchemaInfo.from_wire(found)
+
+
+class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read."""
+
+    def __init__(self, options: Options, schema: StructType, shape: Shape) -> None:
+        super().__init__(options, schema, shape)
+        self._planner: Planner | None = None
+        self._was_reached = False
+
+    # --- in the long-lived process of the query
+
+    def initialOffset(self) -> dict[str, Any]:
+        return format_sentinel(Sentinel(start_text(self._options)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """One of them stands for all: Spark has no word for several."""
+        options = self._options
+        if options["maxMessagesPerTrigger"] is not None:
+            return ReadMaxRows(options["maxMessagesPerTrigger"])
+        if options["maxBytesPerTrigger"] is not None:
+            return ReadMaxBytes(options["maxBytesPerTrigger"])
+        if options["minMessagesPerTrigger"] is not None:
+            return ReadMinRows(options["minMessagesPerTrigger"])
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._do("the topics", lambda planner: planner.freeze())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        options = self._options
+        limits = Limits(options["maxMessagesPerTrigger"], options["maxBytesPerTrigger"])
+        if isinstance(limit, ReadAllAvailable):
+            limits = Limits()
+        return self._do("what is new", lambda planner: planner.next_offset(start, limits))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._planner is None else self._planner.lag
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        tasks = self._do("the tasks", lambda planner: planner.stream_tasks(start, end))
+        return [SegmentRange(task) for task in tasks]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._do("the subscription", lambda planner: planner.committed(end))
+
+    def stop(self) -> None:
+        """The query is over, and this process with it."""
+        close_all()
+
+    def _do(self, what: str, ask: Callable[[Planner], Awaitable[R]]) -> R:
+        client = client_for(self._options)
+        if self._planner is None:
+            stop_on_sigterm()
+
+        async def ask_planner(asked: AsyncClient) -> R:
+            if self._planner is None:
+                self._planner = Planner(asked, self._options)
+            return await ask(self._planner)
+
+        # A service that was never reached is a wrong address; one that was comes back.
+        first = self._options["operationTimeoutMs"] / _MS_PER_SECOND
+        seconds = self._options["retryTimeout"] if self._was_reached else first
+        found = patiently(client, what, ask_planner, seconds)
+        self._was_reached = True
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planner": None}
+
+
+class BatchReader(_Reading, DataSourceReader):
+    """A read of what is there."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._planned(None)
+
+    def _planned(self, bounds: Bounds | None) -> list[InputPartition]:
+        client = client_for(self._options)
+
+        async def plan(asked: AsyncClient) -> list[Task]:
+            return await BatchPlan(asked, self._options).tasks(bounds)
+
+        seconds = self._options["operationTimeoutMs"] / _MS_PER_SECOND
+        return [SegmentRange(task) for task in patiently(client, "the tasks", plan, seconds)]
+
+
+class PushingBatchReader(BatchReader):
+    """One that lets filters spare reading. Spark refuses it unless push-down is switched on."""
+
+    def __init__(self, options: Options, schema: StructType, shape: Shape) -> None:
+        super().__init__(options, schema, shape)
+        self._bounds: Bounds | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """They are only used to read less: Spark filters as if nothing had been."""
+        self._bounds = bounds_of(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._planned(self._bounds)
+
+
+def batch_reader(options: Options, schema: StructType, shape: Shape) -> BatchReader:
+    """With push-down if it is asked for."""
+    return (PushingBatchReader if options["pushdown"] else BatchReader)(options, schema, shape)

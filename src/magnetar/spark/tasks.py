@@ -1,0 +1,119 @@
+"""The tasks of a read: which ranges they have, and what to do if something of them is gone.
+
+Owns: `Task`, what one task reads; `Tasks`, from offsets to tasks; `tell`, about lost data.
+
+Invariants:
+1. The ranges of the tasks are exactly those between two offsets, cut or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from magnetar.errors import DataLost
+from magnetar.model.ranges import RangePosition
+from magnetar.runtime.logs import logger
+from magnetar.spark import plan
+from magnetar.spark.admission import Part, piece_counts
+from magnetar.spark.offsets import Offset
+from magnetar.spark.options import Options
+from magnetar.spark.pace import Pace
+from magnetar.spark.plan import Span, TopicView
+from magnetar.spark.watched import Watched
+
+_LOG: Final = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one task reads."""
+
+    topic: str
+    creation_id: str
+    number: int
+    start: RangePosition
+    end: RangePosition
+
+
+def tell(losses: list[str], options: Options) -> None:
+    """Raise `DataLost`, or warn if the query is to go on."""
+    if not losses:
+        return
+    if options["failOnDataLoss"]:
+        more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
+        raise DataLost(losses[0] + more)
+    for each in losses:
+        _LOG.warning("data-lost", what=each)
+
+
+class Tasks:
+    """Plans the tasks of one query."""
+
+    def __init__(self, watched: Watched, pace: Pace, options: Options) -> None:
+        self._watched = watched
+        self._pace = pace
+        self._options = options
+
+    async def between(self, start: Offset, end: Offset) -> list[Task]:
+        """The tasks of a micro-batch."""
+        spans = plan.spans(start, end)
+        views = await self._watched.look(sorted({span.topic for span in spans}), {})
+        return await self.of(spans, end, views)
+
+    async def of(
+        self, spans: Iterable[Span], end: Offset, views: Mapping[str, TopicView]
+    ) -> list[Task]:
+        """What has to be read, cut into pieces if the query wants so many tasks."""
+        losses: list[str] = []
+        whole = [each for span in spans for each in self._task(span, end, views, losses)]
+        tell(losses, self._options)
+        return await self._pieces(whole)
+
+    def _task(
+        self, span: Span, end: Offset, views: Mapping[str, TopicView], losses: list[str]
+    ) -> list[Task]:
+        topic, number = span.topic, span.number
+        creation_id = end.topics[topic].creation_id
+        view = views.get(topic)
+        if view is None or view.layout.creation_id != creation_id:
+            losses.append(f"{topic} was deleted before all of it was read")
+            return []
+        state = view.states.get(number)
+        if state is None:
+            losses.append(f"segment {number} of {topic} was deleted before all of it was read")
+            return []
+        start, stop = max(span.start, state.first), span.end or state.stable
+        if start > span.start:
+            losses.append(
+                f"segment {number} of {topic} was to be read from {plan.shown(span.start)} on, but "
+                f"its first message is now {plan.shown(state.first)}"
+            )
+        return [Task(topic, creation_id, number, start, stop)] if start < stop else []
+
+    async def _pieces(self, whole: list[Task]) -> list[Task]:
+        least, most = self._options["minPartitions"], self._options["maxRecordsPerPartition"]
+        if most is None and (least is None or least <= len(whole)):
+            return whole
+        by_part = {Part(each.topic, each.number): each for each in whole}
+        counts = await self._pace.counts(
+            {part: (each.start, each.end) for part, each in by_part.items()}
+        )
+        found: list[Task] = []
+        for part, count in piece_counts(counts, least, most).items():
+            task = by_part[part]
+            inner = []
+            if count > 1:
+                ranges = await self._watched.ranges(part.topic)
+                inner = await ranges.pieces(
+                    part.number, task.start, task.end, count, isolation=self._watched.isolation
+                )
+            cuts = [task.start, *inner, task.end]
+            found += [
+                Task(task.topic, task.creation_id, task.number, start, end)
+                for start, end in pairwise(cuts)
+                if start < end
+            ]
+        return found

@@ -1,0 +1,63 @@
+"""How the values of a query's topics are read: asked of the registry when a query is defined.
+
+Owns: `shape_for`.
+
+Invariants:
+1. The registry is asked only where the answer matters.
+2. Several topics in one query have the same columns, or the query is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import StructType
+
+from magnetar.client.client import Client
+from magnetar.client.schema.info import SchemaInfo
+from magnetar.errors import InvalidSetting
+from magnetar.spark.columns import Shape, shape_of, shape_of_columns
+from magnetar.spark.links import client_for, patiently
+from magnetar.spark.options import Options
+from magnetar.spark.watched import Watched, names_of
+
+_MS_PER_SECOND: Final = 1000
+
+
+def shape_for(options: Options, asked: StructType | None) -> Shape:
+    """From the options, the registry and the columns that the user named, if any."""
+    names_of(options)
+    wanted = options["valueFormat"]
+    if asked is not None and wanted != "avro":
+        return shape_of_columns(asked, options, None)
+    if wanted in ("bytes", "string"):
+        return shape_of(wanted, None, "")
+    infos = patiently(
+        client_for(options),
+        "the schema",
+        lambda client: _infos(client, options),
+        options["operationTimeoutMs"] / _MS_PER_SECOND,
+    )
+    if not infos:
+        return shape_of("bytes" if wanted == "auto" else wanted, None, "no topic")
+    if asked is not None:
+        return shape_of_columns(asked, options, next(iter(infos.values())))
+    shapes = {topic: shape_of(wanted, info, topic) for topic, info in infos.items()}
+    (first, shape), *others = shapes.items()
+    for topic, other in others:
+        if (other.format, other.fields) != (shape.format, shape.fields):
+            raise InvalidSetting(
+                f"{first} and {topic} have different schemas",
+                hint='set valueFormat to "bytes", or read them in two queries',
+            )
+    return shape
+
+
+async def _infos(client: Client, options: Options) -> dict[str, SchemaInfo | None]:
+    watched = Watched(client, options)
+    found: dict[str, SchemaInfo | None] = {}
+    for topic in await watched.names():
+        await watched.ranges(topic)  # raises if there is no such topic
+        schema = await client.connections.schema(topic)
+        found[topic] = None if schema is None else SchemaInfo.from_wire(schema)
+    return found
