@@ -52,7 +52,7 @@ def shares(amounts: Mapping[Part, int], limit: int, turn: int = 0) -> dict[Part,
 
 
 class Hold(NamedTuple):
-    """Up to which publish time a batch goes, and who may go on regardless."""
+    """Before which publish time a batch ends, and who may go on regardless."""
 
     time_ms: int
     exempt: Set[Part]
@@ -94,7 +94,7 @@ def level(times_ms: Mapping[Part, int]) -> Hold | None:
     if not times_ms:
         return None
     part = min(times_ms, key=lambda each: (times_ms[each], each))
-    return Hold(times_ms[part], {part})
+    return Hold(times_ms[part] + 1, {part})
 
 
 def piece_counts(

@@ -72,7 +72,7 @@ def test_the_first_of_those_that_wait_holds_all_but_its_ancestors() -> None:
 
 
 def test_the_one_that_a_limit_stopped_first_holds_the_others() -> None:
-    assert level({part(0): 70, part(1): 40}) == Hold(40, {part(1)})
+    assert level({part(0): 70, part(1): 40}) == Hold(41, {part(1)})
     assert level({}) is None
 
 
