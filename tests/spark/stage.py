@@ -33,6 +33,7 @@ from tests.unit.server.serving import LIMITS, serving
 TOPIC: Final = "topic://public/default/orders"
 REGULAR: Final = "persistent://public/default/orders"
 KEYS: Final = 8
+_SETTLE_MAX: Final = 30
 
 R = TypeVar("R")
 
@@ -81,6 +82,23 @@ class Stage:
                 transaction.commit()
             else:
                 transaction.abort()
+        self.settle(topic)
+
+    def settle(self, topic: str = TOPIC) -> None:
+        """Until every segment knows how its transactions ended."""
+        ranges = self.client.ranges(topic)
+        layout = ranges.layout()
+        numbers = [each.number for each in layout.segments]
+        for _ in range(_SETTLE_MAX):
+            decided = ranges.states(numbers)
+            tails = ranges.states(numbers, isolation="uncommitted")
+            behind = {
+                n: state.stable for n, state in decided.items() if state.stable < tails[n].stable
+            }
+            if not behind:
+                return
+            ranges.news(behind, layout.epoch, 1000)
+        raise AssertionError(f"transactions of {topic} are not decided")
 
     @contextmanager
     def open_transaction(self, count: int, *, topic: str = TOPIC, is_kept: bool) -> Iterator[Any]:
@@ -109,6 +127,48 @@ class Stage:
             self.do(lambda server: server.context.scalable.delete(name, force=True))
         else:
             self.do(lambda server: server.context.topics.delete(name, force=True))
+
+    def trim(self, topic: str) -> list[int]:
+        """Drop what retention lets go; the ids of the ledgers."""
+        name = TopicName.parse(topic)
+
+        async def trimmed(server: Server) -> list[int]:
+            found = await server.context.topics.get(name, create=False)
+            return await found.trim()
+
+        return self.do(trimmed)
+
+    def until_pruned(self, segment: int, topic: str = TOPIC) -> None:
+        """Until the server has forgotten a segment."""
+        ranges = self.client.ranges(topic)
+        for _ in range(_SETTLE_MAX):
+            layout = ranges.layout()
+            if segment not in {each.number for each in layout.segments}:
+                return
+            ranges.news({}, layout.epoch, 1000)
+        raise AssertionError(f"segment {segment} of {topic} is still there")
+
+    def backlog(self, subscription: str, topic: str = TOPIC) -> int:
+        """Messages that a subscription has left, over all segments."""
+        ranges = self.client.ranges(topic)
+        found = 0
+        for each in ranges.layout().segments:
+            name = TopicName.parse(each.name)
+
+            async def ask(server: Server, name: TopicName = name) -> int:
+                loaded = await server.context.topics.get(name, create=False)
+                return int(loaded.subscriptions[subscription].backlog())
+
+            found += self.do(ask)
+        return found
+
+    def partitioned(self, topic: str, count: int) -> None:
+        name = TopicName.parse(topic)
+        self.do(lambda server: server.context.topics.create_partitioned(name, count))
+
+    def grow(self, topic: str, count: int) -> None:
+        name = TopicName.parse(topic)
+        self.do(lambda server: server.context.topics.grow(name, count))
 
     def query(self, **options: str) -> Query:
         return Query(self, options)

@@ -138,7 +138,7 @@ class Planner:
             names = tuple(name for name in names if name in self._frozen)
         views = await self._watched.look(names, start.topics)
         places = self._checked(start, views)
-        targets = self._targets(places, views)
+        targets = self._targets(start, places, views)
         minimum = None if self._frozen is not None else self._options["minMessagesPerTrigger"]
         waiting = hold(places, views, self._frozen)
         paced = await self._pace.ends(
@@ -175,11 +175,13 @@ class Planner:
         return places
 
     def _targets(
-        self, places: Mapping[str, Place], views: Mapping[str, TopicView]
+        self, start: Offset, places: Mapping[str, Place], views: Mapping[str, TopicView]
     ) -> dict[Part, RangePosition]:
+        """A topic that the start does not name is only named: no batch from there reads it."""
         return {
             Part(topic, number): end
             for topic, place in places.items()
+            if topic in start.topics and start.topics[topic].creation_id == place.creation_id
             for number, end in plan.targets(
                 place, views[topic], self._frozen_of(topic, place)
             ).items()
