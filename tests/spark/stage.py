@@ -7,11 +7,13 @@ pickled readers to "tasks"; `check`, the exact set and the order of each key.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -22,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from magnetar.blocking import Client
 from magnetar.client.blocking.loop_thread import LoopThread
+from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
@@ -47,6 +50,7 @@ class Row(NamedTuple):
     value: Any
     segment: int
     message_id: str
+    published: datetime | None = None
 
 
 class Stage:
@@ -72,6 +76,17 @@ class Stage:
                 key, value = f"k{number % keys}", b"%d" % number
                 producer.submit(value, key=key, **how)
                 self.sent[key].append(value)
+            producer.flush()
+        self._count += count
+
+    def send_to(self, count: int, *, half: int, topic: str = TOPIC) -> None:
+        """So many messages of one key, which is in that half of the ring."""
+        keys = (f"h{number}" for number in itertools.count())
+        key = next(each for each in keys if segment_hash(key_hash(each)) >> 15 == half)
+        with self.client.producer(topic) as producer:
+            for number in range(self._count, self._count + count):
+                producer.submit(b"%d" % number, key=key)
+                self.sent[key].append(b"%d" % number)
             producer.flush()
         self._count += count
 
@@ -228,6 +243,11 @@ class Query:
     def rows(self) -> list[Row]:
         return [row for batch in self.batches for row in batch]
 
+    @property
+    def times(self) -> list[list[datetime]]:
+        """When the rows of each batch were published."""
+        return [[row.published for row in batch if row.published] for batch in self.batches]
+
     def restart(self, *, available_now: bool = False, **options: str) -> None:
         """As if the driver had died: nothing is known but the log of offsets."""
         self.options |= options
@@ -326,6 +346,7 @@ def rows_of(reader: Any, partition: Any, schema: StructType) -> list[Row]:
                 columns.get("value", empty),
                 columns.get("segment", empty),
                 columns.get("messageId", empty),
+                columns.get("publishTime", empty),
                 strict=True,
             )
         ]
