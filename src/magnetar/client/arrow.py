@@ -34,6 +34,7 @@ from magnetar.client.batch_columns import (
     signed,
     single_columns,
 )
+from magnetar.client.chunks import assembled
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message, given_name
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
@@ -197,49 +198,73 @@ def entries_batch(
 
     Entries that are not for the application (markers, aborted ones) must have been left out;
     messages that compaction took out are left out here. What cannot be read is a row with a null
-    value and the reason as its property `UNREADABLE`; chunks of a message are such rows too.
+    value and the reason as its property `UNREADABLE`. The chunks of a message must come in a row;
+    they are one message, with the id of the last.
     """
     growing = GrowingColumns(_computing(), schema)
     with_properties = "properties" in schema.names
+    chunks: list[OpenedEntry] = []
+    raw = None
     for raw in entries:
         try:
-            opened, found, indexes = _opened(raw, with_properties)
+            opened = _checked(raw)
+            if opened.metadata.num_chunks_from_msg > 1:
+                whole = assembled(chunks, opened)
+                if whole is None:
+                    continue
+                opened = opened._replace(payload=whole)
+            found, indexes = _messages(opened, raw, with_properties)
         except UnreadableMessage as error:
-            found, indexes = one_row(None, None, {UNREADABLE: str(error)}), range(1)
-            opened = OpenedEntry(pb.MessageMetadata(), b"", is_batch=False)
-        metadata = opened.metadata
-        facts = EntryFacts(
-            topic,
-            given_name(metadata.producer_name),
-            signed(metadata.publish_time),
-            raw.ledger_id,
-            raw.entry_id,
-            opened.num_messages if opened.is_batch else 0,
-            signed(metadata.sequence_id),
-            segment_id,
-            partition,
-            schema_version=metadata.schema_version,
-        )
-        growing.add(found, indexes, facts)
+            opened, found, indexes = _unreadable(error)
+        growing.add(found, indexes, _facts(opened, raw, topic, segment_id, partition))
+    if chunks and raw is not None:
+        told = UnreadableMessage("a chunk of a message whose last chunk did not come")
+        opened, found, indexes = _unreadable(told)
+        growing.add(found, indexes, _facts(opened, raw, topic, segment_id, partition))
     return growing.built()
 
 
-def _opened(
-    raw: RawEntry, with_properties: bool
-) -> tuple[OpenedEntry, BatchColumns, Sequence[int]]:
-    """An entry, its messages, and which of them are asked for."""
+def _unreadable(error: UnreadableMessage) -> tuple[OpenedEntry, BatchColumns, Sequence[int]]:
+    """A row that says why there is none."""
+    opened = OpenedEntry(pb.MessageMetadata(), b"", is_batch=False)
+    return opened, one_row(None, None, {UNREADABLE: str(error)}), range(1)
+
+
+def _facts(
+    opened: OpenedEntry, raw: RawEntry, topic: str, segment_id: int | None, partition: int
+) -> EntryFacts:
+    metadata = opened.metadata
+    return EntryFacts(
+        topic,
+        given_name(metadata.producer_name),
+        signed(metadata.publish_time),
+        raw.ledger_id,
+        raw.entry_id,
+        opened.num_messages if opened.is_batch else 0,
+        signed(metadata.sequence_id),
+        segment_id,
+        partition,
+        schema_version=metadata.schema_version,
+    )
+
+
+def _checked(raw: RawEntry) -> OpenedEntry:
     if not checksum_holds(raw.headers_and_payload):
         raise UnreadableMessage(f"the checksum of {raw.ledger_id}:{raw.entry_id} does not hold")
-    opened = open_entry(raw.headers_and_payload)
-    if opened.metadata.num_chunks_from_msg > 1:
-        raise UnreadableMessage("a chunk of a message, which only consumers put together")
+    return open_entry(raw.headers_and_payload)
+
+
+def _messages(
+    opened: OpenedEntry, raw: RawEntry, with_properties: bool
+) -> tuple[BatchColumns, Sequence[int]]:
+    """The messages of an entry, and which of them are asked for."""
     if not opened.is_batch:
-        return opened, single_columns(opened), range(1)
+        return single_columns(opened), range(1)
     found = columns_in(opened, with_properties=with_properties)
     indexes: Sequence[int] = range(len(found))[raw.first : raw.end]
     if found.compacted_out:
         indexes = [index for index in indexes if not found.compacted_out >> index & 1]
-    return opened, found, indexes
+    return found, indexes
 
 
 def _computing() -> Any:

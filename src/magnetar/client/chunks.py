@@ -1,6 +1,7 @@
 """Pure: messages larger than an entry, cut into chunks and put together again.
 
-Owns: `chunk_entries`, and `ChunkAssembler` for one segment (or partition).
+Owns: `chunk_entries`, `ChunkAssembler` for one segment (or partition), and `assembled` for chunks
+that somebody else has sorted.
 
 A message is compressed as a whole and then cut. Its chunks have one uuid and one sequence id, and
 are entries that follow each other within their producer; chunks of other producers may stand
@@ -22,8 +23,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from magnetar.client.batch import Entry, Outgoing, Stamp, metadata_for, packed
-from magnetar.errors import InvalidValue
+from magnetar.client.batch import (
+    Entry,
+    OpenedEntry,
+    Outgoing,
+    Stamp,
+    metadata_for,
+    packed,
+    unpacked,
+)
+from magnetar.errors import InvalidValue, UnreadableMessage
 from magnetar.model.ids import MessageId
 from magnetar.wire.messages import encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -54,6 +63,20 @@ def chunk_entries(
         metadata.chunk_id = chunk_id
         chunk = payload[chunk_id * chunk_bytes : (chunk_id + 1) * chunk_bytes]
         yield Entry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, chunk))
+
+
+def assembled(chunks: list[OpenedEntry], chunk: OpenedEntry) -> bytes | None:
+    """The payload of a message, once this is its last chunk; they come in a row."""
+    metadata = chunk.metadata
+    chunks.append(chunk)
+    if metadata.chunk_id < metadata.num_chunks_from_msg - 1:
+        return None
+    parts = [each for each in chunks if each.metadata.uuid == metadata.uuid]
+    chunks.clear()
+    payload = b"".join(each.payload for each in parts)
+    if len(parts) != metadata.num_chunks_from_msg or len(payload) != metadata.total_chunk_msg_size:
+        raise UnreadableMessage(f"{len(parts)} of {metadata.num_chunks_from_msg} chunks are there")
+    return unpacked(payload, metadata) if metadata.compression else payload
 
 
 class Taken(NamedTuple):

@@ -23,7 +23,6 @@ from magnetar.client.connection import BrokerConnection
 from magnetar.client.pool import Connections
 from magnetar.client.range_brokers import RangeBrokers
 from magnetar.client.range_page import (
-    RangeEntry,
     RangePage,
     RangeSource,
     position_from,
@@ -50,7 +49,6 @@ from magnetar.model.ranges import (
 __all__ = [
     "ORIGIN",
     "RangeCount",
-    "RangeEntry",
     "RangeLayout",
     "RangePage",
     "RangePosition",

@@ -175,7 +175,7 @@ class Pace:
         try:
             async for page in pages:
                 for entry in page.entries():
-                    if (time := _publish_time(entry.data)) is not None:
+                    if (time := _publish_time(entry.headers_and_payload)) is not None:
                         return time
         finally:
             await _closed(pages)

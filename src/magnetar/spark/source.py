@@ -33,7 +33,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from magnetar.client.arrow import RawEntry
 from magnetar.client.client import Client as AsyncClient
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.spark.batch_plan import BatchPlan, start_text
@@ -84,10 +83,7 @@ class _Reading:
         ranges = client.ranges(task.topic, creation_id=task.creation_id)
         isolation = self._options["readIsolation"]
         for page in ranges.read(task.number, task.start, task.end, isolation=isolation):
-            yield from rows.of(
-                RawEntry(*entry.position, entry.data, entry.first_index, entry.stop_index)
-                for entry in page.entries()
-            )
+            yield from rows.of(page.entries())
 
 
 def _schema_of(client: Any, topic: str, version: bytes) -> SchemaInfo | None:

@@ -14,6 +14,8 @@ from magnetar.client import batch_columns, equal_tails
 from magnetar.client.arrow import UNREADABLE, RawEntry, entries_batch, entries_schema, record_batch
 from magnetar.client.batch import OpenedEntry, Outgoing, Stamp, batch_entry, messages_in, open_entry
 from magnetar.client.batch_columns import columns_in, signed
+from magnetar.client.chunks import chunk_entries
+from magnetar.client.codec import Compression
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.message import Message
 from magnetar.errors import InvalidValue, UnreadableMessage
@@ -265,15 +267,26 @@ def test_what_cannot_be_read_is_a_row_that_says_why() -> None:
         RawEntry(1, 1, encode_entry(chunk, b"part")),
         RawEntry(1, 2, encode_entry(alone, b"alone")),
     ]
-    first, second, third = entries_batch(
+    first, third, last = entries_batch(
         entries, entries_schema(), topic="t", segment_id=4
     ).to_pylist()
-    for row, reason in ((first, "checksum"), (second, "chunk")):
+    for row, reason in ((first, "checksum"), (last, "chunk")):
         assert row["value"] is None
         assert reason in dict(row["properties"])[UNREADABLE]
     assert (third["value"], third["key"], third["properties"]) == (b"alone", b"k", [("a", "b")])
     assert (third["producer"], third["sequence_id"], third["batch_index"]) == ("p", 9, -1)
     assert (third["topic"], third["segment_id"], third["schema_version"]) == ("t", 4, b"\x01")
+
+
+def test_chunks_in_a_row_are_one_message() -> None:
+    message = Outgoing(payload=b"0123456789", sequence_id=3, key="k")
+    stamp = Stamp("p", 7, Compression.ZLIB)
+    chunks = chunk_entries(message, stamp, uuid="u", chunk_bytes=5)
+    entries = [RawEntry(1, number, each.headers_and_payload) for number, each in enumerate(chunks)]
+    assert len(entries) > 1
+    (row,) = entries_batch(entries, entries_schema()).to_pylist()
+    assert (row["value"], row["key"], row["sequence_id"]) == (b"0123456789", b"k", 3)
+    assert row["entry_id"] == len(entries) - 1
 
 
 def test_what_compaction_took_out_is_no_row() -> None:
