@@ -69,12 +69,16 @@ class Stage:
         """Something in the server's own loop."""
         return self._thread.wait(lambda: work(self._server))
 
-    def send(self, count: int, topic: str = TOPIC, *, keys: int = KEYS, **how: Any) -> None:
+    def send(
+        self, count: int, topic: str = TOPIC, *, keys: int = KEYS, one_by_one: bool = False
+    ) -> None:
         """So many messages, their payloads are numbers, over the keys in turn."""
         with self.client.producer(topic) as producer:
             for number in range(self._count, self._count + count):
                 key, value = f"k{number % keys}", b"%d" % number
-                producer.submit(value, key=key, **how)
+                receipt = producer.submit(value, key=key)
+                if one_by_one:
+                    receipt.result(_SETTLE_MAX)
                 self.sent[key].append(value)
             producer.flush()
         self._count += count
@@ -152,6 +156,23 @@ class Stage:
             return await found.trim()
 
         return self.do(trimmed)
+
+    def send_until_trimmed(self, topic: str) -> int:
+        """Send until the first messages are gone; how many were sent in all."""
+        for _ in range(_SETTLE_MAX):
+            self.send(6, topic, one_by_one=True)
+            if self.trim(topic):
+                return self._count
+        raise AssertionError(f"nothing of {topic} is trimmed")
+
+    def pin(self, topic: str = TOPIC) -> None:
+        """A subscription without a reader: no segment is forgotten."""
+        name = TopicName.parse(topic)
+        self.do(lambda server: server.context.scalable.create_subscription(name, "pin", "QUEUE"))
+
+    def unpin(self, topic: str = TOPIC) -> None:
+        name = TopicName.parse(topic)
+        self.do(lambda server: server.context.scalable.delete_subscription(name, "pin"))
 
     def until_pruned(self, segment: int, topic: str = TOPIC) -> None:
         """Until the server has forgotten a segment."""

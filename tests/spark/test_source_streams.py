@@ -16,7 +16,8 @@ import pytest
 from magnetar.blocking import Client
 from magnetar.errors import DataLost, TopicNotFound, WrongCheckpoint
 from magnetar.spark import watched
-from tests.spark.stage import ALL, REGULAR, Query, Stage, stage
+from magnetar.spark.data_source import MagnetarSource
+from tests.spark.stage import ALL, REGULAR, Query, Stage, rows_of, stage
 from tests.unit.server.serving import LIMITS
 
 
@@ -250,6 +251,16 @@ def test_an_empty_topic(on: Stage) -> None:
     query.check()
 
 
+def test_a_pattern_that_matches_nothing_yet(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "PATTERN_S", 0.0)
+    query = started(on, topicsPattern="topic://public/default/.*")
+    assert query.step()
+    assert not query.step()
+    on.send(10)
+    query.drain()
+    query.check()
+
+
 def test_nothing_new_is_the_same_text(on: Stage) -> None:
     on.send(10)
     on.split(0)
@@ -330,21 +341,19 @@ def forgetful(tmp_path: Path) -> Iterator[Stage]:
 
 def test_a_trimmed_start_fails_or_is_skipped(forgetful: Stage) -> None:
     on = forgetful
-    on.send(10, REGULAR)
+    on.send(10, REGULAR, one_by_one=True)
     query = started(on, topic=REGULAR, maxMessagesPerTrigger="2")
     query.step()
-    for _ in range(10):
-        on.send(4, REGULAR)
-    on.trim(REGULAR)
+    count = on.send_until_trimmed(REGULAR)
     with pytest.raises(DataLost, match="failOnDataLoss") as raised:
         query.step()
     assert f"segment 0 of {REGULAR} was to be read from" in str(raised.value)
     query.restart(failOnDataLoss="false", maxMessagesPerTrigger="1000")
     query.drain()
-    values = {int(row.value) for row in query.rows}
-    assert len(values) == len(query.rows)
-    assert 49 in values
-    assert len(values) < 50
+    values = [int(row.value) for row in query.rows]
+    assert values[:2] == [0, 1]
+    assert values[2:] == list(range(count - len(values) + 2, count))
+    assert len(values) < count
 
 
 def test_a_trim_behind_an_idle_query_is_no_loss(forgetful: Stage) -> None:
@@ -365,11 +374,13 @@ def test_a_trim_behind_an_idle_query_is_no_loss(forgetful: Stage) -> None:
 def test_a_drained_parent_may_go(forgetful: Stage) -> None:
     on = forgetful
     on.send(20)
+    on.pin()
     query = started(on)
     query.drain()
     on.split(0)
     on.send(20)
     query.drain()
+    on.unpin()
     on.until_pruned(0)
     query.restart()
     assert not query.step()
@@ -393,6 +404,22 @@ def test_a_parent_that_went_too_early_is_a_loss(forgetful: Stage) -> None:
     query.drain()
     assert {int(row.value) for row in query.rows} >= set(range(20, 40))
     assert len(query.rows) == 25
+
+
+def test_a_task_whose_start_is_trimmed_meanwhile(forgetful: Stage) -> None:
+    on = forgetful
+    on.send(38, REGULAR, one_by_one=True)
+    query = started(on, topic=REGULAR, failOnDataLoss="false")
+    end = json.loads(query.plan())
+    (partition,) = query.reader.partitions(query.reader.initialOffset(), end)
+    on.send_until_trimmed(REGULAR)
+    schema = MagnetarSource(on.options({"topic": REGULAR})).schema()
+    rows = rows_of(query.reader, partition, schema)
+    assert len(rows) < 38
+    assert [int(row.value) for row in rows] == list(range(38 - len(rows), 38))
+    query.restart(failOnDataLoss="true")
+    with pytest.raises(DataLost, match="failOnDataLoss"):
+        rows_of(query.reader, partition, schema)
 
 
 def test_a_subscription_keeps_what_is_not_read(forgetful: Stage) -> None:

@@ -17,16 +17,24 @@ from magnetar.model.hashing import bucket_hash, key_hash, segment_hash
 from magnetar.model.names import TopicName
 from magnetar.model.ranges import RangePosition
 from magnetar.spark import plan
-from magnetar.spark.begin import EARLIEST, LATEST, at_time
+from magnetar.spark.begin import EARLIEST, LATEST, at_time, read_bounds
 from magnetar.spark.beginnings import begin, end
 from magnetar.spark.filters import Bounds
 from magnetar.spark.options import Options, Use
 from magnetar.spark.pace import Pace
 from magnetar.spark.plan import Span, TopicView
 from magnetar.spark.tasks import Task, Tasks
-from magnetar.spark.watched import Watched
+from magnetar.spark.watched import Watched, names_of
 
 _BOTH: Final = "{} and {} are given"
+
+
+def check_bounds(options: Options) -> None:
+    """Refuse what can be refused before a broker is asked."""
+    start = start_text(options)
+    names = names_of(options)
+    if names is not None:
+        read_bounds("startingOffsets", start, names)
 
 
 def start_text(options: Options) -> str:
@@ -77,7 +85,12 @@ class BatchPlan:
     async def _bounded(
         self, spans: list[Span], bounds: Bounds, views: dict[str, TopicView]
     ) -> list[Span]:
-        chosen = [span for span in spans if _may_hold(span, bounds, views[span.topic])]
+        names = {
+            (topic, each.number): each.name
+            for topic, view in views.items()
+            for each in view.layout.segments
+        }
+        chosen = [span for span in spans if _may_hold(span, bounds, names[span.topic, span.number])]
         cut = await asyncio.gather(*(self._in_time(span, bounds) for span in chosen))
         return [span for span in cut if span.end is None or span.start < span.end]
 
@@ -97,10 +110,9 @@ class BatchPlan:
         return span._replace(start=start, end=stop)
 
 
-def _may_hold(span: Span, bounds: Bounds, view: TopicView) -> bool:
+def _may_hold(span: Span, bounds: Bounds, name: str) -> bool:
     if bounds.segments is not None and span.number not in bounds.segments:
         return False
-    name = next(each.name for each in view.layout.segments if each.number == span.number)
     descriptor = TopicName.parse(name).descriptor
     if bounds.keys is None or descriptor is None:
         return True

@@ -56,6 +56,8 @@ class Planner:
         self._seen: Offset | None = None
         """Up to where the last plan saw messages: news are those behind it."""
         self._waits_since: float | None = None
+        self._followed: dict[str, dict[int, RangePosition | None]] = {}
+        """Where the subscription was moved to."""
         self.lag: dict[str, Any] = {"lagBytes": 0, "lagMessages": 0, "lagSeconds": 0.0}
 
     # --- streams
@@ -267,10 +269,15 @@ class Planner:
         if subscription is None:
             return
         for topic, place in offset.topics.items():
+            known = self._followed.get(topic, {})
+            new = {n: at for n, at in place.segments.items() if n not in known or known[n] != at}
+            if not new:
+                continue
             ranges = await self._watched.ranges(topic)
             await ranges.move_cursor(
                 subscription,
-                {number: at for number, at in place.segments.items() if at is not None},
-                drained=[number for number, at in place.segments.items() if at is None],
+                {number: at for number, at in new.items() if at is not None},
+                drained=[number for number, at in new.items() if at is None],
                 initial=self._options["subscriptionInitialPosition"],
             )
+            self._followed[topic] = dict(place.segments)

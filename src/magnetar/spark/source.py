@@ -43,6 +43,7 @@ from magnetar.spark.offsets import Sentinel, format_sentinel
 from magnetar.spark.options import Options
 from magnetar.spark.pace import Limits
 from magnetar.spark.planner import Planner
+from magnetar.spark.task_pages import pages_of
 from magnetar.spark.tasks import Task
 
 R = TypeVar("R")
@@ -80,9 +81,7 @@ class _Reading:
             self._options["corruptRecord"] == "null",
             lambda version: _schema_of(client, task.topic, version),
         )
-        ranges = client.ranges(task.topic, creation_id=task.creation_id)
-        isolation = self._options["readIsolation"]
-        for page in ranges.read(task.number, task.start, task.end, isolation=isolation):
+        for page in pages_of(client, task, self._options):
             yield from rows.of(page.entries())
 
 

@@ -16,17 +16,18 @@ from pyspark.sql.types import StructType
 from magnetar.client.client import Client
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.errors import InvalidSetting
+from magnetar.spark.batch_plan import check_bounds
 from magnetar.spark.columns import Shape, shape_of, shape_of_columns
 from magnetar.spark.links import client_for, patiently
 from magnetar.spark.options import Options
-from magnetar.spark.watched import Watched, names_of
+from magnetar.spark.watched import Watched
 
 _MS_PER_SECOND: Final = 1000
 
 
 def shape_for(options: Options, asked: StructType | None) -> Shape:
     """From the options, the registry and the columns that the user named, if any."""
-    names_of(options)
+    check_bounds(options)
     wanted = options["valueFormat"]
     if asked is not None and wanted != "avro":
         return shape_of_columns(asked, options, None)
