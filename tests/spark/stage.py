@@ -1,8 +1,9 @@
 """A server, topics that change, and a query that is run as Spark runs one, without a JVM.
 
-Owns: `Stage`, a real server and what tests do to its topics; `Query`, which calls the readers in
-the order in which Spark's micro-batch engine does, keeps its log of offsets as text, and hands
-pickled readers to "tasks"; `check`, the exact set and the order of each key.
+Owns: `Talk`, a client of a server, and `Stage`, which has the server too and changes its topics;
+`Query`, which calls the readers in the order in which Spark's micro-batch engine does, keeps its
+log of offsets as text, and hands pickled readers to "tasks"; `check`, the exact set and the order
+of each key.
 """
 
 from __future__ import annotations
@@ -53,21 +54,15 @@ class Row(NamedTuple):
     published: datetime | None = None
 
 
-class Stage:
-    """One server in a thread of this process, and a client."""
+class Talk:
+    """A client of a server, what it sent, and queries that read it."""
 
-    def __init__(self, thread: LoopThread, server: Server) -> None:
-        self._thread = thread
-        self._server = server
-        self.url = server.service_url
-        self.client = Client(self.url)
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = Client(url)
         self.sent: dict[str, list[bytes]] = defaultdict(list)
         """By key, in order."""
         self._count = 0
-
-    def do(self, work: Callable[[Server], Awaitable[R]]) -> R:
-        """Something in the server's own loop."""
-        return self._thread.wait(lambda: work(self._server))
 
     def send(
         self, count: int, topic: str = TOPIC, *, keys: int = KEYS, one_by_one: bool = False
@@ -131,6 +126,44 @@ class Stage:
                     self.sent[key].append(value)
             self._count += count
             yield transaction
+
+    def query(self, **options: str) -> Query:
+        return Query(self, options)
+
+    def batch(self, **options: str) -> list[Row]:
+        """The rows of a batch read."""
+        source = MagnetarSource(self._options(options))
+        schema = source.schema()
+        reader = source.reader(schema)
+        assert isinstance(reader, BatchReader)
+        partitions = pickle.loads(pickle.dumps(reader.partitions()))
+        return [row for each in partitions for row in rows_of(_pickled(reader), each, schema)]
+
+    def options(self, given: dict[str, str]) -> dict[str, str]:
+        base = {"serviceUrl": self.url}
+        if not {"topic", "topics", "topicsPattern"} & given.keys():
+            base["topic"] = TOPIC
+        return base | given
+
+    def _options(self, given: dict[str, str]) -> Any:
+        return self.options(given)
+
+    def check(self, rows: list[Row]) -> None:
+        """Exactly what was sent, each key in order."""
+        check(rows, self.sent)
+
+
+class Stage(Talk):
+    """One server in a thread of this process."""
+
+    def __init__(self, thread: LoopThread, server: Server) -> None:
+        super().__init__(server.service_url)
+        self._thread = thread
+        self._server = server
+
+    def do(self, work: Callable[[Server], Awaitable[R]]) -> R:
+        """Something in the server's own loop."""
+        return self._thread.wait(lambda: work(self._server))
 
     def split(self, segment: int, topic: str = TOPIC) -> None:
         name = TopicName.parse(topic)
@@ -206,31 +239,6 @@ class Stage:
         name = TopicName.parse(topic)
         self.do(lambda server: server.context.topics.grow(name, count))
 
-    def query(self, **options: str) -> Query:
-        return Query(self, options)
-
-    def batch(self, **options: str) -> list[Row]:
-        """The rows of a batch read."""
-        source = MagnetarSource(self._options(options))
-        schema = source.schema()
-        reader = source.reader(schema)
-        assert isinstance(reader, BatchReader)
-        partitions = pickle.loads(pickle.dumps(reader.partitions()))
-        return [row for each in partitions for row in rows_of(_pickled(reader), each, schema)]
-
-    def options(self, given: dict[str, str]) -> dict[str, str]:
-        base = {"serviceUrl": self.url}
-        if not {"topic", "topics", "topicsPattern"} & given.keys():
-            base["topic"] = TOPIC
-        return base | given
-
-    def _options(self, given: dict[str, str]) -> Any:
-        return self.options(given)
-
-    def check(self, rows: list[Row]) -> None:
-        """Exactly what was sent, each key in order."""
-        check(rows, self.sent)
-
 
 def check(rows: list[Row], sent: dict[str, list[bytes]]) -> None:
     found: dict[str, list[bytes]] = defaultdict(list)
@@ -249,7 +257,7 @@ def check(rows: list[Row], sent: dict[str, list[bytes]]) -> None:
 class Query:
     """A streaming query over its whole life, crashes included."""
 
-    def __init__(self, stage: Stage, options: dict[str, str]) -> None:
+    def __init__(self, stage: Talk, options: dict[str, str]) -> None:
         self.stage = stage
         self.options = options
         self.offsets: list[str] = []
