@@ -79,7 +79,7 @@ def fields_of(defined: Any) -> list[StructField]:
     return list(found.fields)
 
 
-def _type(defined: Any, where: str, named: Mapping[str, Any], depth: int) -> DataType:
+def _type(defined: Any, where: str, named: dict[str, Any], depth: int) -> DataType:
     if depth > _DEPTH_MAX:
         raise _unknown(where, "a type that holds itself")
     if isinstance(defined, list):
@@ -97,7 +97,7 @@ def _type(defined: Any, where: str, named: Mapping[str, Any], depth: int) -> Dat
 
 
 def _compound(
-    defined: Mapping[str, Any], where: str, named: Mapping[str, Any], depth: int
+    defined: Mapping[str, Any], where: str, named: dict[str, Any], depth: int
 ) -> DataType:
     kind, logical = defined.get("type"), defined.get("logicalType")
     if logical == "decimal":
@@ -105,7 +105,7 @@ def _compound(
     if logical in _LOGICAL:
         return _LOGICAL[logical]()
     if "name" in defined:
-        named = {**named, str(defined["name"]): defined}
+        named[str(defined["name"])] = defined
     if kind == "record":
         fields = []
         for each in defined["fields"]:
