@@ -1,4 +1,5 @@
-"""One client in a process of its own, for `bench.client`: it prints messages per second.
+"""One client in a process of its own, for `bench.client`: it prints messages per second, and the
+processor time of a message, which a busy machine does not change much.
 
     python -m bench.client_load magnetar produce-batches --url pulsar://... --topic ... --seconds 3
 
@@ -14,7 +15,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import uvloop
 
@@ -36,11 +37,21 @@ QUEUE_SIZE: Final = 10_000
 TIMEOUT_S: Final = 10.0
 
 
-class Produced:
+class Measured(NamedTuple):
+    """What a client did in a time."""
+
+    rate: float
+    """Messages per second."""
+    cpu_us: float
+    """Processor time of its process for each message, in microseconds."""
+
+
+class Watch:
     """Counts from the first message after the warm-up on."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
         self._start = time.perf_counter()
+        self._cpu_start = time.process_time()
         self._end = self._start + seconds
         self.count = 0
 
@@ -48,14 +59,15 @@ class Produced:
     def goes_on(self) -> bool:
         return time.perf_counter() < self._end
 
-    def rate(self) -> float:
-        return self.count / (time.perf_counter() - self._start)
+    def measured(self) -> Measured:
+        cpu_us = (time.process_time() - self._cpu_start) * 1e6
+        return Measured(self.count / (time.perf_counter() - self._start), cpu_us / self.count)
 
 
 # --- ours
 
 
-async def ours(what: str, options: argparse.Namespace) -> float:
+async def ours(what: str, options: argparse.Namespace) -> Measured:
     async with Client(options.url, memory_limit=256 * 1024 * 1024) as client:
         if what.startswith("produce"):
             producer = await client.producer(
@@ -78,73 +90,74 @@ async def ours(what: str, options: argparse.Namespace) -> float:
         return await OUR_CONSUMING[what](consumer, options.count)
 
 
-async def our_singles(producer: Producer[bytes], seconds: float) -> float:
+async def our_singles(producer: Producer[bytes], seconds: float) -> Measured:
     return await _submitted(producer, bytes(SINGLE_BYTES), seconds)
 
 
-async def our_batches(producer: Producer[bytes], seconds: float) -> float:
+async def our_batches(producer: Producer[bytes], seconds: float) -> Measured:
     return await _submitted(producer, bytes(BATCHED_BYTES), seconds)
 
 
-async def _submitted(producer: Producer[bytes], payload: bytes, seconds: float) -> float:
-    produced = Produced(seconds)
+async def _submitted(producer: Producer[bytes], payload: bytes, seconds: float) -> Measured:
+    produced = Watch(seconds)
     while produced.goes_on:
         for _ in range(SOME):
             await producer.submit(payload)
         produced.count += SOME
     await producer.flush()
-    return produced.rate()
+    return produced.measured()
 
 
-async def our_arrow(producer: Producer[bytes], seconds: float) -> float:
+async def our_arrow(producer: Producer[bytes], seconds: float) -> Measured:
     import pyarrow as pa
 
     batch = pa.RecordBatch.from_pydict({"value": [bytes(BATCHED_BYTES)] * ARROW_ROWS})
-    produced = Produced(seconds)
+    produced = Watch(seconds)
     while produced.goes_on:
         produced.count += await producer.send_arrow(batch)
-    return produced.rate()
+    return produced.measured()
 
 
-async def receive_each(consumer: Consumer[bytes], count: int) -> float:
+async def receive_each(consumer: Consumer[bytes], count: int) -> Measured:
     await consumer.ack(await consumer.receive(TIMEOUT_S))
-    start = time.perf_counter()
+    received = Watch()
     for _ in range(count - 1):
         message = await consumer.receive(TIMEOUT_S)
         _ = message.value
         consumer.ack(message)
-    return (count - 1) / (time.perf_counter() - start)
+    received.count = count - 1
+    return received.measured()
 
 
-async def receive_many(consumer: Consumer[bytes], count: int) -> float:
+async def receive_many(consumer: Consumer[bytes], count: int) -> Measured:
     await consumer.ack(await consumer.receive(TIMEOUT_S))
-    got, start = 0, time.perf_counter()
-    while got < count - 1:
+    received = Watch()
+    while received.count < count - 1:
         messages = await consumer.receive_many(BATCH_MESSAGES, timeout=TIMEOUT_S)
-        got += len([message.value for message in messages])
+        received.count += len([message.value for message in messages])
         consumer.ack_many(messages)
         assert messages, "the backlog is shorter than it should be"
-    return got / (time.perf_counter() - start)
+    return received.measured()
 
 
-async def receive_arrow(consumer: Consumer[bytes], count: int) -> float:
+async def receive_arrow(consumer: Consumer[bytes], count: int) -> Measured:
     first = await consumer.receive_arrow(1, timeout=TIMEOUT_S)
     await consumer.ack_arrow(first)
-    got, start = 0, time.perf_counter()
-    while got < count - 1:
+    received = Watch()
+    while received.count < count - 1:
         batch = await consumer.receive_arrow(ARROW_ROWS, timeout=TIMEOUT_S)
-        got += batch.num_rows
+        received.count += batch.num_rows
         consumer.ack_arrow(batch)
         assert batch.num_rows, "the backlog is shorter than it should be"
-    return got / (time.perf_counter() - start)
+    return received.measured()
 
 
-OUR_PRODUCING: Final[dict[str, Callable[[Producer[bytes], float], Awaitable[float]]]] = {
+OUR_PRODUCING: Final[dict[str, Callable[[Producer[bytes], float], Awaitable[Measured]]]] = {
     "produce-singles": our_singles,
     "produce-batches": our_batches,
     "produce-arrow": our_arrow,
 }
-OUR_CONSUMING: Final[dict[str, Callable[[Consumer[bytes], int], Awaitable[float]]]] = {
+OUR_CONSUMING: Final[dict[str, Callable[[Consumer[bytes], int], Awaitable[Measured]]]] = {
     "receive": receive_each,
     "receive-many": receive_many,
     "receive-arrow": receive_arrow,
@@ -154,7 +167,7 @@ OUR_CONSUMING: Final[dict[str, Callable[[Consumer[bytes], int], Awaitable[float]
 # --- the official client
 
 
-def official(what: str, options: argparse.Namespace) -> float:
+def official(what: str, options: argparse.Namespace) -> Measured:
     import pulsar  # type: ignore[import-untyped]
 
     client = pulsar.Client(options.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
@@ -189,40 +202,41 @@ def official(what: str, options: argparse.Namespace) -> float:
         client.close()
 
 
-def _official_sent(pulsar: Any, producer: Any, payload: bytes, seconds: float) -> float:
+def _official_sent(pulsar: Any, producer: Any, payload: bytes, seconds: float) -> Measured:
     failed = [0]
 
     def done(result: Any, _message_id: Any) -> None:
         failed[0] += result != pulsar.Result.Ok
 
-    produced = Produced(seconds)
+    produced = Watch(seconds)
     while produced.goes_on:
         for _ in range(SOME):
             producer.send_async(payload, done)
         produced.count += SOME
     producer.flush()
     assert not failed[0]
-    return produced.rate()
+    return produced.measured()
 
 
-def _official_received(consumer: Any, count: int, timeout_ms: int) -> float:
-    start = time.perf_counter()
+def _official_received(consumer: Any, count: int, timeout_ms: int) -> Measured:
+    received = Watch()
     for _ in range(count):
         message = consumer.receive(timeout_ms)
         _ = message.data()
         consumer.acknowledge(message)
-    return count / (time.perf_counter() - start)
+    received.count = count
+    return received.measured()
 
 
-def _official_batches(consumer: Any, count: int) -> float:
-    got, start = 0, time.perf_counter()
-    while got < count:
+def _official_batches(consumer: Any, count: int) -> Measured:
+    received = Watch()
+    while received.count < count:
         messages = consumer.batch_receive()
         for message in messages:
             _ = message.data()
             consumer.acknowledge(message)
-        got += len(messages)
-    return got / (time.perf_counter() - start)
+        received.count += len(messages)
+    return received.measured()
 
 
 def main() -> None:
@@ -236,11 +250,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100_000)
     options = parser.parse_args()
     if options.who == "official":
-        rate = official(options.what, options)
+        measured = official(options.what, options)
     else:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rate = runner.run(ours(options.what, options))
-    print(json.dumps({"rate": rate}))
+            measured = runner.run(ours(options.what, options))
+    print(json.dumps(measured._asdict()))
 
 
 if __name__ == "__main__":
