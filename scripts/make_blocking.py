@@ -40,6 +40,8 @@ INSIDE: Final = {
     *("open", "opened_with", "opening_fields", "next_sequence", "new_number", "clock", "settings"),
     *("connections", "stored", "fail", "failed", "segment_terminated", "inbox", "id_of", "make"),
     *("left", "tolerates", "wanted", "waits_for_others"),
+    *("reserve", "join", "hand_in", "give_back", "submit_row", "replace"),
+    *("schema_version", "segment_producers"),
     *("hurry", "drop", "enlist", "enlist_subscription", "sending", "acking", "decided", "leave"),
 }
 FROM_BASE: Final = {"close"}

@@ -144,6 +144,8 @@ def test_what_a_message_says_beside_its_value() -> None:
                 await producer.send(b"x", event_time=moment.replace(tzinfo=None))
             with pytest.raises(InvalidValue, match="negative"):
                 await producer.send(b"x", sequence_id=-1)
+            with pytest.raises(InvalidValue, match="1970"):
+                await producer.send(b"x", event_time=-1)
             assert producer.pending == 0
         found = {each.payload: each.entry for each in await stored(stage)}
         assert len(found) == 4

@@ -95,7 +95,7 @@ def columns() -> Any:
 
 def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
     """What was taken out of an inbox."""
-    growing = GrowingColumns(_computing(), columns())
+    growing = GrowingColumns(computing(), columns())
     for each in taken:
         metadata, source = each.metadata, each.source
         raw = each.last_id if isinstance(each, EntryRows) else each.raw_id
@@ -201,7 +201,7 @@ def entries_batch(
     value and the reason as its property `UNREADABLE`. The chunks of a message must come in a row;
     they are one message, with the id of the last.
     """
-    growing = GrowingColumns(_computing(), schema)
+    growing = GrowingColumns(computing(), schema)
     with_properties = "properties" in schema.names
     chunks: list[OpenedEntry] = []
     raw = None
@@ -267,8 +267,8 @@ def _messages(
     return found, indexes
 
 
-def _computing() -> Any:
-    """Arrow with its functions over arrays."""
+def computing() -> Any:
+    """pyarrow with its functions over arrays."""
     arrow = pyarrow()
     import_module("pyarrow.compute")
     return arrow
@@ -341,25 +341,39 @@ class Row(NamedTuple):
 
 
 def outgoing(batch: pa.RecordBatch) -> Iterator[Row]:
-    """The messages of a batch: `value`, and if it has them `key`, `properties`, `event_time`."""
-    arrow = pyarrow()
-    if not isinstance(batch, arrow.RecordBatch | arrow.Table):
-        raise InvalidValue(f"{type(batch).__name__} is no record batch of Arrow")
-    if "value" not in batch.schema.names:
-        names = ", ".join(batch.schema.names)
-        raise InvalidValue(f"a batch to send has no column `value`, but {names}")
-    found = {name: _sent(batch, name, arrow) for name in _SENT_COLUMNS}
+    """The messages of a batch that `sent_columns` gave, each as an object."""
+    found = {name: _sent(batch, name) for name in _SENT_COLUMNS}
     for value, key, properties, time in zip(*found.values(), strict=True):
         yield Row(value, key, dict(properties) if properties else {}, time)
 
 
-def _sent(batch: pa.RecordBatch, name: str, arrow: Any) -> list[Any]:
+def sent_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
+    """The columns of a batch that are sent; raises `InvalidValue` if it is none."""
+    arrow = pyarrow()
+    if not isinstance(batch, arrow.RecordBatch | arrow.Table):
+        raise InvalidValue(f"{type(batch).__name__} is no record batch of Arrow")
+    names = batch.schema.names
+    if "value" not in names:
+        raise InvalidValue(f"a batch to send has no column `value`, but {', '.join(names)}")
+    chosen = batch.select([name for name in _SENT_COLUMNS if name in names])
+    return chosen.to_batches() if isinstance(chosen, arrow.Table) else [chosen]
+
+
+def milliseconds(times: pa.Array) -> pa.Array:
+    """Times, or milliseconds since 1970 as they are, as integers."""
+    arrow = pyarrow()
+    if not arrow.types.is_integer(times.type):
+        times = times.cast(arrow.timestamp("ms", tz="UTC"))
+    return times.cast(arrow.int64())
+
+
+def _sent(batch: pa.RecordBatch, name: str) -> list[Any]:
     if name not in batch.schema.names:
         return [None] * batch.num_rows
     column = batch.column(name)
     if name == "value":
-        column = column.cast(arrow.binary())
-    if name == "event_time" and not arrow.types.is_integer(column.type):
-        column = column.cast(arrow.timestamp("ms", tz="UTC")).cast(arrow.int64())
+        column = column.cast(pyarrow().binary())
+    if name == "event_time":
+        column = milliseconds(column)
     found: list[Any] = column.to_pylist()
     return found

@@ -226,20 +226,55 @@ def batch_entry(messages: Sequence[Outgoing], stamp: Stamp, *, hashes: bool = Fa
     `hashes`: say which positions among the entry buckets it holds.
     """
     first, last = messages[0], messages[-1]
-    metadata = _common_metadata(first, stamp)
-    metadata.num_messages_in_batch = len(messages)
-    metadata.sequence_id = first.sequence_id
-    highest = None
-    if len(messages) > 1:
-        highest = metadata.highest_sequence_id = last.sequence_id
+    places = None
     if hashes:
-        places = {entry_bucket_hash(each.key, each.ordering_key) for each in messages}
-        metadata.entry_hash_min, metadata.entry_hash_max = min(places), max(places)
+        found = {entry_bucket_hash(each.key, each.ordering_key) for each in messages}
+        places = min(found), max(found)
+    shared = _common_metadata(first, stamp)
     if all(each.key == first.key and each.ordering_key == first.ordering_key for each in messages):
-        _put_keys(metadata, first)
-    payload = packed(b"".join(_singles(messages)), metadata, stamp.compression)
-    data = encode_entry(metadata, payload)
-    return Entry(first.sequence_id, highest, len(messages), first.txn, data)
+        _put_keys(shared, first)
+    return filled_entry(
+        shared,
+        b"".join(_singles(messages)),
+        stamp.compression,
+        num_messages=len(messages),
+        sequence_ids=(first.sequence_id, last.sequence_id),
+        places=places,
+        txn=first.txn,
+    )
+
+
+def filled_entry(
+    metadata: pb.MessageMetadata,
+    payload: bytes,
+    compression: Compression,
+    *,
+    num_messages: int,
+    sequence_ids: tuple[int, int],
+    places: tuple[int, int] | None,
+    txn: TxnId | None,
+) -> Entry:
+    """The entry of a batch: `metadata` says what its messages have in common.
+
+    `sequence_ids`: the first and the last; `places`: the lowest and highest among entry buckets.
+    """
+    sequence_id, last = sequence_ids
+    highest = None if last == sequence_id else last
+    metadata.num_messages_in_batch = num_messages
+    metadata.sequence_id = sequence_id
+    if highest is not None:
+        metadata.highest_sequence_id = highest
+    if places is not None:
+        metadata.entry_hash_min, metadata.entry_hash_max = places
+    data = encode_entry(metadata, packed(payload, metadata, compression))
+    return Entry(sequence_id, highest, num_messages, txn, data)
+
+
+def shared_metadata(message: Outgoing, stamp: Stamp) -> pb.MessageMetadata:
+    """What the messages of a batch have in common, of which this one has it all."""
+    metadata = _common_metadata(message, stamp)
+    _put_keys(metadata, message)
+    return metadata
 
 
 def _singles(messages: Iterable[Outgoing]) -> list[bytes]:

@@ -1,7 +1,8 @@
 """The messages on their way to one segment (or partition): what waits, and what is in flight.
 
-Owns: `Pending`, a message without a receipt; `Outbound`, an entry without one; `Outbox`: the
-batches being filled, the entries made of them, and their order. It knows no connection.
+Owns: `Pending`, a message without a receipt, and `PendingBatch`, several; `Outbound`, an entry
+without one; `Outbox`: the batches being filled, the entries made of them, and their order. It knows
+no connection.
 
 Invariants:
 1. Entries leave in the order of their sequence ids. A message gets its sequence id when its entry
@@ -55,6 +56,10 @@ class Pending(Outgoing):
     """When it is given up (loop time)."""
     own_size: int
     """`size`, which is asked for again and again."""
+    count: int = 1
+    """How many messages it is: more than one in a `PendingBatch`."""
+    cost: int = 0
+    """What it takes of its client's memory."""
     place: int = 0
     """Where it stands on the ring of segments, in its first segment's part if it has no key."""
     ordinal: int = 0
@@ -71,6 +76,27 @@ class Pending(Outgoing):
     @property
     def size(self) -> int:
         return self.own_size
+
+    def messages(self) -> list[Pending]:
+        """Each message on its own."""
+        return [self]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PendingBatch(Pending):
+    """Messages that were handed in together: one entry, and one receipt for all of them.
+
+    `messages` is for what must go elsewhere, and is called once: from then on each has a receipt
+    of its own, and this one is done when all of them are.
+    """
+
+    encode: Callable[[PendingBatch, Stamp, bool], Entry]
+    """Its entry, once it is numbered; and whether that says which hashes it holds."""
+    divide: Callable[[PendingBatch], list[Pending]]
+    first_sequence: int = UNNUMBERED
+
+    def messages(self) -> list[Pending]:
+        return self.divide(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +128,7 @@ class Outbox:
         settings: ProducerSettings,
         *,
         stamp: Callable[[], Stamp],
-        next_sequence: Callable[[], int],
+        next_sequence: Callable[[int], int],
         new_uuid: Callable[[Pending], str],
     ) -> None:
         self.entry_bytes_max = 0
@@ -145,6 +171,9 @@ class Outbox:
 
     def add(self, message: Pending) -> None:
         """Take a message; raises `MessageTooLarge`, and has then not taken it."""
+        if isinstance(message, PendingBatch):
+            self._add_batch(message)
+            return
         is_large = 0 < self.entry_bytes_max <= message.own_size
         if not self._settings.batching or is_large or message.may_be_stored:
             self.close_batches()
@@ -176,6 +205,17 @@ class Outbox:
                 entry = batch_entry(messages, stamp, hashes=hashes)
             self._waiting.append(Outbound(entry, messages, may_be_stored=False))
 
+    def _add_batch(self, batch: PendingBatch) -> None:
+        self.close_batches()
+        batch.first_sequence = self._next_sequence(batch.count)
+        batch.sequence_id = batch.first_sequence + batch.count - 1
+        entry = batch.encode(batch, self._stamp(), not self._is_regular)
+        size, limit = len(entry.headers_and_payload), self.entry_bytes_max
+        if 0 < limit < size:
+            batch.first_sequence = batch.sequence_id = UNNUMBERED
+            raise MessageTooLarge(f"a batch of {size} bytes; the broker takes {limit}")
+        self._waiting.append(Outbound(entry, [batch], may_be_stored=False))
+
     def _continues(self, message: Pending) -> bool:
         """Whether a message may join the open batches, as its number goes (see invariant 1)."""
         last = self._last_added
@@ -200,7 +240,7 @@ class Outbox:
 
     def _number(self, message: Pending) -> None:
         if message.sequence_id == UNNUMBERED:
-            message.sequence_id = self._next_sequence()
+            message.sequence_id = self._next_sequence(1)
 
     def _add_single(self, message: Pending) -> None:
         is_new = message.sequence_id == UNNUMBERED
@@ -287,7 +327,7 @@ class Outbox:
         """Everything, in order, to go elsewhere."""
         found: list[Pending] = []
         for outbound in (*self._in_flight, *self._waiting):
-            for message in outbound.messages if outbound.is_whole else ():
+            for message in _open_ones(outbound) if outbound.is_whole else ():
                 message.may_be_stored = outbound.may_be_stored
                 message.is_in_doubt |= outbound.is_in_doubt
                 if not outbound.may_be_stored and not message.is_numbered_by_application:
@@ -298,6 +338,11 @@ class Outbox:
         self._in_flight.clear()
         self._waiting.clear()
         return [each for each in found if not each.is_settled]
+
+
+def _open_ones(outbound: Outbound) -> list[Pending]:
+    """The messages of an entry that are not settled, each on its own."""
+    return [each for one in outbound.messages if not one.is_settled for each in one.messages()]
 
 
 def _entry_of(message: Pending, stamp: Stamp) -> Entry:

@@ -18,19 +18,21 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from magnetar.client import arrow
 from magnetar.client.budget import Budget
 from magnetar.client.interceptors import Draft
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import AnyMessageId
-from magnetar.client.outbox import UNNUMBERED, Pending
+from magnetar.client.moments import milliseconds
+from magnetar.client.outbox import UNNUMBERED, Pending, PendingBatch
 from magnetar.client.pool import Connections
 from magnetar.client.producer_settings import ProducerSettings
+from magnetar.client.row_sender import RowSender, place_of
 from magnetar.client.schema.info import Schema
-from magnetar.client.seeking import milliseconds
 from magnetar.client.segment_producers import SegmentProducers
+from magnetar.client.send_transaction import SendTransaction
 from magnetar.errors import (
     AlreadyClosed,
     InvalidValue,
@@ -38,7 +40,6 @@ from magnetar.errors import (
     ProducerQueueFull,
     SendTimedOut,
 )
-from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
 from magnetar.runtime.clock import Clock
@@ -60,24 +61,6 @@ MESSAGE_OVERHEAD_BYTES: Final = 512
 _LOG: Final = logger(__name__)
 _FAILURES_MAX: Final = 1000
 _NO_PROPERTIES: Final[Mapping[str, str]] = {}
-
-
-class SendTransaction(Protocol):
-    """The part of a transaction that a producer needs."""
-
-    @property
-    def txn_id(self) -> TxnId: ...
-
-    async def enlist(self, topic: str) -> None:
-        """Called before each send; does nothing if the transaction knows the topic."""
-        ...
-
-    def sending(self, receipt: asyncio.Future[AnyMessageId], sender: Producer[Any]) -> None:
-        """Called with each send; raises if the transaction takes no more.
-
-        From then on `sender` may be asked to `hurry`, and to `drop` what it was given.
-        """
-        ...
 
 
 class Producer(Generic[Value]):
@@ -129,6 +112,7 @@ class Producer(Generic[Value]):
         self._deadline: asyncio.TimerHandle | None = None
         self._on_close = on_close
         self._segments = SegmentProducers(self, LayoutWatch(connections, topic))
+        self._rows = RowSender(self)
 
     # --- what it is
 
@@ -256,6 +240,7 @@ class Producer(Generic[Value]):
         payload = encoded or b""
         if sequence_id is not None and sequence_id < 0:
             raise InvalidValue(f"sequence id {sequence_id} is negative")
+        own_size = _size_of(payload, key, properties)
         message = Pending(
             payload=payload,
             sequence_id=UNNUMBERED if sequence_id is None else sequence_id,
@@ -266,7 +251,8 @@ class Producer(Generic[Value]):
             schema_version=self._schema_version,
             receipt=self._loop.create_future(),
             due_at=self._loop.time() + self._settings.send_timeout,
-            own_size=_size_of(payload, key, properties),
+            own_size=own_size,
+            cost=own_size + MESSAGE_OVERHEAD_BYTES,
             is_numbered_by_application=sequence_id is not None,
             draft=draft,
         )
@@ -276,27 +262,15 @@ class Producer(Generic[Value]):
             message.deliver_at_ms = self._delivery_time(deliver_at, deliver_after)
         if replicate_to:
             message.replicate_to = tuple(replicate_to)
-        cost = message.own_size + MESSAGE_OVERHEAD_BYTES
-        if not self._room.try_take(1):
-            await self._wait_for(self._room, 1)
-        if not self._memory.try_take(cost):
-            try:
-                await self._wait_for(self._memory, cost)
-            except BaseException:
-                self._room.give(1)
-                raise
+        await self.reserve(message)
         try:
-            self._check_usable()
             segment = self._segments.segment_of(key)
             if txn is not None:
-                message.txn = txn.txn_id
-                await txn.enlist(self._segments.topic_of(segment))
-                self._check_usable()
-                txn.sending(message.receipt, self)
+                await self.join(message, segment, txn)
         except BaseException:
-            self._give_back(message)
+            self.give_back(message)
             raise
-        self._hand_in(message, segment)
+        self.hand_in(message, segment)
         return message.receipt
 
     async def send_arrow(self, batch: pa.RecordBatch, *, txn: SendTransaction | None = None) -> int:
@@ -308,22 +282,13 @@ class Producer(Generic[Value]):
         they are, whatever the schema; `key`, `properties` and `event_time` may be there too. Raises
         the first failure. Cancelling the wait takes nothing back. Needs `magnetar[arrow]`.
         """
-        receipts = [
-            await self._submit(
-                row.value,
-                key=row.key,
-                properties=row.properties,
-                event_time=row.event_time_ms,
-                txn=txn,
-            )
-            for row in arrow.outgoing(batch)
-        ]
+        receipts = await self._rows.submit(batch, txn)
         self._segments.close_batches()
         if receipts:
             await asyncio.wait(receipts)  # which, cancelled, leaves them alone
         for receipt in receipts:
             receipt.result()
-        return len(receipts)
+        return int(batch.num_rows)
 
     async def flush(self) -> None:
         """Wait until everything handed in so far has a receipt or an error.
@@ -373,13 +338,36 @@ class Producer(Generic[Value]):
             text = f"{self._name}: no room for a message within {seconds} s"
             raise ProducerQueueFull(f"{text}: {cause}" if cause else text) from error
 
-    def _hand_in(self, message: Pending, segment: Segment) -> None:
+    # --- the steps of a send
+
+    async def reserve(self, message: Pending) -> None:
+        """Wait for room; raises if it does not come in time, or the producer is closed."""
+        if not self._room.try_take(message.count):
+            await self._wait_for(self._room, message.count)
+        if not self._memory.try_take(message.cost):
+            try:
+                await self._wait_for(self._memory, message.cost)
+            except BaseException:
+                self._room.give(message.count)
+                raise
+        try:
+            self._check_usable()
+        except MagnetarError:
+            self.give_back(message)
+            raise
+
+    async def join(self, message: Pending, segment: Segment, txn: SendTransaction) -> None:
+        """Make it a part of a transaction; raises if that takes no more."""
+        message.txn = txn.txn_id
+        await txn.enlist(self._segments.topic_of(segment))
+        self._check_usable()
+        txn.sending(message.receipt, self)
+
+    def hand_in(self, message: Pending, segment: Segment) -> None:
+        """Send it, behind what was handed in before."""
         self._ordinal += 1
         message.ordinal = self._ordinal
-        key = message.key
-        message.place = (
-            segment_hash(key_hash(key)) if isinstance(key, bytes) else segment.hash_range.start
-        )
+        message.place = place_of(message.key, segment.hash_range.start)
         self._order.append(message)
         if self._deadline is None and self._settings.send_timeout:
             self._deadline = self._loop.call_at(message.due_at, self._give_up_late)
@@ -387,6 +375,31 @@ class Producer(Generic[Value]):
         if message.is_numbered_by_application:
             # Only now: what waited in a batch was given its numbers before this one.
             self._sequence = max(self._sequence, message.sequence_id + 1)
+
+    def give_back(self, message: Pending) -> None:
+        """What was reserved for it."""
+        self._room.give(message.count)
+        self._memory.give(message.cost)
+
+    async def submit_row(
+        self, row: arrow.Row, txn: SendTransaction | None
+    ) -> asyncio.Future[AnyMessageId]:
+        """Send one row of a record batch on its own."""
+        return await self._submit(
+            row.value,
+            key=row.key,
+            properties=row.properties,
+            event_time=row.event_time_ms,
+            txn=txn,
+        )
+
+    def replace(self, batch: PendingBatch, messages: Sequence[Pending]) -> None:
+        """Each of these counts on its own from now on, in the place of the batch."""
+        batch.is_settled = True
+        order: deque[Pending] = deque()
+        for each in self._order:
+            order.extend(messages if each is batch else (each,))
+        self._order = order
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -402,14 +415,14 @@ class Producer(Generic[Value]):
             if message.is_settled:
                 continue
             message.is_settled = True
-            traffic.messages += 1
+            traffic.messages += message.count
             traffic.bytes += message.own_size
-            traffic.seconds += seconds
+            traffic.seconds += seconds * message.count
             if not message.receipt.done():
                 message.receipt.set_result(sent_id)
             if message.draft is not None:
                 self._interceptors.sent(message.draft, sent_id)
-            self._give_back(message)
+            self.give_back(message)
         self._last_stored = max(self._last_stored, messages[-1].sequence_id)
         self._forget_settled()
 
@@ -422,17 +435,18 @@ class Producer(Generic[Value]):
                 message.receipt.exception()  # it is logged: nobody needs to await it
             if message.draft is not None:
                 self._interceptors.not_sent(message.draft, error)
-            self._give_back(message)
+            self.give_back(message)
             if len(self._failures) >= _FAILURES_MAX:
                 del self._failures[1]  # the first one is told
             self._failures.append((message.ordinal, error))
-        self._traffic.failures += len(open_ones)
+        count = sum(each.count for each in open_ones)
+        self._traffic.failures += count
         if open_ones:
             _LOG.warning(
                 "send-failed",
                 producer=self._name,
                 topic=self.topic,
-                messages=len(open_ones),
+                messages=count,
                 reason=str(error),
             )
         self._forget_settled()
@@ -441,10 +455,6 @@ class Producer(Generic[Value]):
         if self._failure is None:
             self._failure = error
         self.failed(list(self._order), error)
-
-    def _give_back(self, message: Pending) -> None:
-        self._room.give(1)
-        self._memory.give(message.own_size + MESSAGE_OVERHEAD_BYTES)
 
     def _forget_settled(self) -> None:
         order = self._order
@@ -506,9 +516,18 @@ class Producer(Generic[Value]):
             fields["schema"] = schema
         return fields
 
-    def next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence - 1
+    @property
+    def segment_producers(self) -> SegmentProducers:
+        return self._segments
+
+    @property
+    def schema_version(self) -> bytes:
+        """As the broker knows the schema."""
+        return self._schema_version
+
+    def next_sequence(self, count: int) -> int:
+        self._sequence += count
+        return self._sequence - count
 
     def opened_with(self, last_sequence_id: int, schema_version: bytes) -> None:
         self._last_stored = max(self._last_stored, last_sequence_id)

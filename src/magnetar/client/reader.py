@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.feeds import SegmentKey
 from magnetar.client.layout_consumer import LayoutConsumer
+from magnetar.client.moments import milliseconds
 from magnetar.client.pool import Connections
 from magnetar.client.schema.info import Schema
-from magnetar.client.seeking import milliseconds
 from magnetar.client.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.stream_segment import ReaderSegment
 from magnetar.client.wire_ids import id_from

@@ -57,7 +57,10 @@ class Router:
             # Version 4 knows bytes as a key only in their text form.
             text = key if isinstance(key, str) else b64encode(key)
             return self._by_id[partition_of(key_hash(text), len(self._by_id))]
-        hash32 = key_hash(key)
+        return self.for_hash(key_hash(key))
+
+    def for_hash(self, hash32: int) -> Segment:
+        """The segment of every key with this hash, if it is no regular topic."""
         return self._layout.route(bucket_hash(hash32) << 16 if self._preview else hash32)
 
     def for_turn(self, turn: int) -> Segment:
@@ -78,13 +81,13 @@ class Turns:
         self._messages = 0
         self._next_at = float("-inf")
 
-    def next(self, now: float) -> int:
-        """The turn of the next message; `now` is any clock that does not go back."""
+    def next(self, now: float, count: int = 1) -> int:
+        """The turn of the next messages; `now` is any clock that does not go back."""
         if self._messages >= self._messages_max or now >= self._next_at:
             self._turn += 1
             self._messages = 0
             self._next_at = now + self._window_s
-        self._messages += 1
+        self._messages += count
         return self._turn
 
 

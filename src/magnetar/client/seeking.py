@@ -1,7 +1,7 @@
 """Pure: where a subscription or a reader is moved to.
 
 Owns: `SeekTarget`, what an application may name: a message, a time, the earliest or the latest
-message; `seek_fields`, what SEEK says of it; `milliseconds`, of times in general.
+message; `seek_fields`, what SEEK says of it.
 
 Invariant: a message is of one segment or partition; only the earliest and the latest message, and
 times, are of all.
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from magnetar.client.ack_state import all_of, size_from
 from magnetar.client.message import AnyMessageId
+from magnetar.client.moments import milliseconds
 from magnetar.client.wire_ids import plain_id, wire_id
-from magnetar.errors import InvalidValue
 from magnetar.model.batch_indexes import words_of
 from magnetar.model.ids import EARLIEST, LATEST
 
@@ -41,12 +41,3 @@ def seek_fields(target: SeekTarget) -> dict[str, Any]:
         size = size_from(message.batch_index, message.batch_size)
         fields["ack_set"] = list(words_of(all_of(size) & ~all_of(message.batch_index)))
     return {"message_id": fields}
-
-
-def milliseconds(moment: datetime | int) -> int:
-    """Since 1970."""
-    if isinstance(moment, int):
-        return moment
-    if moment.tzinfo is None:
-        raise InvalidValue(f"{moment} has no time zone", hint="use datetime.now(UTC), for example")
-    return round(moment.timestamp() * 1000)

@@ -78,7 +78,9 @@ class Home(Protocol):
         """What PRODUCER says, but for names and numbers."""
         ...
 
-    def next_sequence(self) -> int: ...
+    def next_sequence(self, count: int) -> int:
+        """The first of so many sequence ids that nobody else gets."""
+        ...
 
     def opened_with(self, last_sequence_id: int, schema_version: bytes) -> None:
         """What the broker knows of this producer's messages, and as what it knows its schema."""
@@ -163,7 +165,12 @@ class SegmentProducer:
         try:
             outbox.add(message)
         except MessageTooLarge as error:
-            self._home.failed([message], error)
+            if message.count > 1:
+                for each in message.messages():
+                    self.offer(each)
+                    outbox.close_batches()  # each is an entry of its own
+            else:
+                self._home.failed([message], error)
         if outbox.has_waiting:
             self._pump_soon()
         if outbox.has_open_batches:
@@ -188,7 +195,8 @@ class SegmentProducer:
     def left(self) -> list[Pending]:
         """What has no receipt, in order, to go elsewhere; call it when it `is_over`."""
         stranded, self._stranded = self._stranded, []
-        return self._outbox.left() + [each for each in stranded if not each.is_settled]
+        open_ones = [each for each in stranded if not each.is_settled]
+        return self._outbox.left() + [one for each in open_ones for one in each.messages()]
 
     def unsent(self, txn_id: TxnId) -> list[Pending]:
         """The messages of a transaction that were not written to a connection."""

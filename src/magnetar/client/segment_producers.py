@@ -121,6 +121,15 @@ class SegmentProducers(Service):
             return self._router.for_key(key)
         return self._router.for_turn(self._turns.next(self._loop.time()))
 
+    def segment_of_rows(self, count: int) -> Segment:
+        """The segment of new messages without a key, which are one batch."""
+        return self._router.for_turn(self._turns.next(self._loop.time(), count))
+
+    @property
+    def router(self) -> Router:
+        """The present one: another layout has another one."""
+        return self._router
+
     def topic_of(self, segment: Segment) -> str:
         return self._watch.topic_of(segment)
 
@@ -129,9 +138,10 @@ class SegmentProducers(Service):
         found = self._producers.get(segment.segment_id)
         if found is None:
             # The layout changed since the segment was chosen.
-            segment = self._again(message)
-            found = self._producers[segment.segment_id]
-        found.offer(message)
+            for each in message.messages():
+                self._producers[self._again(each).segment_id].offer(each)
+        else:
+            found.offer(message)
 
     def close_batches(self) -> None:
         for each in self._producers.values():

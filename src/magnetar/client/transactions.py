@@ -21,11 +21,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.message import AnyMessageId
 from magnetar.client.refusals import is_passing
+from magnetar.client.send_transaction import Sender
 from magnetar.client.txn_state import TransactionState, TxnEvent, after
 from magnetar.errors import (
     InvalidTxnStatus,
@@ -41,18 +42,6 @@ from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _LOG: Final = logger(__name__)
-
-
-class Sender(Protocol):
-    """The part of a producer that a transaction needs."""
-
-    def hurry(self) -> None:
-        """Send what is being gathered."""
-        ...
-
-    def drop(self, txn_id: TxnId, error: MagnetarError) -> None:
-        """Fail those messages of a transaction that were not sent yet."""
-        ...
 
 
 class Transaction:

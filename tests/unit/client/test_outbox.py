@@ -33,9 +33,13 @@ class Sender:
             else Segment(0, FULL_RING, entry_bucket_splits=bucket_splits(4)),
             ProducerSettings(**settings),  # type: ignore[arg-type]
             stamp=lambda: STAMP,
-            next_sequence=lambda: next(self.numbers),
+            next_sequence=self.next_sequence,
             new_uuid=lambda message: f"uuid-{message.sequence_id}",
         )
+
+    def next_sequence(self, count: int) -> int:
+        first, *_ = [next(self.numbers) for _ in range(count)]
+        return first
 
     def message(self, key: str | None, payload: bytes, number: int = UNNUMBERED) -> Pending:
         return Pending(
