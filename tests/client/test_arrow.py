@@ -15,9 +15,10 @@ from magnetar.client.arrow import UNREADABLE, columns, record_batch
 from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
 from magnetar.client.codec import Compression
-from magnetar.client.message import Message, MessageId
+from magnetar.client.message import Message
 from magnetar.client.receiving import Receiving
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
+from magnetar.model.ids import Position
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.nowhere import Nowhere
@@ -212,7 +213,7 @@ def test_what_cannot_be_read_is_a_row_with_a_reason(
     async def story() -> None:
         async with serving(tmp_path) as server, Client(server.service_url) as client:
             consumer = await consumer_of(client, REGULAR)
-            await (await client.producer(REGULAR)).send(b"x")
+            await (await client.producer(REGULAR)).send(b"x", properties={"not": "plain"})
             batch = await consumer.receive_arrow(timeout=5)
             (row,) = batch.to_pylist()
             assert row["value"] is None
@@ -250,7 +251,7 @@ def test_whatever_the_wire_carries_fits_into_the_columns() -> None:
     )
     message: Message[bytes] = Message(
         source=Nowhere(),
-        raw_id=MessageId(1, 2),
+        position=Position(1, 2),
         data=b"x",
         metadata=metadata,
         single=None,

@@ -35,7 +35,7 @@ from magnetar.client.codec import UNCOMPRESSED_BYTES_MAX, Compression, compress,
 from magnetar.client.routing import entry_bucket_hash
 from magnetar.errors import ProtocolError, UnreadableMessage
 from magnetar.wire.frames import varint
-from magnetar.wire.messages import TxnId, encode_entry, layout_of
+from magnetar.wire.messages import CHECKSUM_BYTES, MAGIC_CHECKSUM, TxnId, encode_entry, layout_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 BATCH_MESSAGES_MAX: Final = 1000
@@ -43,6 +43,14 @@ BATCH_BYTES_MAX: Final = 128 * 1024
 BATCH_DELAY_S: Final = 0.001
 
 _SIZE: Final = struct.Struct(">I")
+_CHECKSUM_MAGIC: Final = MAGIC_CHECKSUM.to_bytes(2, "big")
+_PLAIN_START: Final = CHECKSUM_BYTES + _SIZE.size
+"""Where metadata begins, if the broker put nothing before the entry."""
+_PRODUCER_NAME: Final = 0x0A
+_SEQUENCE_ID: Final = 0x10
+_PUBLISH_TIME: Final = 0x18
+_PARTITION_KEY: Final = 0x32
+_VARINT_BYTES: Final = 9
 _WIRE_COMPRESSION: Final = {
     Compression.LZ4: pb.LZ4,
     Compression.ZLIB: pb.ZLIB,
@@ -390,6 +398,41 @@ def open_entry(
     if metadata.num_chunks_from_msg <= 1 and metadata.compression:
         payload = unpacked(payload, metadata, size_max=size_max)
     return OpenedEntry(metadata, payload, is_batch)
+
+
+def plain_layout(headers_and_payload: bytes) -> tuple[int, int] | None:
+    """Where metadata and payload of an entry begin that is one message, as it is.
+
+    Its metadata has nothing but a producer, a number, a time, and perhaps a key in ASCII; None: it
+    has more, or it is not worth a try. Protobuf can read what this has looked through.
+    """
+    data = headers_and_payload
+    try:
+        at = _PLAIN_START
+        stop = at + _SIZE.unpack_from(data, at - _SIZE.size)[0]
+        if not data.startswith(_CHECKSUM_MAGIC) or data[at] != _PRODUCER_NAME:
+            return None
+        texts = at
+        at += 2 + data[at + 1]
+        texts_end = at
+        for tag in (_SEQUENCE_ID, _PUBLISH_TIME):
+            if data[at] != tag:
+                return None
+            start = at = at + 1
+            while data[at] > 0x7F:
+                at += 1
+            at += 1
+            if at - start > _VARINT_BYTES:
+                return None
+        if at != stop and data[at] == _PARTITION_KEY:
+            end = at + 2 + data[at + 1]
+            if not data[at:end].isascii():
+                return None
+            at = end
+    except (IndexError, struct.error):
+        return None
+    is_plain = at == stop <= len(data) and data[texts:texts_end].isascii()
+    return (_PLAIN_START, stop) if is_plain else None
 
 
 def unpacked(

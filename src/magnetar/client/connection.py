@@ -389,7 +389,7 @@ class BrokerConnection(asyncio.Protocol):
 
     def _take(self, arrived: Command) -> None:
         if isinstance(arrived, Delivered):
-            owner = self._owners[CONSUMER].get(arrived.body.consumer_id)
+            owner = self._owners[CONSUMER].get(arrived.consumer_id)
             if owner is not None:
                 owner.take(arrived)
         elif isinstance(arrived, Received):

@@ -17,13 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from magnetar.client.ack_state import WHOLE, all_of, bit_of
-from magnetar.client.batch import OpenedEntry, messages_in, open_entry, unpacked
+from magnetar.client.batch import OpenedEntry, messages_in, open_entry, plain_layout, unpacked
 from magnetar.client.batch_columns import columns_in
 from magnetar.client.chunks import ChunkAssembler
 from magnetar.client.entry_rows import EntryRows
 from magnetar.client.inbox import Inbox
 from magnetar.client.message import Message, MessageId, Source, Unreadable
-from magnetar.client.wire_ids import position_of
 from magnetar.errors import UnreadableMessage
 from magnetar.model.batch_indexes import unacked_of
 from magnetar.model.ids import Position
@@ -33,6 +32,8 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 _LOG: Final = logger(__name__)
 _ACK_SET_WORDS: Final = 1024
+_ROWS_FROM: Final = 8
+"""Smaller batches are taken apart faster message by message."""
 
 
 class Admission(Source, Protocol):
@@ -73,6 +74,7 @@ class EntryIntake:
     ) -> None:
         self._feed = feed
         self._inbox = inbox
+        self._decode: Callable[[bytes, bytes], Any] = inbox.schemas.decode
         self._loop = asyncio.get_running_loop()
         self._chunks = ChunkAssembler(
             messages_max=chunked_messages_max, expire_s=chunk_timeout or float("inf")
@@ -94,65 +96,69 @@ class EntryIntake:
         self._chunks.clear()
 
     def take(self, delivered: Delivered) -> None:
-        body = delivered.body
-        position = position_of(body.message_id)
+        data = delivered.headers_and_payload
         try:
             if not delivered.checksum_ok:
-                raise UnreadableMessage(f"the checksum of {position} does not hold")
-            opened = open_entry(delivered.headers_and_payload)
+                raise UnreadableMessage(f"the checksum of {delivered.position} does not hold")
+            plain = plain_layout(data)
+            if plain is not None:
+                start, stop = plain
+                self._take_single(delivered, data[start:stop], data[stop:], self._decode)
+                return
+            opened = open_entry(data)
             if opened.metadata.num_chunks_from_msg > 1:
-                self._take_chunk(body, opened)
+                self._take_chunk(delivered, opened)
             elif opened.is_batch:
-                self._take_batch(body, opened)
+                self._take_batch(delivered, opened)
             else:
-                decode = self._inbox.schemas.decode
-                self._take_single(body, position, opened.metadata, opened.payload, decode)
+                self._take_single(delivered, opened.metadata, opened.payload, self._decode)
         except UnreadableMessage as error:
             _LOG.warning(
                 "message-unreadable",
                 topic=self._feed.wire_topic,
-                position=str(position),
+                position=str(delivered.position),
                 reason=str(error),
             )
             metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
-            data = delivered.headers_and_payload
-            self._take_single(body, position, metadata, data, Unreadable(error))
+            self._take_single(delivered, metadata, data, Unreadable(error))
 
     def _take_single(
         self,
-        body: pb.CommandMessage,
-        position: Position,
-        metadata: pb.MessageMetadata,
+        delivered: Delivered,
+        metadata: pb.MessageMetadata | bytes,
         data: bytes,
         decode: Callable[[bytes, bytes], Any],
         chunk_ids: tuple[MessageId, ...] = (),
     ) -> None:
-        if not self._feed.admit(position, 1, 0):
-            self._feed.give_permits(1)
+        feed, position = self._feed, delivered.position
+        if not feed.admit(position, 1, 0):
+            feed.give_permits(1)
             return
-        self._feed.deliver(
-            Message(
-                source=self._feed,
-                raw_id=MessageId(*position, body.message_id.partition),
-                data=data,
-                metadata=metadata,
-                single=None,
-                decode=decode,
-                redelivery_count=body.redelivery_count,
-                chunk_ids=chunk_ids,
-                generation=self._feed.generation,
-            )
+        message: Message[Any] = Message(
+            feed,
+            position,
+            data,
+            metadata,
+            None,
+            decode,
+            delivered.partition,
+            WHOLE,
+            0,
+            delivered.redelivery_count,
+            feed.generation,
+            chunk_ids,
         )
+        feed.deliver(message)
 
-    def _take_batch(self, body: pb.CommandMessage, opened: OpenedEntry) -> None:
-        feed, add, decode = self._feed, self._feed.deliver, self._inbox.schemas.decode
-        if self._inbox.takes_rows and feed.takes_rows and self._take_rows(body, opened):
+    def _take_batch(self, delivered: Delivered, opened: OpenedEntry) -> None:
+        feed = self._feed
+        is_large = opened.num_messages >= _ROWS_FROM or self._inbox.takes_rows
+        if is_large and feed.takes_rows and self._take_rows(delivered, opened):
             return
         singles = messages_in(opened)
         size = len(singles)
-        wire = body.message_id
-        position = position_of(wire)
-        unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
+        position = delivered.position
+        unacked = unacked_of(delivered.ack_set, _ACK_SET_WORDS) if delivered.ack_set else 0
         mask = feed.admit(position, size, unacked)
         added = 0
         for index, (single, payload) in enumerate(singles):
@@ -162,39 +168,46 @@ class EntryIntake:
                 feed.discard(position, index, size)
                 continue
             added += 1
-            add(
-                Message(
-                    source=feed,
-                    raw_id=MessageId(*position, wire.partition, index, size),
-                    data=payload,
-                    metadata=opened.metadata,
-                    single=single,
-                    decode=decode,
-                    redelivery_count=body.redelivery_count,
-                    generation=feed.generation,
-                )
+            message: Message[Any] = Message(
+                feed,
+                position,
+                payload,
+                opened.metadata,
+                single,
+                self._decode,
+                delivered.partition,
+                index,
+                size,
+                delivered.redelivery_count,
+                feed.generation,
             )
+            feed.deliver(message)
         self._return_permits(size, unacked, added)
 
-    def _take_rows(self, body: pb.CommandMessage, opened: OpenedEntry) -> bool:
+    def _take_rows(self, delivered: Delivered, opened: OpenedEntry) -> bool:
         """Take a batch as it is; False: some of it is not for the application."""
         feed, columns = self._feed, columns_in(opened)
         if columns.compacted_out:
             return False
         size = len(columns)
-        position = position_of(body.message_id)
-        unacked = unacked_of(body.ack_set, _ACK_SET_WORDS) if body.ack_set else 0
+        position = delivered.position
+        unacked = unacked_of(delivered.ack_set, _ACK_SET_WORDS) if delivered.ack_set else 0
         mask = feed.admit(position, size, unacked)
         indexes: Sequence[int] = range(size)
         if mask != all_of(size):
             indexes = [index for index in indexes if mask >> index & 1]
         if indexes:
-            partition, count = body.message_id.partition, body.redelivery_count
-            feed.deliver(
-                EntryRows(
-                    feed, position, partition, opened, columns, indexes, count, feed.generation
-                )
+            rows = EntryRows(
+                feed,
+                position,
+                delivered.partition,
+                opened,
+                columns,
+                indexes,
+                delivered.redelivery_count,
+                feed.generation,
             )
+            feed.deliver(rows)
         self._return_permits(size, unacked, len(indexes))
         return True
 
@@ -204,14 +217,14 @@ class EntryIntake:
         if added < counted:
             self._feed.give_permits(counted - added)
 
-    def _take_chunk(self, body: pb.CommandMessage, opened: OpenedEntry) -> None:
+    def _take_chunk(self, delivered: Delivered, opened: OpenedEntry) -> None:
         feed, metadata = self._feed, opened.metadata
-        message_id = MessageId(*position_of(body.message_id), body.message_id.partition)
+        message_id = MessageId(*delivered.position, delivered.partition)
         taken = self._chunks.add(metadata, opened.payload, message_id, self._loop.time())
         for each in taken.repeated:
             feed.discard(each.position, WHOLE, 0)
         comes_again = not taken.given_up or feed.give_up_chunks(taken.given_up)
-        decode: Callable[[bytes, bytes], Any] = self._inbox.schemas.decode
+        decode = self._decode
         payload = taken.payload
         if payload is None:
             total = metadata.num_chunks_from_msg
@@ -220,11 +233,11 @@ class EntryIntake:
                 feed.give_permits(1)
                 return
             lost = UnreadableMessage(f"not all of the {total} chunks of {metadata.uuid} came")
-            self._take_single(body, message_id.position, metadata, opened.payload, Unreadable(lost))
+            self._take_single(delivered, metadata, opened.payload, Unreadable(lost))
             return
         try:
             if metadata.compression:
                 payload = unpacked(payload, metadata)
         except UnreadableMessage as error:
             decode = Unreadable(error)
-        self._take_single(body, message_id.position, metadata, payload, decode, taken.ids)
+        self._take_single(delivered, metadata, payload, decode, taken.ids)

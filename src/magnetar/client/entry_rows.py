@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from magnetar.client.batch import OpenedEntry, messages_in
-from magnetar.client.batch_columns import BatchColumns
+from magnetar.client.batch_columns import CUTS, BatchColumns
 from magnetar.client.message import Message, MessageId, Source
 from magnetar.model.ids import Position
+from magnetar.wire.frames import SIZE_BYTES
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 
@@ -63,20 +64,34 @@ class EntryRows:
 
     def messages(self, decode: Callable[[bytes, bytes], Any]) -> list[Message[Any]]:
         """A message object for each."""
-        singles = messages_in(self.opened)
-        return [
-            Message(
-                source=self.source,
-                raw_id=self._id(index),
-                data=singles[index].payload,
-                metadata=self.opened.metadata,
-                single=singles[index].metadata,
-                decode=decode,
-                redelivery_count=self.redelivery_count,
-                generation=self.generation,
+        columns, payload, metadata = self.columns, self.opened.payload, self.opened.metadata
+        cuts, size = columns.cuts, self.batch_size
+        # What was read by hand is where the payload says; all else protobuf has to read again.
+        singles = None if columns.data is payload else messages_in(self.opened)
+        found: list[Message[Any]] = []
+        for index in self.indexes:
+            if singles is None:
+                at = CUTS * index
+                start = cuts[at + 2]
+                single: Any = payload[cuts[at - 1] + SIZE_BYTES if index else SIZE_BYTES : start]
+                data = payload[start : cuts[at + 3]]
+            else:
+                single, data = singles[index]
+            message: Message[Any] = Message(
+                self.source,
+                self.position,
+                data,
+                metadata,
+                single,
+                decode,
+                self.partition,
+                index,
+                size,
+                self.redelivery_count,
+                self.generation,
             )
-            for index in self.indexes
-        ]
+            found.append(message)
+        return found
 
     def _id(self, index: int) -> MessageId:
         return MessageId(*self.position, self.partition, index, self.batch_size)

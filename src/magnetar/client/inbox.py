@@ -34,7 +34,8 @@ class Inbox(Generic[T]):
         self.arrivals = Signal()
         self.schemas = schemas
         self.takes_rows = False
-        """The application takes columns: a batch should come as `EntryRows`."""
+        """The application takes columns: even a small batch should come as `EntryRows`."""
+        self._needs_writer = schemas.schema.needs_writer
         self._waiting: deque[Message[T] | EntryRows] = deque()
         self._turn = 0
         self._failure: MagnetarError | None = None
@@ -93,12 +94,17 @@ class Inbox(Generic[T]):
 
     def take_now(self) -> Message[T] | None:
         """The next message, if there is one and its schema is known."""
-        if not self._waiting or not self.schemas.is_known(self._waiting[0].schema_version):
+        waiting = self._waiting
+        if not waiting:
             return None
-        first = self._waiting.popleft()
+        first = waiting[0]
+        if self._needs_writer and not self.schemas.is_known(first.schema_version):
+            return None
+        waiting.popleft()
         if isinstance(first, EntryRows):
-            self._waiting.extendleft(reversed(first.messages(self.schemas.decode)))
-            return self.take_now()
+            first, *others = first.messages(self.schemas.decode)
+            others.reverse()
+            waiting.extendleft(others)
         self._turn += 1
         first.turn = self._turn
         first.source.handing_out(first)

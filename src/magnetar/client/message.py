@@ -6,8 +6,8 @@ Owns: `Message`. The ids are those of the model: `MessageId` on regular topics,
 Invariants:
 1. The value is decoded when it is asked for, once. What cannot be decoded raises then, and only
    then: such a message can still be acknowledged.
-2. Nothing of a message changes; its properties and metadata are not copied until they are asked
-   for.
+2. Nothing of a message changes; its id, metadata and properties are not made until they are asked
+   for. Metadata that is given as bytes has been looked through: protobuf can read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 from magnetar.errors import UnreadableMessage
-from magnetar.model.ids import Checkpoint, MessageId, ScalableMessageId
+from magnetar.model.ids import Checkpoint, MessageId, Position, ScalableMessageId
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -95,10 +95,13 @@ class Message(Generic[T_co]):
         "_metadata",
         "_single",
         "_value",
+        "batch_index",
+        "batch_size",
         "chunk_ids",
         "data",
         "generation",
-        "raw_id",
+        "partition",
+        "position",
         "redelivery_count",
         "source",
         "turn",
@@ -106,22 +109,28 @@ class Message(Generic[T_co]):
 
     def __init__(
         self,
-        *,
         source: Source,
-        raw_id: MessageId,
+        position: Position,
         data: bytes,
-        metadata: pb.MessageMetadata,
-        single: pb.SingleMessageMetadata | None,
+        metadata: pb.MessageMetadata | bytes,
+        single: pb.SingleMessageMetadata | bytes | None,
         decode: Callable[[bytes, bytes], T_co],
+        partition: int = -1,
+        batch_index: int = -1,
+        batch_size: int = 0,
         redelivery_count: int = 0,
-        chunk_ids: tuple[MessageId, ...] = (),
         generation: int = 0,
+        chunk_ids: tuple[MessageId, ...] = (),
     ) -> None:
         self.source = source
-        self.raw_id = raw_id
-        """Within its segment or partition."""
+        self.position = position
+        """The entry that it is in, of its segment or partition."""
         self.data = data
         """The payload, decompressed."""
+        self.partition = partition
+        self.batch_index = batch_index
+        """-1: it is an entry of its own."""
+        self.batch_size = batch_size
         self.redelivery_count = redelivery_count
         """How often it was delivered before, as far as the broker counts that."""
         self.chunk_ids = chunk_ids
@@ -133,6 +142,30 @@ class Message(Generic[T_co]):
         self._single = single
         self._decode = decode
         self._value: Any = _UNDECODED
+
+    @property
+    def raw_id(self) -> MessageId:
+        """Within its segment or partition."""
+        ledger, entry = self.position
+        return MessageId(ledger, entry, self.partition, self.batch_index, self.batch_size)
+
+    @property
+    def metadata(self) -> pb.MessageMetadata:
+        """Of its entry."""
+        found = self._metadata
+        if isinstance(found, bytes):
+            found = self._metadata = pb.MessageMetadata.FromString(found)
+        return found
+
+    @property
+    def _said(self) -> pb.SingleMessageMetadata | pb.MessageMetadata:
+        """What is said of this message alone."""
+        found = self._single
+        if found is None:
+            return self.metadata
+        if isinstance(found, bytes):
+            found = self._single = pb.SingleMessageMetadata.FromString(found)
+        return found
 
     @property
     def value(self) -> T_co:
@@ -163,7 +196,7 @@ class Message(Generic[T_co]):
     @property
     def key(self) -> str | None:
         """The routing key, if it has one and that is text."""
-        said = self._metadata if self._single is None else self._single
+        said = self._said
         if not said.HasField("partition_key") or said.partition_key_b64_encoded:
             return None
         return said.partition_key
@@ -171,7 +204,7 @@ class Message(Generic[T_co]):
     @property
     def key_bytes(self) -> bytes | None:
         """The routing key as bytes, if it has one."""
-        said = self._metadata if self._single is None else self._single
+        said = self._said
         if not said.HasField("partition_key"):
             return None
         if not said.partition_key_b64_encoded:
@@ -183,24 +216,24 @@ class Message(Generic[T_co]):
 
     @property
     def ordering_key(self) -> bytes | None:
-        said = self._metadata if self._single is None else self._single
+        said = self._said
         return said.ordering_key if said.HasField("ordering_key") else None
 
     @property
     def properties(self) -> dict[str, str]:
-        said = self._metadata if self._single is None else self._single
+        said = self._said
         return {each.key: each.value for each in said.properties}
 
     @property
     def is_null(self) -> bool:
         """It has no value: a tombstone of its key in compacted topics."""
-        said = self._metadata if self._single is None else self._single
+        said = self._said
         return said.null_value
 
     @property
     def publish_time_ms(self) -> int:
         """When it was sent, by its producer's clock, in milliseconds since 1970."""
-        return self._metadata.publish_time
+        return self.metadata.publish_time
 
     @property
     def deliver_at_ms(self) -> int | None:
@@ -211,40 +244,33 @@ class Message(Generic[T_co]):
     @property
     def event_time_ms(self) -> int | None:
         """When it happened, as the application that sent it said."""
-        said = self._metadata if self._single is None else self._single
+        said = self._said
         return said.event_time or None
 
     @property
     def sequence_id(self) -> int:
-        single = self._single
-        if single is not None and single.HasField("sequence_id"):
-            return single.sequence_id
-        return self._metadata.sequence_id
+        said = self._said
+        return said.sequence_id if said.HasField("sequence_id") else self.metadata.sequence_id
 
     @property
     def producer_name(self) -> str:
         """As the application named it, or the broker: without the number of a segment."""
-        return given_name(self._metadata.producer_name)
+        return given_name(self.metadata.producer_name)
 
     @property
     def schema_version(self) -> bytes:
         """Of the schema that it was written with; empty: it has none."""
-        return self._metadata.schema_version
-
-    @property
-    def metadata(self) -> pb.MessageMetadata:
-        """Of its entry."""
-        return self._metadata
+        return self.metadata.schema_version
 
     @property
     def replicated_from(self) -> str | None:
         """The cluster that it comes from, if that is another one."""
-        return self._metadata.replicated_from or None
+        return self.metadata.replicated_from or None
 
     @property
     def transaction(self) -> TxnId | None:
         """The transaction that it was sent in; that has been committed."""
-        metadata = self._metadata
+        metadata = self.metadata
         if not metadata.HasField("txnid_most_bits"):
             return None
         return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)

@@ -108,7 +108,8 @@ class Receiving(ABC, Generic[T]):
         Raises `DeadlineExceeded` if none came within `timeout` seconds.
         """
         self._check_open()
-        return await self._inbox.take(timeout)
+        message = self._inbox.take_now()
+        return await self._inbox.take(timeout) if message is None else message
 
     async def receive_many(
         self,

@@ -20,6 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -37,13 +38,14 @@ from magnetar.wire.commands import (
     WITH_PAYLOAD,
     Side,
 )
+from magnetar.wire.deliveries import MESSAGE_START, take_deliveries
 from magnetar.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, SIZE_BYTES, frame_bytes_max
 from magnetar.wire.messages import (
     CHECKSUM,
     CHECKSUM_BYTES,
     MAGIC_CHECKSUM,
     Command,
-    Delivered,
+    RareDelivered,
     RareSend,
     Received,
     ReceivedEntries,
@@ -76,6 +78,9 @@ _CONNECTED: Final = TYPES["CONNECTED"]
 _SEND: Final = TYPES["SEND"]
 
 
+_TakeCommon = Callable[[bytes, int, int, list[Command]], int]
+
+
 class State(Enum):
     NEW = "new"
     HANDSHAKE = "handshake"
@@ -87,6 +92,7 @@ class Connection:
     """One end of one connection, as a state machine over bytes."""
 
     __slots__ = (
+        "_common",
         "_error",
         "_legal",
         "_limit",
@@ -95,7 +101,6 @@ class Connection:
         "_partial",
         "_side",
         "_state",
-        "_takes_sends",
     )
 
     def __init__(
@@ -107,9 +112,10 @@ class Connection:
     ) -> None:
         self._side = side
         self._state = State.NEW
-        # What the peer may send in this state, and whether that is SENDs above all.
+        # What the peer may send in this state; and how the command begins that it sends above all,
+        # and what takes a number of them.
         self._legal = _CONNECT_ONLY if side is Side.SERVER else SENT_BEFORE_OPEN[side.peer]
-        self._takes_sends = False
+        self._common: tuple[bytes, _TakeCommon] | None = None
         self._open_limit = max_frame_bytes
         self._limit = min(handshake_frame_bytes, max_frame_bytes)
         # The beginning of a frame that has not arrived as a whole, and how much of it is needed
@@ -173,8 +179,8 @@ class Connection:
         """Take every whole frame; return where the first incomplete one begins."""
         offset = 0
         while True:
-            if self._takes_sends and data.startswith(_SEND_START, offset + _SIZES_BYTES):
-                offset = _take_sends(data, offset, self._limit, commands)
+            if self._common is not None and data.startswith(self._common[0], offset + _SIZES_BYTES):
+                offset = self._common[1](data, offset, self._limit, commands)
             if len(data) - offset < SIZE_BYTES:
                 return offset
             start = offset + SIZE_BYTES
@@ -228,7 +234,7 @@ class Connection:
             checksum_ok = checksum_holds(payload)
             if number == _SEND:
                 return RareSend(body, payload, checksum_ok)
-            return Delivered(body, payload, checksum_ok)
+            return RareDelivered(body, payload, checksum_ok)
         if number in WITH_ENTRIES:
             return ReceivedEntries(number, body, _entries(body, data[body_end:stop]))
         if body_end != stop:
@@ -256,7 +262,7 @@ class Connection:
     def _become_open(self) -> None:
         self._state = State.OPEN
         self._legal = SENT_BY[self._side.peer] - {_CONNECT, _CONNECTED}
-        self._takes_sends = self._side is Side.SERVER
+        self._common = _SENDS if self._side is Side.SERVER else _DELIVERIES
         self._limit = self._open_limit
 
 
@@ -329,6 +335,10 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
             return offset
         offset = stop
     return offset
+
+
+_SENDS: Final = (_SEND_START, _take_sends)
+_DELIVERIES: Final = (MESSAGE_START, take_deliveries)
 
 
 def _txn_of(fields: bytes) -> TxnId | None:

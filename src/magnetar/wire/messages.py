@@ -12,12 +12,14 @@ Invariants:
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 from google.protobuf.message import DecodeError, Message
 
 from magnetar.errors import RemoteProtocolError
+from magnetar.model.ids import Position
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 MAGIC_CHECKSUM: Final = 0x0E01
@@ -130,12 +132,85 @@ class RareSend(Send):
         self.checksum_ok = checksum_ok
 
 
-class Delivered(NamedTuple):
+class Delivered:
     """A MESSAGE, as a client gets it."""
 
-    body: pb.CommandMessage
-    headers_and_payload: bytes
-    checksum_ok: bool
+    __slots__ = (
+        "_body",
+        "ack_set",
+        "checksum_ok",
+        "consumer_id",
+        "headers_and_payload",
+        "partition",
+        "position",
+        "redelivery_count",
+    )
+
+    def __init__(
+        self,
+        consumer_id: int,
+        position: Position,
+        headers_and_payload: bytes,
+        partition: int = -1,
+        redelivery_count: int = 0,
+        ack_set: Sequence[int] = (),
+        checksum_ok: bool = True,
+    ) -> None:
+        self.consumer_id = consumer_id
+        self.position = position
+        self.headers_and_payload = headers_and_payload
+        self.partition = partition
+        self.redelivery_count = redelivery_count
+        self.ack_set = ack_set
+        """The messages of a batch that are left; none: all of them."""
+        self.checksum_ok = checksum_ok
+        self._body: pb.CommandMessage | None = None
+
+    @property
+    def body(self) -> pb.CommandMessage:
+        """The command, as protobuf has it."""
+        if self._body is None:
+            ledger, entry = self.position
+            message_id = pb.MessageIdData(ledgerId=ledger, entryId=entry)
+            if self.partition >= 0:
+                message_id.partition = self.partition
+            self._body = pb.CommandMessage(consumer_id=self.consumer_id, message_id=message_id)
+            if self.redelivery_count:
+                self._body.redelivery_count = self.redelivery_count
+        return self._body
+
+    def _values(self) -> tuple[object, ...]:
+        return self.body, self.headers_and_payload, self.checksum_ok
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Delivered) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((self.position, self.headers_and_payload))
+
+    def __repr__(self) -> str:
+        return f"Delivered({self.position}, {len(self.headers_and_payload)} bytes)"
+
+
+class RareDelivered(Delivered):
+    """A MESSAGE that protobuf has read."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, body: pb.CommandMessage, headers_and_payload: bytes, checksum_ok: bool
+    ) -> None:
+        message_id = body.message_id
+        super().__init__(
+            body.consumer_id,
+            Position(_signed(message_id.ledgerId), _signed(message_id.entryId)),
+            headers_and_payload,
+            message_id.partition,
+            body.redelivery_count,
+            body.ack_set,
+            checksum_ok,
+        )
+        self._body = body
 
 
 class Received(NamedTuple):
@@ -240,6 +315,11 @@ def encode_entry(metadata: pb.MessageMetadata, payload: bytes, *, checksum: bool
     encoded = metadata.SerializeToString()
     rest = b"".join((_SIZE.pack(len(encoded)), encoded, payload))
     return CHECKSUM.pack(MAGIC_CHECKSUM, crc32c(rest)) + rest if checksum else rest
+
+
+def _signed(number: int) -> int:
+    """Ids are unsigned on the wire, where -1 is the largest of them."""
+    return number - (1 << 64) if number >> 63 else number
 
 
 def _magic_at(data: bytes, offset: int) -> int:

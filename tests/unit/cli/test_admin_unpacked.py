@@ -12,7 +12,7 @@ import pytest
 from magnetar.cli.consume import ack_frame
 from magnetar.cli.unpacked import Chunks, split_batch, unpacked
 from magnetar.errors import RemoteProtocolError
-from magnetar.wire.messages import Delivered, encode_entry
+from magnetar.wire.messages import Delivered, RareDelivered, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 
@@ -23,7 +23,7 @@ def delivered(
     body = pb.CommandMessage(
         consumer_id=1, message_id=pb.MessageIdData(ledgerId=2, entryId=entry), ack_set=ack_set
     )
-    return Delivered(body, encode_entry(metadata, payload), True)
+    return RareDelivered(body, encode_entry(metadata, payload), True)
 
 
 def batch(*payloads: bytes) -> bytes:

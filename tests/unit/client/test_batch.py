@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from magnetar.client.batch import (
     batch_entry,
     messages_in,
     open_entry,
+    plain_layout,
     single_entry,
     single_metadata,
 )
@@ -221,3 +223,41 @@ def test_a_batch_is_compressed_as_a_whole() -> None:
     small = batch_entry(messages, Stamp("p", 0, Compression.LZ4)).headers_and_payload
     assert len(small) < len(plain) / 5
     assert [single.payload for single in messages_in(open_entry(small))] == [b"x" * 100] * 50
+
+
+@given(
+    st.text(max_size=5) | st.just("n" * 130),
+    st.sampled_from([0, 5, 2**40, 2**64 - 1]),
+    st.none() | st.text(max_size=5) | st.binary(max_size=4) | st.just("k" * 200),
+    st.sampled_from([{}, {"event_time": 5}, {"null_value": True}, {"num_messages_in_batch": 1}]),
+    st.binary(max_size=5),
+    st.integers(0, 60),
+    st.none() | st.integers(0, 255),
+)
+def test_plain_messages_are_what_protobuf_says(
+    name: str,
+    number: int,
+    key: str | bytes | None,
+    more: dict[str, Any],
+    payload: bytes,
+    at: int,
+    byte: int | None,
+) -> None:
+    metadata = pb.MessageMetadata(producer_name=name, sequence_id=number, publish_time=7, **more)
+    if isinstance(key, bytes):
+        metadata.partition_key, metadata.partition_key_b64_encoded = key.hex(), True
+    elif key is not None:
+        metadata.partition_key = key
+    data = bytearray(encode_entry(metadata, payload))
+    if byte is not None:
+        data[at % len(data)] = byte
+    plain = plain_layout(bytes(data))
+    if byte is None and name.isascii() and len(name) < 128 and not more and key is None:
+        assert (plain is None) == (number > 2**63)
+    if plain is not None:
+        opened = open_entry(bytes(data))
+        start, stop = plain
+        assert pb.MessageMetadata.FromString(bytes(data[start:stop])) == opened.metadata
+        assert (bytes(data[stop:]), False) == (opened.payload, opened.is_batch)
+        assert not opened.metadata.compression
+        assert opened.metadata.num_chunks_from_msg <= 1

@@ -18,6 +18,7 @@ from magnetar.client.batch import (
 from magnetar.client.message import AnyMessageId, Message, MessageId, ScalableMessageId
 from magnetar.client.schema import INT8, STRING
 from magnetar.errors import UnreadableMessage
+from magnetar.model.ids import Position
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.outgoing import MESSAGES, STAMPS
@@ -49,7 +50,7 @@ def _received(message: Outgoing, stamp: Stamp, *, batched: bool) -> Message[byte
         single, data = None, opened.payload
     return Message(
         source=_Source(),
-        raw_id=MessageId(5, 7),
+        position=Position(5, 7),
         data=data,
         metadata=opened.metadata,
         single=single,
@@ -112,7 +113,7 @@ def test_a_value_is_decoded_once_and_only_when_it_is_asked_for() -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0)
     message = Message(
         source=_Source(),
-        raw_id=MessageId(1, 1),
+        position=Position(1, 1),
         data=b"x",
         metadata=metadata,
         single=None,
@@ -123,7 +124,7 @@ def test_a_value_is_decoded_once_and_only_when_it_is_asked_for() -> None:
     assert calls == [b""]
     broken = Message(
         source=_Source(),
-        raw_id=MessageId(1, 1),
+        position=Position(1, 1),
         data=b"xx",
         metadata=metadata,
         single=None,
