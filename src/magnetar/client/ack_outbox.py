@@ -23,11 +23,9 @@ from typing import Any, Final, Protocol
 from magnetar.client.ack_state import AckItem
 from magnetar.client.acknowledged import Acknowledged
 from magnetar.client.refusals import is_lost, is_passing
-from magnetar.client.wire_ids import wire_ack
 from magnetar.errors import MagnetarError, RequestError
 from magnetar.runtime.logs import logger
 from magnetar.wire.messages import TxnId
-from magnetar.wire.pb import pulsar_pb2 as pb
 
 ACKS_PER_COMMAND: Final = 1000
 
@@ -83,7 +81,12 @@ class _TxnGroup:
             each(committed)
 
 
-Ask = Callable[..., Awaitable[Any]]
+class Ask(Protocol):
+    """Sends acknowledgements, and waits until the broker has them."""
+
+    def __call__(
+        self, items: Sequence[AckItem], /, *, cumulative: bool, txn: TxnId | None = None
+    ) -> Awaitable[Any]: ...
 
 
 class AckOutbox:
@@ -95,6 +98,8 @@ class AckOutbox:
         self._subscription = subscription
         self._loop = asyncio.get_running_loop()
         self._group: asyncio.Future[None] | None = None
+        self.joined: Acknowledged | None = None
+        """What `join` gave: others may have it too, until the next command takes it along."""
         self._sent: list[asyncio.Future[None]] = []
         self._txn_groups: list[_TxnGroup] = []
 
@@ -107,16 +112,12 @@ class AckOutbox:
     def is_waited_for(self) -> bool:
         return bool(self._group is not None or self._sent or self._txn_groups)
 
-    @property
-    def is_joined(self) -> bool:
-        """Somebody waits for the next command already."""
-        return self._group is not None
-
     def join(self) -> Acknowledged:
         """Something was acknowledged: when the broker has it."""
-        if self._group is None:
+        if self.joined is None:
             self._group = self._loop.create_future()
-        return Acknowledged((self._group,))
+            self.joined = Acknowledged((self._group,))
+        return self.joined
 
     def join_txn(
         self,
@@ -145,11 +146,11 @@ class AckOutbox:
             await self._send_group(ask, self._txn_groups[0])
         if self._group is not None:
             self._sent.append(self._group)
-            self._group = None
+            self._group = self.joined = None
         items, cumulative = self._acks.take_acks()
         try:
             for part in _parts(items):
-                await ask("ACK", **_fields(part, cumulative=cumulative))
+                await ask(part, cumulative=cumulative)
                 self._acks.confirm_acks(part)
         except RequestError as error:
             if is_passing(error):
@@ -166,12 +167,7 @@ class AckOutbox:
             await group.txn.enlist_subscription(self._topic, self._subscription)
             group.is_sent = True
             for part in _parts(list(group.items.values())):
-                await ask(
-                    "ACK",
-                    **_fields(part, cumulative=group.cumulative),
-                    txnid_most_bits=txn_id.most,
-                    txnid_least_bits=txn_id.least,
-                )
+                await ask(part, cumulative=group.cumulative, txn=txn_id)
                 for item in part:  # the next connection repeats what has no answer
                     del group.items[item.position]
         except MagnetarError as error:
@@ -187,7 +183,7 @@ class AckOutbox:
         """Nothing more will be sent: whoever waits hears why."""
         if self._group is not None:
             self._sent.append(self._group)
-            self._group = None
+            self._group = self.joined = None
         self._sent += [each.done for each in self._txn_groups]
         self._txn_groups.clear()
         self._end_sent(error)
@@ -212,8 +208,3 @@ def _parts(items: Sequence[AckItem]) -> Iterator[Sequence[AckItem]]:
     """What goes into one command each: a broker takes frames up to a limit."""
     for start in range(0, len(items), ACKS_PER_COMMAND):
         yield items[start : start + ACKS_PER_COMMAND]
-
-
-def _fields(items: Sequence[AckItem], *, cumulative: bool) -> dict[str, Any]:
-    kind = pb.CommandAck.Cumulative if cumulative else pb.CommandAck.Individual
-    return {"ack_type": kind, "message_id": [wire_ack(item) for item in items]}

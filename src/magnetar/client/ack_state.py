@@ -99,6 +99,17 @@ class IndividualAcks:
         entry = self._entries.get(position)
         return left if entry is None else left & entry.open & ~entry.held
 
+    def admit(self, position: Position, size: int, unacked: int = 0) -> int:
+        """As `arrived`; and all that is to be handed out is the application's from now on."""
+        if position in self._entries or unacked or size > 1:
+            mask = self.arrived(position, size, unacked)
+            if mask:
+                self.handed_all(position, mask, size)
+            return mask
+        entry = self._entries[position] = _Entry(1)
+        entry.held = 1
+        return 1
+
     def handed(self, position: Position, index: int, size: int) -> None:
         """The application has it now."""
         self._entry(position, size).held |= bit_of(index)
@@ -116,13 +127,20 @@ class IndividualAcks:
         entry = self._entries.get(position)
         return entry is not None and bool(entry.held & bit_of(index))
 
-    def ack(self, position: Position, index: int, size: int) -> None:
-        """The application is done with it; also of a message that another consumer handed out."""
-        entry = self._entry(position, size_from(index, size))
-        bit = all_of(entry.size) if index == WHOLE else bit_of(index)
-        entry.open &= ~bit
-        entry.held &= ~bit
+    def ack(self, position: Position, index: int, size: int) -> bool:
+        """The application is done with it; also of a message that another consumer handed out.
+
+        Says whether the application had it.
+        """
+        entry = self._entries.get(position)
+        if entry is None:
+            entry = self._entries[position] = _Entry(size_from(index, size))
+        bits = all_of(entry.size) if index == WHOLE else bit_of(index)
+        held = entry.held & bits
+        entry.held ^= held
+        entry.open ^= entry.open & bits
         self._waiting[position] = None
+        return held != 0
 
     def ack_all(self, position: Position, mask: int, size: int) -> None:
         """As `ack`, for those messages of an entry that are set in `mask`."""
@@ -174,10 +192,16 @@ class IndividualAcks:
 
     def take(self, limit: int) -> list[AckItem]:
         """What is to be sent now; it is in flight until `confirm` or `reconnected`."""
+        positions = list(self._waiting)
+        if limit < len(positions):
+            positions = positions[:limit]
+            for position in positions:
+                del self._waiting[position]
+        else:
+            self._waiting.clear()
+        self._sent.update(positions)
         items = []
-        for position in list(self._waiting)[:limit]:
-            del self._waiting[position]
-            self._sent.add(position)
+        for position in positions:
             entry = self._entries[position]
             items.append(AckItem(position, entry.open, entry.size if entry.size > 1 else 0))
         return items

@@ -237,6 +237,7 @@ class BrokerConnection(asyncio.Protocol):
         *,
         timeout_s: float | None = None,
         on_answer: OnAnswer | None = None,
+        encode: Callable[[int], bytes] | None = None,
         **fields: object,
     ) -> Any:
         """Send a command and await the body of its answer; a refusal is raised.
@@ -244,7 +245,8 @@ class BrokerConnection(asyncio.Protocol):
         An answer that entries follow is a `ReceivedEntries`.
 
         The deadline is the client's operation timeout unless another one is given. Once
-        `on_answer` has returned False for an answer, the next one may take any time.
+        `on_answer` has returned False for an answer, the next one may take any time. `encode` makes
+        the frame for an id, for commands that are too many for protobuf.
         """
         if len(self._requests) >= self._settings.requests_max:
             raise TooManyRequests(f"{len(self._requests)} requests wait for {self.address}")
@@ -252,7 +254,7 @@ class BrokerConnection(asyncio.Protocol):
         if type_name != "CONNECT":
             request_id = self._request_id = self._request_id + 1
             fields["request_id"] = request_id
-        frame = command(type_name, **fields)
+        frame = command(type_name, **fields) if encode is None else encode(request_id)
         seconds = self._settings.operation_timeout if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(seconds) as deadline:

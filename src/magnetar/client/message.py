@@ -238,7 +238,7 @@ class Message(Generic[T_co]):
     @property
     def deliver_at_ms(self) -> int | None:
         """Before this it is not to be handed out, where messages are shared; None: at once."""
-        said = self._metadata
+        said = self.metadata
         return said.deliver_at_time if said.HasField("deliver_at_time") else None
 
     @property

@@ -101,18 +101,22 @@ class QueueConsumer(LayoutConsumer[T]):
         A message of which this consumer was told to seek away is not acknowledged.
         """
         self._check_open()
-        feed, message_id = self._feed_and_id(message)
-        chunk_ids = message.chunk_ids if isinstance(message, Message) else ()
-        if feed is None:
+        if isinstance(message, Message):
+            feed = self._feed_of(message)
+            if txn is not None:
+                feed.refuse_stale(message)
+                feed.acknowledging(message)
+                return feed.ack_in(txn, message.raw_id, message.chunk_ids)
+            if message.generation != feed.generation:
+                return NOTHING_TO_DO
+            feed.acknowledging(message)
+            index, size = message.batch_index, message.batch_size
+            return feed.ack_at(message.position, index, size, message.chunk_ids)
+        found, message_id = self._feed_and_id(message)
+        if found is None:
             return NOTHING_TO_DO
-        if isinstance(message, Message) and txn is not None:
-            feed.refuse_stale(message)
-        elif isinstance(message, Message) and message.generation != feed.generation:
-            return NOTHING_TO_DO
-        feed.acknowledging(message)
-        if txn is not None:
-            return feed.ack_in(txn, message_id, chunk_ids)
-        return feed.ack(message_id, chunk_ids)
+        found.acknowledging(message)
+        return found.ack(message_id) if txn is None else found.ack_in(txn, message_id)
 
     def ack_many(
         self, messages: Iterable[Message[Any] | AnyMessageId], *, txn: AckTransaction | None = None
@@ -177,9 +181,7 @@ class QueueConsumer(LayoutConsumer[T]):
         has then not acknowledged the message.
         """
         self._check_open()
-        feed = message.source
-        if not isinstance(feed, QueueSegment) or feed.home is not self:
-            raise InvalidValue(f"{message!r} was not received by this consumer")
+        feed = self._feed_of(message)
         if self._dead_letters is None or self._retry_topic is None:
             hint = "make it with retries=True and a dead_letter policy"
             raise NotAllowed("this consumer has nowhere to put messages off", hint=hint)
@@ -220,13 +222,16 @@ class QueueConsumer(LayoutConsumer[T]):
             raise ConsumerNotFound(f"{message} is of nothing that is consumed here")
         return [found]
 
+    def _feed_of(self, message: Message[Any]) -> QueueSegment:
+        feed = message.source
+        if not isinstance(feed, QueueSegment) or feed.home is not self:
+            raise InvalidValue(f"{message!r} was not received by this consumer")
+        return feed
+
     def _feed_and_id(self, message: Message[Any] | AnyMessageId) -> tuple[QueueSegment | None, Any]:
         """The segment of a message; None: it is no more, and so has nothing to acknowledge."""
         if isinstance(message, Message):
-            feed = message.source
-            if not isinstance(feed, QueueSegment) or feed.home is not self:
-                raise InvalidValue(f"{message!r} was not received by this consumer")
-            return feed, message.raw_id
+            return self._feed_of(message), message.raw_id
         found = self._feeds.present.get(self._key_of(message))
         if found is not None:
             assert isinstance(found, QueueSegment), "that is what this consumer makes"

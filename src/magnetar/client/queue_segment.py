@@ -73,6 +73,7 @@ class QueueSegment(SegmentConsumer):
         self._acks = IndividualAcks()
         self._nacked = Deadlines()
         self._processing = Deadlines()
+        self._has_deadlines = bool(self.settings.processing_timeout)
         self._held: dict[Position, int] = {}
         """How many messages of each entry the application has."""
         self._chunks: dict[Position, tuple[MessageId, ...]] = {}
@@ -89,9 +90,15 @@ class QueueSegment(SegmentConsumer):
 
     def ack(self, message_id: MessageId, chunk_ids: Sequence[MessageId] = ()) -> Acknowledged:
         """Acknowledge one message."""
-        position = message_id.position
-        self._settle(position, message_id.batch_index)
-        self._acks.ack(position, message_id.batch_index, message_id.batch_size)
+        position, index = message_id.position, message_id.batch_index
+        return self.ack_at(position, index, message_id.batch_size, chunk_ids)
+
+    def ack_at(
+        self, position: Position, index: int, size: int, chunk_ids: Sequence[MessageId]
+    ) -> Acknowledged:
+        """Acknowledge one message, by the parts of its id."""
+        if self._acks.ack(position, index, size):
+            self._settled_one(position)
         for each in chunk_ids:
             self._acks.ack(each.position, each.batch_index, each.batch_size)
         return self.acked()
@@ -218,10 +225,7 @@ class QueueSegment(SegmentConsumer):
     # --- what is let in
 
     def admit(self, position: Position, size: int, unacked: int) -> int:
-        mask = self._acks.arrived(position, size, unacked)
-        if mask:
-            self._acks.handed_all(position, mask, size)
-        return mask
+        return self._acks.admit(position, size, unacked)
 
     @property
     def takes_rows(self) -> bool:
@@ -281,16 +285,16 @@ class QueueSegment(SegmentConsumer):
 
     def _handed_out(self, message: Message[Any]) -> None:
         if message.chunk_ids:
-            self._chunks[message.raw_id.position] = message.chunk_ids
-        self._count_held(message.raw_id.position, 1, message.redelivery_count)
+            self._chunks[message.position] = message.chunk_ids
+        self._count_held(message.position, 1, message.redelivery_count)
 
     def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
         self._count_held(rows.position, rows.num_rows, rows.redelivery_count)
 
     def _count_held(self, position: Position, count: int, redelivery_count: int) -> None:
         self._held[position] = self._held.get(position, 0) + count
-        settings = self.settings
-        if settings.processing_timeout:
+        if self._has_deadlines:
+            settings = self.settings
             extra = 0.0
             if settings.processing_delay is not None:
                 extra = settings.processing_delay.after(redelivery_count)
@@ -299,11 +303,16 @@ class QueueSegment(SegmentConsumer):
 
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
         for message in messages:
-            self._acks.give_back(message.raw_id.position, message.raw_id.batch_index)
+            self._acks.give_back(message.position, message.batch_index)
 
     def _settle(self, position: Position, index: int) -> None:
+        if self._acks.is_held(position, index):
+            self._settled_one(position)
+
+    def _settled_one(self, position: Position) -> None:
+        """The application has one message less of an entry."""
         left = self._held.get(position)
-        if left is None or not self._acks.is_held(position, index):
+        if left is None:
             return
         if left > 1:
             self._held[position] = left - 1
@@ -313,12 +322,15 @@ class QueueSegment(SegmentConsumer):
     def _forget(self, position: Position) -> None:
         """Nothing of an entry is the application's any more."""
         self._held.pop(position, None)
-        self._chunks.pop(position, None)
-        self._processing.drop(position)
-        self.give_permits(0)  # there may be room for more
+        if self._chunks:
+            self._chunks.pop(position, None)
+        if self._has_deadlines:
+            self._processing.drop(position)
+        if self._returned >= self._returned_enough:
+            self.give_permits(0)  # there may be room for more
 
     def _give_back(self, message: Message[Any]) -> None:
-        self._settle(message.raw_id.position, message.raw_id.batch_index)
+        self._settle(message.position, message.batch_index)
         for each in message.chunk_ids or (message.raw_id,):
             self._acks.give_back(each.position, each.batch_index)
 

@@ -39,11 +39,13 @@ from magnetar.errors import (
     ServiceNotReady,
     TransactionConflict,
 )
+from magnetar.model.batch_indexes import words_of
 from magnetar.model.ids import Position
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 from magnetar.wire.commands import TYPES
-from magnetar.wire.messages import Command, Delivered, Received
+from magnetar.wire.frames import encode_ack
+from magnetar.wire.messages import Command, Delivered, Received, TxnId
 
 _LOG: Final = logger(__name__)
 _REACHED_END: Final = TYPES["REACHED_END_OF_TOPIC"]
@@ -120,6 +122,7 @@ class SegmentConsumer(ABC):
         self._sending: asyncio.Timeout | None = None
         """A broker that closed the consumer does not answer: `lost` ends the wait."""
         self._returned = 0
+        self._returned_enough = max(1, home.settings.queue_size // 2)
         self._release_by: float | None = None
         self._waits_for_application = True
         self.traffic = home.connections.metrics.received_from(spec.topic, spec.subscription)
@@ -225,9 +228,12 @@ class SegmentConsumer(ABC):
 
     def handing_out(self, message: Message[Any]) -> None:
         self._handed_out(message)
-        self.give_permits(1)
-        self.traffic.messages += 1
-        self.traffic.bytes += len(message.data)
+        self._returned += 1
+        if self._returned >= self._returned_enough:
+            self.give_permits(0)
+        traffic = self.traffic
+        traffic.messages += 1
+        traffic.bytes += len(message.data)
         if self._interceptors:
             self._interceptors.received(message, self.spec.subscription)
 
@@ -267,10 +273,24 @@ class SegmentConsumer(ABC):
 
     async def ask(self, type_name: str, **fields: Any) -> Any:
         """A request about this consumer; raises `ServiceNotReady` while it has no connection."""
+        connection, number = self._connected()
+        return await connection.request(type_name, consumer_id=number, **fields)
+
+    def _connected(self) -> tuple[BrokerConnection, int]:
         if self._open is None:
             raise ServiceNotReady(f"{self.wire_topic} is not connected")
-        connection, number = self._open
-        return await connection.request(type_name, consumer_id=number, **fields)
+        return self._open
+
+    async def _ask_acks(
+        self, items: Sequence[AckItem], /, *, cumulative: bool, txn: TxnId | None = None
+    ) -> Any:
+        connection, number = self._connected()
+        named = [(each.position, words_of(each.unacked), each.batch_size) for each in items]
+
+        def encode(request_id: int) -> bytes:
+            return encode_ack(number, request_id, named, cumulative=cumulative, txn=txn)
+
+        return await connection.request("ACK", encode=encode)
 
     async def ask_again(self, type_name: str, **fields: Any) -> Any:
         """As `ask`, over lost connections too; for what can be repeated."""
@@ -302,10 +322,12 @@ class SegmentConsumer(ABC):
 
     def acked(self) -> Acknowledged:
         """Something was acknowledged: when the broker has it."""
+        joined = self._outbox.joined
+        if joined is not None:
+            return joined
         if self.has_ended:
             return abandoned(self._ended_error())
-        if not self._outbox.is_joined:
-            self.news.advance()
+        self.news.advance()
         return self._outbox.join()
 
     def acked_in(
@@ -461,7 +483,7 @@ class SegmentConsumer(ABC):
     async def _send_acks(self) -> None:
         try:
             async with asyncio.timeout(None) as self._sending:
-                await self._outbox.send(self.ask)
+                await self._outbox.send(self._ask_acks)
         except TimeoutError:
             self._raise_trouble()
             raise
@@ -493,7 +515,7 @@ class SegmentConsumer(ABC):
     def give_permits(self, count: int) -> None:
         """So many messages left the queue."""
         self._returned += count
-        is_due = self._returned >= max(1, self.settings.queue_size // 2)
+        is_due = self._returned >= self._returned_enough
         if is_due and self._open is not None and not self.is_releasing and self._may_ask:
             self.tell("FLOW", messagePermits=self._returned)
             self._returned = 0

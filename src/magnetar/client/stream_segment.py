@@ -118,8 +118,7 @@ class StreamSegment(SegmentConsumer):
         return False
 
     def _handed_out(self, message: Message[Any]) -> None:
-        raw = message.raw_id
-        mark = Mark(raw.position, raw.batch_index, raw.batch_size)
+        mark = Mark(message.position, message.batch_index, message.batch_size)
         self._acks.handed(mark)
         self._hand_offs.add(message.turn, mark)
 

@@ -1,6 +1,6 @@
 """Pure: message ids as commands carry them.
 
-Owns: the change between `MessageIdData` and positions, and what an ACK names.
+Owns: the change between `MessageIdData` and positions.
 
 Invariant: numbers are unsigned on the wire; -1, which stands for the earliest, is 2^64 - 1 there.
 """
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from magnetar.client.ack_state import AckItem
 from magnetar.client.message import AnyMessageId, MessageId
-from magnetar.model.batch_indexes import words_of
 from magnetar.model.ids import Position, ScalableMessageId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -41,15 +39,6 @@ def wire_id(message_id: MessageId) -> dict[str, Any]:
     fields = wire_position(message_id.position)
     if message_id.batch_index >= 0:
         fields["batch_index"] = message_id.batch_index
-    return fields
-
-
-def wire_ack(item: AckItem) -> dict[str, Any]:
-    fields = wire_position(item.position)
-    if item.batch_size:
-        fields["batch_size"] = item.batch_size
-    if item.unacked:
-        fields["ack_set"] = list(words_of(item.unacked))
     return fields
 
 

@@ -4,8 +4,9 @@ A frame is `u32 total`, `u32 size of the command`, BaseCommand, and for SEND and
 `messages.py` describes; RANGE_READ_RESPONSE has any number of that, whose sizes it lists. `total`
 counts everything after itself; all numbers are big-endian.
 
-The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`) put varints from a
-table together by hand; they cost a fraction of building and serializing a BaseCommand.
+The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`, `encode_ack`) put
+varints from a table together by hand; they cost a fraction of building and serializing a
+BaseCommand.
 
 Invariants:
 1. What an encoder here makes is byte for byte what protobuf makes of the same command.
@@ -16,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from google.protobuf.message import EncodeError
@@ -62,6 +63,7 @@ _RECEIPT_LEAD: Final = bytes((0x08, TYPES["SEND_RECEIPT"], TYPES["SEND_RECEIPT"]
 _RECEIPT_HEADS: Final = tuple(
     SIZES.pack(SIZE_BYTES + 4 + n, 4 + n) + _RECEIPT_LEAD + bytes((n,)) for n in range(_SHORT)
 )
+_ACK_LEAD: Final = bytes((0x08, TYPES["ACK"], TYPES["ACK"] << 3 | 2))
 _SEND_LEAD: Final = bytes((0x08, TYPES["SEND"], TYPES["SEND"] << 3 | 2))
 _MESSAGE_LEAD: Final = bytes((0x08, TYPES["MESSAGE"], TYPES["MESSAGE"] << 3 | 2))
 _MESSAGE_LEADS: Final = tuple(_MESSAGE_LEAD + bytes((n,)) for n in range(_SHORT))
@@ -213,6 +215,34 @@ def encode_message(
     size = len(body)
     sizes = SIZES.pack(SIZE_BYTES + size + len(headers_and_payload), size)
     return [sizes + body, headers_and_payload]
+
+
+def encode_ack(
+    consumer_id: int,
+    request_id: int,
+    items: Iterable[tuple[Position, Sequence[int], int]],
+    *,
+    cumulative: bool = False,
+    txn: tuple[int, int] | None = None,
+) -> bytes:
+    """The frame of an ACK: positions, each with the messages of its batch that are left, and its
+    batch size (no words, 0: it is no batch); `txn` is its most and least bits.
+    """
+    pieces = [_FIRST[consumer_id], b"\x10\x01" if cumulative else b"\x10\x00"]
+    for (ledger, entry), ack_set, batch_size in items:
+        message_id = _FIRST[ledger] + _second(entry)
+        if ack_set:
+            message_id += b"".join([b"\x28" + varint(word) for word in ack_set])
+        if batch_size:
+            message_id += b"\x30" + varint(batch_size)
+        size = len(message_id)
+        pieces.append((_ID_3[size] if size < _SHORT else b"\x1a" + varint(size)) + message_id)
+    if txn is not None:
+        pieces.append(b"\x30" + varint(txn[1]) + b"\x38" + varint(txn[0]))
+    pieces.append(b"\x40" + varint(request_id))
+    body = b"".join(pieces)
+    command_bytes = _ACK_LEAD + varint(len(body)) + body
+    return SIZES.pack(SIZE_BYTES + len(command_bytes), len(command_bytes)) + command_bytes
 
 
 def _second(value: int) -> bytes:

@@ -12,6 +12,7 @@ from magnetar.wire.frames import (
     SIZES,
     base_command,
     command,
+    encode_ack,
     encode_command,
     encode_message,
     encode_receipt,
@@ -123,6 +124,46 @@ def test_messages_are_those_of_protobuf(
         consumer_id, position, partition, redeliveries, ack_set, entry, consumer_epoch=epoch
     )
     assert made == encode_with_payload(base, entry)
+
+
+@given(
+    UINT64,
+    UINT64,
+    st.lists(
+        st.tuples(
+            st.builds(Position, UINT64, UINT64),
+            st.lists(INT64, max_size=20),
+            st.integers(0, 2**31 - 1),
+        ),
+        max_size=5,
+    ),
+    st.booleans(),
+    st.none() | st.tuples(UINT64, UINT64),
+)
+def test_acks_are_those_of_protobuf(
+    consumer_id: int,
+    request_id: int,
+    items: list[tuple[Position, list[int], int]],
+    cumulative: bool,
+    txn: tuple[int, int] | None,
+) -> None:
+    ids = [
+        {"ledgerId": ledger, "entryId": entry, "ack_set": words}
+        | ({"batch_size": size} if size else {})
+        for (ledger, entry), words, size in items
+    ]
+    fields: dict[str, object] = {} if txn is None else {
+        "txnid_most_bits": txn[0], "txnid_least_bits": txn[1]
+    }  # fmt: skip
+    expected = command(
+        "ACK",
+        consumer_id=consumer_id,
+        ack_type=pb.CommandAck.Cumulative if cumulative else pb.CommandAck.Individual,
+        message_id=ids,
+        request_id=request_id,
+        **fields,
+    )
+    assert encode_ack(consumer_id, request_id, items, cumulative=cumulative, txn=txn) == expected
 
 
 def test_more_values_than_the_cache_holds() -> None:
