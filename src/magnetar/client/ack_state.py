@@ -47,7 +47,7 @@ class AckItem(NamedTuple):
 
 def all_of(batch_size: int) -> int:
     """The set of all messages of an entry."""
-    return (1 << max(1, batch_size)) - 1
+    return (1 << batch_size) - 1 if batch_size > 1 else 1
 
 
 def size_from(index: int, size: int) -> int:

@@ -25,8 +25,8 @@ class Acknowledged:
 
     @classmethod
     def all_of(cls, each: Iterable[Acknowledged]) -> Acknowledged:
-        """Those of several segments as one."""
-        return cls([part for one in each for part in one._parts])
+        """Several as one; those that went with one command are the same."""
+        return cls([part for one in dict.fromkeys(each) for part in one._parts])
 
     def done(self) -> bool:
         return all(part.done() for part in self._parts)

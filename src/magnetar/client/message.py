@@ -260,7 +260,8 @@ class Message(Generic[T_co]):
     @property
     def schema_version(self) -> bytes:
         """Of the schema that it was written with; empty: it has none."""
-        return self.metadata.schema_version
+        found = self._metadata
+        return b"" if isinstance(found, bytes) else found.schema_version
 
     @property
     def replicated_from(self) -> str | None:

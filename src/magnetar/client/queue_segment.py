@@ -253,13 +253,13 @@ class QueueSegment(SegmentConsumer):
 
     def _deliver(self, message: Message[Any] | EntryRows) -> None:
         if isinstance(message, EntryRows) or self._dead_letters is None:
-            super().deliver(message)
+            self._inbox.add(message)
         elif message.raw_id in self._put_aside:
             self.give_permits(1)
         elif self._dead_letters.wants(message, is_given_back=False):
             self._put(message, lambda: self.give_permits(1))
         else:
-            super().deliver(message)
+            self._inbox.add(message)
 
     def _put(self, message: Message[Any], then: Callable[[], None]) -> None:
         """To the dead letters, once."""

@@ -127,7 +127,9 @@ class SegmentConsumer(ABC):
         self._waits_for_application = True
         self.traffic = home.connections.metrics.received_from(spec.topic, spec.subscription)
         self._interceptors = home.connections.interceptors
+        self._is_watched = bool(self._interceptors)
         self._backoff = home.connections.backoff()
+        self._inbox = home.inbox
         self._outbox = AckOutbox(self, spec.wire_topic, spec.subscription)
         self._intake = EntryIntake(
             self,
@@ -224,7 +226,7 @@ class SegmentConsumer(ABC):
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
         """What arrived and was let in."""
-        self.home.inbox.add(message)
+        self._inbox.add(message)
 
     def handing_out(self, message: Message[Any]) -> None:
         self._handed_out(message)
@@ -234,7 +236,7 @@ class SegmentConsumer(ABC):
         traffic = self.traffic
         traffic.messages += 1
         traffic.bytes += len(message.data)
-        if self._interceptors:
+        if self._is_watched:
             self._interceptors.received(message, self.spec.subscription)
 
     def handing_out_rows(self, rows: EntryRows, turn: int) -> None:
@@ -247,14 +249,14 @@ class SegmentConsumer(ABC):
     ) -> None:
         """The application acknowledges a message, or all up to it."""
         self.traffic.acknowledged += 1
-        if self._interceptors:
+        if self._is_watched:
             subscription = self.spec.subscription
             self._interceptors.acknowledged(message, subscription, is_cumulative=is_cumulative)
 
     def giving_back(self, message: Message[Any]) -> None:
         """The application gives a message back."""
         self.traffic.nacked += 1
-        if self._interceptors:
+        if self._is_watched:
             self._interceptors.nacked(message, self.spec.subscription)
 
     def release(self, *, wait: bool = True) -> None:
@@ -524,7 +526,7 @@ class SegmentConsumer(ABC):
 
     def take(self, command: Command) -> None:
         if isinstance(command, Delivered):
-            if not self.is_releasing and not self._is_restarting:
+            if self._release_by is None and not self._is_restarting:
                 self._backoff.reset()
                 self._intake.take(command)
         elif isinstance(command, Received):

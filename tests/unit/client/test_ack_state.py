@@ -265,3 +265,32 @@ def test_entries_that_are_held_are_counted_once_each_and_until_they_are_acknowle
     assert acks.held_entries == 0
     acks.handed(Mark(Position(1, 2)))
     assert acks.held_entries == 1
+
+
+@given(st.integers(0, 4), st.integers(0, 31), st.integers(0, 31))
+def test_what_is_admitted_is_what_arrives(size: int, unacked: int, held: int) -> None:
+    """In one step, and for whatever was there before."""
+    one, two = IndividualAcks(), IndividualAcks()
+    position = Position(1, 2)
+    for each in (one, two):
+        if held & all_of(size):
+            each.handed_all(position, held & all_of(size), size)
+    expected = one.arrived(position, size, unacked)
+    one.handed_all(position, expected, size)
+    assert two.admit(position, size, unacked) == expected
+    if expected:
+        everything = all_of(size)
+        assert two.held_among(position, everything) == one.held_among(position, everything)
+    assert two.admit(position, size, unacked) == 0
+
+
+def test_an_acknowledgement_tells_whether_the_application_had_it() -> None:
+    acks = IndividualAcks()
+    position = Position(1, 2)
+    assert acks.admit(position, 3) == 0b111
+    assert acks.ack(position, 1, 3)
+    assert not acks.ack(position, 1, 3)
+    assert not acks.ack(Position(1, 3), WHOLE, 0)
+    assert [item.unacked for item in acks.take(1)] == [0b101]
+    assert [item.position for item in acks.take(5)] == [Position(1, 3)]
+    assert acks.unconfirmed == 2
