@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench import client_columns
 from bench.broker import Running, server
 from bench.client_load import Measured
 from bench.report import Row, publish
@@ -148,7 +149,7 @@ def main() -> int:
         for _ in range(options.rounds):
             bench.round()
         rows, missed = bench.rows()
-    publish("client", rows)
+    publish("client", [*rows, *client_columns.measured()])
     for each in missed:
         print(f"missed: {each}")
     return 1 if missed else 0

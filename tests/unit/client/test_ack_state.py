@@ -293,4 +293,4 @@ def test_an_acknowledgement_tells_whether_the_application_had_it() -> None:
     assert not acks.ack(Position(1, 3), WHOLE, 0)
     assert [item.unacked for item in acks.take(1)] == [0b101]
     assert [item.position for item in acks.take(5)] == [Position(1, 3)]
-    assert acks.unconfirmed == 2
+    assert acks.waiting == 0
