@@ -38,6 +38,8 @@ AnyMessageId: TypeAlias = MessageId | ScalableMessageId
 
 _UNDECODED: Final = object()
 _SEGMENT_SUFFIX: Final = "-seg-"
+_DELIVER_AT_TAG: Final = b"\x98\x01"
+"""The bytes with which field 19 (deliver_at_time, a number) begins in MessageMetadata."""
 
 
 class Source(Protocol):
@@ -238,6 +240,9 @@ class Message(Generic[T_co]):
     @property
     def deliver_at_ms(self) -> int | None:
         """Before this it is not to be handed out, where messages are shared; None: at once."""
+        raw = self._metadata
+        if isinstance(raw, bytes) and _DELIVER_AT_TAG not in raw:
+            return None  # asked of every message: most are not taken apart for it
         said = self.metadata
         return said.deliver_at_time if said.HasField("deliver_at_time") else None
 

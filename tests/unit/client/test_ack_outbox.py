@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -42,9 +41,12 @@ class Nothing:
 def test_what_a_transaction_acknowledges_goes_in_parts_and_only_what_is_open_is_repeated() -> None:
     asked: list[int] = []
 
-    async def ask(what: str, **fields: Any) -> None:
-        asked.append(len(fields["message_id"]))
-        assert fields["txnid_most_bits"] == 1
+    async def ask(
+        items: Sequence[AckItem], /, *, cumulative: bool, txn: TxnId | None = None
+    ) -> None:
+        asked.append(len(items))
+        assert not cumulative
+        assert txn == Txn.txn_id
         if len(asked) == 2:
             raise ConnectionLost("gone")
 
