@@ -10,7 +10,8 @@ Invariants:
 3. An epoch of a group is over when a later one begins: nothing of it is decided afterwards, and
    what was not decided is aborted. A decided member stays committed.
 4. Sequences of a group are committed in ascending order, each at most once. Of a sequence that is
-   committed, or is below one that is, every other member is aborted.
+   committed, or is below one that is, every other member is aborted. A new generation begins anew:
+   its first sequence is not taken for one that an earlier generation committed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.txn.ids import to_text
-from magnetar.txn.records import Group, Header, Membership, Retired, State
+from magnetar.txn.records import NEVER, Group, Header, Membership, Retired, State
 from magnetar.wire.messages import TxnId
 
 ANY_RUN: Final = "*"
@@ -88,6 +89,16 @@ def member_state(txn: str, member: Membership, group: Group) -> State:
     return "OPEN"
 
 
+def is_surely_told(member: Membership, group: Group) -> bool:
+    """Whether the record alone tells the state of a member that it does not name.
+
+    Of a sequence before the last the record has forgotten what was committed: headers know it.
+    """
+    if member.epoch == group.epoch:
+        return member.sequence >= group.sequence
+    return member.sequence > max(group.sequence, group.past)
+
+
 def opened(
     group: Group | None,
     application: str,
@@ -110,9 +121,12 @@ def opened(
         raise GroupFenced(f"run {run!r} of {application!r} was superseded")
     over = Retired(group.generation, group.run if group.generation == generation else ANY_RUN)
     kept = [each for each in group.retired if each.generation != over.generation or not _all(over)]
+    is_anew = _all(over)
     return replace(
         group,
         epoch=group.epoch + 1,
+        sequence=NEVER if is_anew else group.sequence,
+        past=max(group.past, group.sequence) if is_anew else group.past,
         generation=generation,
         run=run,
         aborted=(),  # those of the epoch that is over are aborted by its end

@@ -330,7 +330,7 @@ class Groups:
             self._book.over(from_text(name), "COMMITTED", now)
         for header in self._book.members(group.application):
             member = header.group
-            is_sure = member is not None and member.sequence >= group.sequence
+            is_sure = member is not None and decisions.is_surely_told(member, group)
             if is_sure and decisions.state_of(header, group) == "ABORTED":
                 self._book.over(header.id, "ABORTED", now)
 

@@ -152,9 +152,11 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     generation: str
     run: str
     sequence: int = NEVER
-    """The last one that was committed."""
+    """The last one that this generation committed."""
+    past: int = NEVER
+    """The highest one that an earlier generation committed."""
     decided: tuple[str, ...] = ()
-    """Its transactions."""
+    """The transactions of the commit that was the last."""
     aborted: tuple[str, ...] = ()
     """Members with a later sequence that were aborted one by one."""
     retired: tuple[Retired, ...] = ()

@@ -86,6 +86,27 @@ def test_a_later_run_fences_an_earlier_one_for_good() -> None:
         opened(third, "g3", "*")
 
 
+def test_a_new_generation_counts_from_its_own_beginning() -> None:
+    """A writer that lost its checkpoint begins at 0: that must not pass for a repetition."""
+    winner, later = header(1, epoch=1, sequence=7), header(2, epoch=1, sequence=8)
+    forgotten_one = header(3, epoch=1, sequence=6)
+    group = commit(opened(), 7, winner).group
+    assert opened(group, run="r2").sequence == 7
+    anew = opened(group, generation="g2")
+    assert (anew.sequence, anew.past) == (-1, 7)
+    assert decisions.state_of(winner, anew) == "COMMITTED"
+    assert decisions.state_of(later, anew) == "ABORTED"
+    told = [
+        decisions.is_surely_told(each.group, anew)
+        for each in (forgotten_one, winner, later)
+        if each.group is not None
+    ]
+    assert told == [False, False, True], "6 was committed, which only its header says"
+    first = header(4, epoch=2, sequence=0)
+    assert not commit(anew, 0, first).replayed
+    assert opened(commit(anew, 0, first).group, generation="g3").past == 7
+
+
 def test_a_commit_names_the_winners_and_aborts_the_rest() -> None:
     group = opened()
     winner, loser = header(1, epoch=1, sequence=4), header(2, epoch=1, sequence=4)
