@@ -22,6 +22,7 @@ from magnetar.errors import (
     TransactionConflict,
 )
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.wire.messages import TxnId
 from tests.client.stage import new_client, play, stored
 from tests.server.scalable_stage import NAME, Stage
 
@@ -389,6 +390,48 @@ def test_groups_commit_their_members_together() -> None:
             assert (status.epoch, status.run, status.committed_sequence) == (1, "r1", 0)
             await _fencing(client, group)
         assert await payloads(stage) == [b"0", b"1", b"9"]
+
+    play(story)
+
+
+def test_another_process_may_abort_a_member_by_its_id() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, new_client(stage) as other:
+            producer = await client.producer(NAME)
+            group = await client.open_group("app", generation="g", run="r1")
+            members = []
+            for sequence in (0, 1):
+                async with group.transaction(sequence) as txn:
+                    await producer.send(b"%d" % sequence, key="k", txn=txn)
+                members.append(txn.txn_id)
+            await group.commit(0, members[:1])
+            elsewhere = await other.group(group.ticket)
+            await elsewhere.abort([*members, TxnId(members[0].most, members[0].least + 9999)])
+            with pytest.raises(InvalidTxnStatus):
+                await group.commit(1, members[1:])
+        assert await payloads(stage) == [b"0"], "what was decided stays"
+
+    play(story)
+
+
+def test_a_transaction_is_joined_by_other_processes_and_ended_by_one() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as begins, new_client(stage) as client:
+            producer = await client.producer(NAME)
+            txn_id = (await begins.transaction(timeout=60)).txn_id
+            joined = await client.join_transaction(txn_id, time_left=50)
+            await producer.submit(b"a part", key="k", txn=joined)
+            with pytest.raises(NotAllowed):
+                await joined.commit()
+            await joined.prepare()
+            await joined.close()
+            assert await payloads(stage) == []
+            last = await client.join_transaction(txn_id, time_left=40, ends_here=True)
+            await producer.send(b"the token", key="k", txn=last)
+            await last.commit()
+        assert await payloads(stage) == [b"a part", b"the token"]
 
     play(story)
 

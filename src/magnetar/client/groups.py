@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.transactions import Beginning, Transaction
-from magnetar.errors import GroupFenced, ProducerFenced
+from magnetar.errors import GroupFenced, InvalidTxnStatus, ProducerFenced, TransactionNotFound
 from magnetar.wire.messages import TxnId
+from magnetar.wire.pb import pulsar_pb2 as pb
 
 NEVER: Final = -1
 """The sequence of a group that has committed none."""
@@ -122,6 +123,14 @@ class TransactionGroup:
                 member.decided(committed=member.txn_id in ids)
                 del self._members[member]
         return not answer.replayed
+
+    async def abort(self, transactions: Iterable[TxnId]) -> None:
+        """Abort those of these transactions, begun anywhere, that are not decided yet."""
+        for each in transactions:
+            try:
+                await self._coordinators.ask(each, "END_TXN", txn_action=pb.ABORT)
+            except (InvalidTxnStatus, TransactionNotFound):
+                continue  # it was decided, maybe long ago
 
     async def status(self) -> GroupStatus:
         """What the server knows of the group."""

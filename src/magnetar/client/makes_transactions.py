@@ -22,6 +22,7 @@ from magnetar.client.makes_consumers import Closable
 from magnetar.client.pool import Connections
 from magnetar.client.transactions import Beginning, Transaction
 from magnetar.errors import InvalidSetting
+from magnetar.wire.messages import TxnId
 
 
 class MakesTransactions(ABC):
@@ -65,6 +66,36 @@ class MakesTransactions(ABC):
             )
 
         return Beginning(begin)
+
+    async def join_transaction(
+        self,
+        txn_id: TxnId,
+        *,
+        time_left: float = 60.0,
+        scalable: bool | None = None,
+        ends_here: bool = False,
+    ) -> Transaction:
+        """A transaction that another process has begun; `time_left` is in seconds.
+
+            txn = await client.join_transaction(txn_id, time_left=20)
+            await producer.send(b"a part", txn=txn)
+            await txn.prepare()    # its parts are durable: now the other process may be told
+
+        Whoever ends it (`ends_here`) must know that all others have prepared. Raises nothing if
+        there is no such transaction: its first send does.
+        """
+        _check_timeout(time_left)
+        coordinators = await self._find(scalable)
+        deadline = asyncio.get_running_loop().time() + time_left
+        return self._begun(
+            Transaction(
+                coordinators,
+                txn_id,
+                deadline=deadline,
+                on_close=self._forget,
+                is_member=not ends_here,
+            )
+        )
 
     async def open_group(self, application: str, *, generation: str, run: str) -> TransactionGroup:
         """Open a group of transactions that are committed together, and end its earlier runs.

@@ -105,8 +105,8 @@ class Transaction:
         `ERROR`): commit again to know. Committing again is no mistake.
         """
         if self._is_member:
-            hint = "commit the group, with this transaction"
-            raise NotAllowed(f"{self!r} is one of a group", hint=hint)
+            hint = "commit its group with it, or commit it where it was begun"
+            raise NotAllowed(f"{self!r} is decided elsewhere", hint=hint)
         if self._state is not TransactionState.COMMITTING:
             self._check_not_over()
             was_tried = self._state is TransactionState.ERROR
@@ -135,12 +135,14 @@ class Transaction:
                 raise
 
     async def prepare(self) -> None:
-        """For one of a group: wait until everything of it is durable; it then takes no more.
+        """For one of a group, or one begun elsewhere: wait until everything of it is durable.
+
+        It then takes no more.
 
         Raises as `commit` does if a part of it failed, and it is then aborted.
         """
         if not self._is_member:
-            raise NotAllowed(f"{self!r} is not of a group", hint="commit it")
+            raise NotAllowed(f"{self!r} is decided here", hint="commit it")
         if self._state is TransactionState.OPEN:
             self._move(TxnEvent.COMMIT)
             self._run(self._flush())

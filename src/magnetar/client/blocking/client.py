@@ -39,6 +39,7 @@ from magnetar.client.traffic import ClientMetrics
 from magnetar.model.ids import LATEST
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from magnetar.runtime.clock import Clock
+from magnetar.wire.messages import TxnId
 
 T = TypeVar("T")
 Value = TypeVar("Value")
@@ -407,6 +408,32 @@ class Client(Root[AsyncClient]):
         return Transaction(
             self._thread,
             self._wait(lambda: self._wrapped.transaction(timeout=timeout, scalable=scalable)),
+        )
+
+    def join_transaction(
+        self,
+        txn_id: TxnId,
+        *,
+        time_left: float = 60.0,
+        scalable: bool | None = None,
+        ends_here: bool = False,
+    ) -> Transaction:
+        """A transaction that another process has begun; `time_left` is in seconds.
+
+            txn = client.join_transaction(txn_id, time_left=20)
+            producer.send(b"a part", txn=txn)
+            txn.prepare()    # its parts are durable: now the other process may be told
+
+        Whoever ends it (`ends_here`) must know that all others have prepared. Raises nothing if
+        there is no such transaction: its first send does.
+        """
+        return Transaction(
+            self._thread,
+            self._wait(
+                lambda: self._wrapped.join_transaction(
+                    txn_id, time_left=time_left, scalable=scalable, ends_here=ends_here
+                )
+            ),
         )
 
     def open_group(self, application: str, *, generation: str, run: str) -> TransactionGroup:

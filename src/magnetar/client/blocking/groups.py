@@ -48,6 +48,11 @@ class TransactionGroup(Threaded[AsyncTransactionGroup]):
         given = [wrapped_of(each) for each in transactions]
         return self._wait(lambda: self._wrapped.commit(sequence, given))
 
+    def abort(self, transactions: Iterable[TxnId]) -> None:
+        """Abort those of these transactions, begun anywhere, that are not decided yet."""
+        given = [wrapped_of(each) for each in transactions]
+        self._wait(lambda: self._wrapped.abort(given))
+
     def status(self) -> GroupStatus:
         """What the server knows of the group."""
         return self._wait(lambda: self._wrapped.status())

@@ -48,7 +48,9 @@ class Transaction(Handle[AsyncTransaction]):
         self._wait(lambda: self._wrapped.abort())
 
     def prepare(self) -> None:
-        """For one of a group: wait until everything of it is durable; it then takes no more.
+        """For one of a group, or one begun elsewhere: wait until everything of it is durable.
+
+        It then takes no more.
 
         Raises as `commit` does if a part of it failed, and it is then aborted.
         """
