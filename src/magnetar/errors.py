@@ -295,6 +295,18 @@ class TransactionAborted(ClientError):
     hint = "begin a new transaction and do its work again"
 
 
+class WriterConflict(ClientError):
+    """Another query writes under this transactional id."""
+
+    name = "writer-conflict"
+
+
+class CheckpointMismatch(ClientError):
+    """The checkpoint of a query and what the server has committed of it do not go together."""
+
+    name = "checkpoint-mismatch"
+
+
 class UnreadableMessage(ClientError):
     """The bytes of a received message are not what its metadata or its schema says."""
 

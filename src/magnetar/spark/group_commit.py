@@ -1,0 +1,193 @@
+"""Pure: how one micro-batch of many tasks becomes one commit of a transaction group.
+
+Owns: `WriteId` (which batch of which writer), `Part` (what one task tells the driver), and what
+tasks and driver do with each answer of the server. `group_writes.py` asks the server.
+
+Invariants:
+1. A task's rows are in a transaction of its own. Only parts that Spark handed to the driver are
+   committed: an attempt that lost, failed or was forgotten is aborted with the same decision.
+2. A task leaves its rows out only if the server says that the very batch is committed. If one did,
+   the batch is never committed: it must turn out to have been.
+3. A batch is committed with the parts of one epoch, or not at all.
+4. Only the last committed batch is ever repeated. One before it means that the checkpoint is not
+   the one that was written with: nothing is skipped in silence.
+5. A batch of another query is never taken for one of this.
+6. An error leaves the batch undecided or aborted, never half committed: Spark runs it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, TypeVar
+
+from magnetar.errors import (
+    CheckpointMismatch,
+    GroupFenced,
+    InvalidTxnStatus,
+    InvariantBroken,
+    MagnetarError,
+    TransactionAborted,
+    TransactionNotFound,
+    WriterConflict,
+)
+from magnetar.wire.messages import TxnId
+
+NEVER: Final = -1
+"""The sequence of a writer that has committed none."""
+
+P = TypeVar("P", bound="Part")
+
+
+class WriteId(NamedTuple):
+    """One batch of a writer, in one of its runs."""
+
+    application: str
+    """Who writes: what the server remembers commits under."""
+    generation: str
+    """What survives a restart: the query of one checkpoint."""
+    run: str
+    """One start of it."""
+    sequence: int
+    """The number of the batch."""
+
+    def __str__(self) -> str:
+        return f"batch {self.sequence} of {self.application!r}"
+
+
+class Ticket(NamedTuple):
+    """An open group, as all tasks of a run know it."""
+
+    application: str
+    epoch: int
+    coordinator: int
+
+
+class Known(NamedTuple):
+    """What the server says of a writer."""
+
+    generation: str
+    committed_sequence: int
+
+
+class Plan(Enum):
+    """What a task does with its rows."""
+
+    WRITE = "write"
+    SKIP = "skip"
+    """The batch is committed: this is a repetition."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one task did, as it tells the driver."""
+
+    write: WriteId
+    ticket: Ticket | None = None
+    """None: it had no rows, and did not ask the server for anything."""
+    txn: TxnId | None = None
+    is_skipped: bool = False
+    rows: int = 0
+    bytes: int = 0
+
+
+class Decision(NamedTuple):
+    """What the driver asks for."""
+
+    ticket: Ticket | None
+    """None: no task has opened the group."""
+    transactions: tuple[TxnId, ...]
+    is_repeated: bool
+    """Tasks were told that the batch is committed: that is to be confirmed, nothing to be done."""
+
+
+# --- a task
+
+
+def check_writer(write: WriteId, known: Known | None) -> None:
+    """Before a group is opened: raise if it belongs to another query (invariant 5).
+
+    One that never committed anything may be taken over; its run is fenced then.
+    """
+    if known is None or known.generation == write.generation:
+        return
+    if known.committed_sequence != NEVER:
+        raise WriterConflict(
+            f"the transactional id {write.application!r} belongs to query {known.generation}, "
+            f"which has committed batch {known.committed_sequence}; this is {write.generation}",
+            hint="go on from the checkpoint of that query; or, if its output may be written a "
+            "second time, choose another transactionalId",
+        )
+
+
+def plan(write: WriteId, committed_sequence: int) -> Plan:
+    """What to do with the rows of a batch, when so much is committed (invariants 2 and 4)."""
+    if committed_sequence < write.sequence:
+        return Plan.WRITE
+    if committed_sequence == write.sequence:
+        return Plan.SKIP
+    raise CheckpointMismatch(
+        f"{write} comes after batch {committed_sequence} was committed",
+        hint="the checkpoint is older than the output: restore the newest one; or begin with an "
+        "empty checkpoint folder, which writes everything a second time",
+    )
+
+
+# --- the driver
+
+
+def decision(sequence: int, parts: Sequence[Part | None]) -> Decision:
+    """What to ask for when Spark commits a batch."""
+    told = checked(sequence, parts)
+    tickets = {each.ticket for each in told if each.ticket is not None}
+    if len(tickets) > 1:
+        epochs = sorted(each.epoch for each in tickets)
+        raise GroupFenced(
+            f"tasks of {told[0].write} wrote in different epochs: {epochs}",
+            hint="another run of the query was started meanwhile; let only one of them run",
+        )
+    return Decision(
+        next(iter(tickets), None),
+        tuple(each.txn for each in told if each.txn is not None),
+        any(each.is_skipped for each in told),
+    )
+
+
+def checked(sequence: int, parts: Sequence[P | None]) -> list[P]:
+    """The parts of a batch; raises if one is missing, or is of another batch."""
+    told = [each for each in parts if each is not None]
+    if len(told) < len(parts):
+        raise InvariantBroken(f"Spark commits batch {sequence} with parts missing")
+    if any(each.write != told[0].write for each in told):
+        raise InvariantBroken(f"batch {sequence} has parts of {sorted({p.write for p in told})}")
+    if told and told[0].write.sequence != sequence:
+        raise InvariantBroken(f"batch {sequence} has parts of {told[0].write}")
+    return told
+
+
+def confirm(write: WriteId, known: Known | None) -> None:
+    """Tasks were told that the batch is committed: raise unless it is (invariant 2)."""
+    if known is None or known.generation != write.generation:
+        raise GroupFenced(
+            f"{write} was begun, and another query writes under its name now",
+            hint="give every query a transactionalId of its own",
+        )
+    if known.committed_sequence < write.sequence:
+        raise InvariantBroken(f"{write} was left out, and is not committed")
+
+
+def refused(write: WriteId, error: MagnetarError, timeout_s: float) -> MagnetarError:
+    """What to tell the user when a commit was refused: nothing of the batch is there."""
+    if isinstance(error, InvalidTxnStatus | TransactionNotFound | TransactionAborted):
+        return TransactionAborted(
+            f"{write} was not committed, a transaction of it is over: {error}",
+            hint=f"a batch may take {timeout_s:g} s from its first row to its commit; raise "
+            "transactionTimeoutMs, or make batches smaller; a restart runs it again",
+        )
+    if isinstance(error, GroupFenced):
+        return GroupFenced(
+            f"{write} was not committed: {error}",
+            hint="another run of this query has been started; only the last one goes on",
+        )
+    return error
