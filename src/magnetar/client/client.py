@@ -28,7 +28,7 @@ from magnetar.client.producer import Producer
 from magnetar.client.producer_settings import AccessMode, ProducerSettings
 from magnetar.client.ranges import Ranges
 from magnetar.client.routing import Routing
-from magnetar.client.schema import BYTES, Schema
+from magnetar.client.schema import BYTES, Schema, SchemaInfo
 from magnetar.client.settings import (
     Auth,
     ClientSettings,
@@ -187,6 +187,12 @@ class Client(MakesConsumers, MakesTransactions):
         made = Ranges(self.connections, TopicName.parse(topic), creation_id=creation_id)
         await made.layout()
         return made
+
+    async def topic_schema(self, topic: str) -> SchemaInfo | None:
+        """The latest schema in the registry for a topic; None: it has none."""
+        self._check_open()
+        found = await self.connections.schema(str(TopicName.parse(topic)))
+        return None if found is None else SchemaInfo.from_wire(found)
 
     async def close(self) -> None:
         """Close every producer and consumer, abort what is open, then close every connection."""

@@ -36,6 +36,7 @@ from magnetar.errors import (
     RequestError,
     TopicNotFound,
 )
+from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -202,7 +203,9 @@ class Connections:
 
     async def schema(self, topic: str, schema_version: bytes | None = None) -> pb.Schema | None:
         """The latest schema of a topic, or that of a version; None: there is none."""
-        asked = await self.lookup(topic)
+        # A scalable topic is nowhere in particular, and every broker has the registry.
+        is_scalable = TopicName.parse(topic).domain is Domain.TOPIC
+        asked = await (self.service() if is_scalable else self.lookup(topic))
         fields: dict[str, Any] = (
             {} if schema_version is None else {"schema_version": schema_version}
         )

@@ -183,7 +183,7 @@ def refused(write: WriteId, error: MagnetarError, timeout_s: float) -> MagnetarE
         return TransactionAborted(
             f"{write} was not committed, a transaction of it is over: {error}",
             hint=f"a batch may take {timeout_s:g} s from its first row to its commit; raise "
-            "transactionTimeoutMs, or make batches smaller; a restart runs it again",
+            "transactionTimeout, or make batches smaller; a restart runs it again",
         )
     if isinstance(error, GroupFenced):
         return GroupFenced(

@@ -279,11 +279,12 @@ _RULES: Final = (
 _COLUMNS: Final = (
     Option(
         "valueFormat",
-        Use.READ,
+        Use.ALL,
         one_of("auto", "bytes", "string", "json", "avro"),
         "auto",
         "`bytes`, `string`: one column `value`. `json`, `avro`: a column for each field of the "
-        "topic's schema. `auto`: what the topic's schema says, bytes if it has none.",
+        "topic's schema; a write gives a topic without one the schema of its columns. `auto`: what "
+        "the topic's schema says, bytes if it has none.",
     ),
     Option(
         "includeMetadata",
@@ -324,6 +325,129 @@ _COLUMNS: Final = (
     ),
 )
 
+_COMMITS: Final = (
+    Option(
+        "semantics",
+        Use.WRITE,
+        one_of("exactly-once", "at-least-once"),
+        "exactly-once",
+        "`at-least-once` writes without transactions: rows of a batch that is run again are there "
+        "twice.",
+    ),
+    Option(
+        "commitMode",
+        Use.WRITE,
+        one_of("auto", "group", "single"),
+        "auto",
+        "How a batch is committed: `group`, a transaction per task and one decision (Magnetar); "
+        "`single`, one transaction for all tasks (any Pulsar); `auto`, what the server has.",
+    ),
+    Option(
+        "transactionalId",
+        Use.WRITE,
+        text,
+        None,
+        "The name under which the server remembers what is committed. Without it, the id of the "
+        "query, which is in its checkpoint.",
+    ),
+    Option(
+        "transactionTimeout",
+        Use.WRITE,
+        seconds,
+        "10m",
+        "What a batch may take from its first row to its commit; later it is aborted, and fails.",
+    ),
+    Option(
+        "commitTopic",
+        Use.WRITE,
+        text,
+        "persistent://public/default/magnetar-spark-commits",
+        "With `single`: commits are noted in a topic of this name and the transactional id.",
+    ),
+    Option(
+        "txnAppId",
+        Use.WRITE,
+        text,
+        None,
+        "Batch writes: a name for a row of writes; together with txnVersion it makes a write that "
+        "is repeated write nothing.",
+    ),
+    Option(
+        "txnVersion",
+        Use.WRITE,
+        milliseconds,
+        None,
+        "Batch writes: the number of this write, from 0, ascending for a txnAppId.",
+    ),
+    Option(
+        "deadLetterTopic",
+        Use.WRITE,
+        text,
+        None,
+        "Rows that cannot be written go here, in the same transaction. Without it they fail the "
+        "batch.",
+    ),
+)
+
+_PRODUCERS: Final = (
+    Option(
+        "sendTimeoutMs",
+        Use.WRITE,
+        count,
+        "30000",
+        "How long a message may wait for its receipt before the task fails.",
+        ("pulsar.producer.sendTimeoutMs",),
+    ),
+    Option(
+        "maxPendingMessages",
+        Use.WRITE,
+        count,
+        "10000",
+        "Messages of a task and topic that may wait for their receipts.",
+        ("pulsar.producer.maxPendingMessages",),
+    ),
+    Option(
+        "batchingEnabled",
+        Use.WRITE,
+        truth,
+        "true",
+        "Whether messages are stored many to an entry.",
+        ("pulsar.producer.batchingEnabled",),
+    ),
+    Option(
+        "batchingMaxMessages",
+        Use.WRITE,
+        count,
+        "1000",
+        "The most messages of an entry.",
+        ("pulsar.producer.batchingMaxMessages",),
+    ),
+    Option(
+        "batchingMaxBytes",
+        Use.WRITE,
+        size,
+        "128k",
+        "About the most bytes of an entry.",
+        ("pulsar.producer.batchingMaxBytes",),
+    ),
+    Option(
+        "compression",
+        Use.WRITE,
+        one_of("none", "lz4", "zlib", "zstd", "snappy"),
+        "none",
+        "How entries are compressed.",
+        ("pulsar.producer.compressionType",),
+    ),
+    Option(
+        "chunking",
+        Use.WRITE,
+        truth,
+        "false",
+        "Cut messages that are larger than the server takes.",
+        ("pulsar.producer.chunkingEnabled",),
+    ),
+)
+
 OPTIONS: Final[tuple[Option, ...]] = (
     *_CONNECTION,
     *_WHAT,
@@ -331,4 +455,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
     *_HOW_MUCH,
     *_RULES,
     *_COLUMNS,
+    *_COMMITS,
+    *_PRODUCERS,
 )

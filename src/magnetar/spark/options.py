@@ -29,8 +29,13 @@ _SAID: Final = {
     Use.READ: "a read",
 }
 
-FROM_SPARK: Final = frozenset({"checkpointlocation", "queryname", "path", "outputmode"})
-"""What Spark puts among the options by itself."""
+FROM_SPARK: Final = frozenset(
+    {
+        *("checkpointlocation", "queryname", "path", "outputmode"),
+        *("asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"),
+    }
+)
+"""What Spark puts among the options, or reads from them, by itself."""
 
 _BY_KEY: Final = {
     key.lower(): option for option in OPTIONS for key in (option.name, *option.aliases)

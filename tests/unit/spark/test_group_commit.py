@@ -217,7 +217,7 @@ def test_what_was_left_out_must_turn_out_to_be_committed() -> None:
 def test_a_refused_commit_says_what_to_do() -> None:
     told = group_commit.refused(WRITE, InvalidTxnStatus("transaction 0_1 is ABORTED"), TIMEOUT_S)
     assert isinstance(told, TransactionAborted)
-    assert "transactionTimeoutMs" in str(told)
+    assert "transactionTimeout" in str(told)
     assert "600 s" in str(told)
     fenced = group_commit.refused(WRITE, GroupFenced("epoch 4"), TIMEOUT_S)
     assert "another run" in str(fenced)

@@ -33,7 +33,7 @@ from magnetar.client.makes_consumers import (
     SubscribingOptions,
 )
 from magnetar.client.message import Checkpoint, MessageId
-from magnetar.client.schema import BYTES, Schema
+from magnetar.client.schema import BYTES, Schema, SchemaInfo
 from magnetar.client.settings import Auth, TlsSettings
 from magnetar.client.traffic import ClientMetrics
 from magnetar.model.ids import LATEST
@@ -147,6 +147,10 @@ class Client(Root[AsyncClient]):
         return Ranges(
             self._thread, self._wait(lambda: self._wrapped.ranges(topic, creation_id=creation_id))
         )
+
+    def topic_schema(self, topic: str) -> SchemaInfo | None:
+        """The latest schema in the registry for a topic; None: it has none."""
+        return self._wait(lambda: self._wrapped.topic_schema(topic))
 
     @overload
     def queue_consumer(

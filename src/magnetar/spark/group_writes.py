@@ -1,0 +1,176 @@
+"""Mode "group": a transaction per task attempt, one decision per batch.
+
+Owns: `GroupTask`, a task's side, and `commit` and `abort`, the driver's. What to do with each
+answer is `group_commit`'s to say.
+
+Invariants:
+1. A group is opened once per process and run; its tasks begin transactions in that epoch.
+2. A part is told to Spark only when everything of its transaction is durable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from magnetar.blocking import Client, Transaction, TransactionGroup
+from magnetar.client.groups import GroupStatus, GroupTicket
+from magnetar.errors import (
+    GroupFenced,
+    InvalidTxnStatus,
+    MagnetarError,
+    NotAllowed,
+    TransactionNotFound,
+)
+from magnetar.runtime.logs import logger
+from magnetar.spark import group_commit
+from magnetar.spark.group_commit import Known, Part, Plan, Ticket, WriteId
+
+_LOG: Final = logger(__name__)
+_GROUPS_MAX: Final = 100
+_GROUPS: Final[dict[tuple[Client, str, str, str], TransactionGroup]] = {}
+"""Open ones, by client, application, generation and run."""
+_TURN: Final = threading.Lock()
+
+
+class GroupTask:
+    """One attempt of a task."""
+
+    def __init__(self, client: Client, write: WriteId, timeout_s: float) -> None:
+        self._client = client
+        self._write = write
+        self._timeout_s = timeout_s
+        self._group: TransactionGroup | None = None
+        self._txn: Transaction | None = None
+        self._is_skipped = False
+
+    def begin(self) -> Plan:
+        """Called with the first row."""
+        try:
+            self._txn = self._begun()
+        except GroupFenced as error:
+            raise group_commit.refused(self._write, error, self._timeout_s) from error
+        self._is_skipped = self._txn is None
+        return Plan.SKIP if self._is_skipped else Plan.WRITE
+
+    @property
+    def txn(self) -> Transaction | None:
+        """What rows are sent in."""
+        return self._txn
+
+    def _begun(self) -> Transaction | None:
+        """None: the batch is committed."""
+        for is_last in (False, True):
+            group = self._group = _opened(self._client, self._write, anew=is_last)
+            if group_commit.plan(self._write, group.committed_sequence) is Plan.SKIP:
+                return None
+            try:
+                return group.transaction(self._write.sequence, timeout=self._timeout_s)
+            except InvalidTxnStatus:
+                # The sequence was committed since the group was opened here: ask how far it is.
+                if is_last:
+                    raise
+        raise AssertionError("the loop returns or raises")
+
+    def finish(self, rows: int, size: int) -> Part:
+        """Wait until everything is durable; what to tell the driver."""
+        if self._group is None:
+            return Part(self._write)
+        ticket = Ticket(*self._group.ticket)
+        if self._txn is None:
+            return Part(self._write, ticket, is_skipped=True, rows=rows)
+        try:
+            self._txn.prepare()
+        except MagnetarError as error:
+            raise group_commit.refused(self._write, error, self._timeout_s) from error
+        self._txn.close()
+        return Part(self._write, ticket, self._txn.txn_id, rows=rows, bytes=size)
+
+    def give_up(self) -> None:
+        """The attempt failed: its rows are not to wait for a timeout."""
+        if self._txn is not None:
+            try:
+                self._txn.abort()
+            except MagnetarError as error:
+                _LOG.info("attempt-not-aborted", write=str(self._write), reason=str(error))
+
+
+def commit(client: Client, sequence: int, parts: Sequence[Part | None], timeout_s: float) -> None:
+    """Spark commits a batch. Raises if it is not committed, and nothing of it is there then."""
+    wanted = group_commit.decision(sequence, parts)
+    told = next((each for each in parts if each is not None), None)
+    if told is None:
+        return  # no task, no rows
+    write = told.write
+    try:
+        group = _ticketed(client, write, wanted.ticket)
+        if wanted.is_repeated:
+            group_commit.confirm(write, _known(group.status()))
+            group.abort(wanted.transactions)
+            is_new = False
+        else:
+            is_new = group.commit(sequence, wanted.transactions)
+    except MagnetarError as error:
+        raise group_commit.refused(write, error, timeout_s) from error
+    names = ", ".join(f"({each.most},{each.least})" for each in wanted.transactions)
+    _LOG.info(
+        "committed-group" if is_new else "group-was-committed",
+        group=f"{write.application}/{sequence}",
+        transactions=names,
+    )
+
+
+def abort(client: Client, parts: Sequence[Part | None]) -> None:
+    """Spark gives a batch up, maybe one that was committed: only what is open is touched."""
+    told = [each for each in parts if each is not None and each.txn is not None]
+    if not told:
+        return
+    ticket = told[0].ticket
+    assert ticket is not None, "who has a transaction has a group"
+    try:
+        client.group(GroupTicket(*ticket)).abort([each.txn for each in told if each.txn])
+    except MagnetarError as error:
+        # They end by their timeout, or when the next run opens the group.
+        _LOG.info("batch-not-aborted", write=str(told[0].write), reason=str(error))
+
+
+def has_groups(client: Client) -> bool:
+    """Whether the server has transaction groups."""
+    try:
+        client.group_status("magnetar")
+    except TransactionNotFound:
+        return True
+    except NotAllowed:
+        return False
+    return True
+
+
+def _ticketed(client: Client, write: WriteId, ticket: Ticket | None) -> TransactionGroup:
+    return _opened(client, write) if ticket is None else client.group(GroupTicket(*ticket))
+
+
+def _opened(client: Client, write: WriteId, *, anew: bool = False) -> TransactionGroup:
+    key = (client, write.application, write.generation, write.run)
+    with _TURN:
+        known = _GROUPS.get(key)
+        if known is not None and not anew:
+            return known
+        if write.application != write.generation:  # a name that a user gave
+            group_commit.check_writer(write, _status(client, write.application))
+        if len(_GROUPS) >= _GROUPS_MAX:
+            _GROUPS.clear()
+        group = client.open_group(write.application, generation=write.generation, run=write.run)
+        _GROUPS[key] = group
+        return group
+
+
+def _status(client: Client, application: str) -> Known | None:
+    try:
+        return _known(client.group_status(application))
+    except TransactionNotFound:
+        return None
+
+
+def _known(status: GroupStatus) -> Known:
+    return Known(status.generation, status.committed_sequence)

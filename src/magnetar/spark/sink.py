@@ -1,0 +1,257 @@
+"""The sink: what Spark calls to write a data frame, as a stream or once.
+
+Owns: `stream_writer` and `batch_writer`, which check everything that can be checked before a row is
+read, and the two writers. A writer is pickled to where its tasks run; it holds plain values only.
+
+Invariants:
+1. Everything that a commit needs travels in what the tasks return (`Written`).
+2. Which way to commit is decided on the driver, before the tasks: all of them go the same way.
+3. A task that fails aborts its transaction and forgets its producers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from magnetar.blocking import Client, Transaction
+from magnetar.errors import InvalidSetting
+from magnetar.spark import group_writes
+from magnetar.spark.group_commit import Part, Plan, WriteId
+from magnetar.spark.links import client_for
+from magnetar.spark.options import Options
+from magnetar.spark.sink_columns import SinkColumns
+from magnetar.spark.sink_rows import RowWriter
+
+BATCH_GENERATION: Final = "batch"
+"""Of batch writes: they have no query."""
+
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+_RUN: Final = "spark.jobGroup.id"
+"""Local properties of a task of a streaming query; of Spark's run ids only this one is there."""
+
+_AT_LEAST_ONCE: Final = "at-least-once"
+_GROUP: Final = "group"
+_SINGLE: Final = "single"
+_PLAIN: Final = "plain"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    part: Part
+
+
+class Task(Protocol):
+    """How one attempt of a task takes part in the commit of its batch."""
+
+    @property
+    def txn(self) -> Transaction | None: ...
+
+    def begin(self) -> Plan:
+        """Called with the first row."""
+        ...
+
+    def finish(self, rows: int, size: int) -> Part:
+        """Everything was sent: returns when it is durable."""
+        ...
+
+    def give_up(self) -> None: ...
+
+
+class PlainTask:
+    """Writes without transactions."""
+
+    txn: Final = None
+
+    def __init__(self, write: WriteId) -> None:
+        self._write = write
+
+    def begin(self) -> Plan:
+        return Plan.WRITE
+
+    def finish(self, rows: int, size: int) -> Part:
+        return Part(self._write, rows=rows, bytes=size)
+
+    def give_up(self) -> None:
+        """What was sent stays: at least once."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """What both writers have in common."""
+
+    options: Options
+    columns: SinkColumns
+    mode: str
+
+    @property
+    def timeout_s(self) -> float:
+        return float(self.options["transactionTimeout"])
+
+    def client(self) -> Client:
+        return client_for(self.options)
+
+    def write(self, batches: Iterator[pa.RecordBatch], write: WriteId) -> Written:
+        """One attempt of a task."""
+        task: Task | None = None
+        rows = RowWriter(self.client(), self.options, self.columns)
+        skipped = 0
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if task is None:
+                    task = self._task(write)
+                    plan = task.begin()
+                if plan is Plan.SKIP:
+                    skipped += batch.num_rows
+                else:
+                    rows.write(batch, task.txn)
+            part = Part(write) if task is None else task.finish(rows.rows + skipped, rows.bytes)
+        except BaseException:
+            if task is not None:
+                task.give_up()
+            rows.failed()
+            raise
+        rows.done()
+        return Written(part)
+
+    def _task(self, write: WriteId) -> Task:
+        if self.mode == _PLAIN:
+            return PlainTask(write)
+        return group_writes.GroupTask(self.client(), write, self.timeout_s)
+
+    def commit(self, sequence: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self.mode == _GROUP:
+            group_writes.commit(self.client(), sequence, _parts(messages), self.timeout_s)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self.mode == _GROUP:
+            group_writes.abort(self.client(), _parts(messages))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(iterator, _streaming_id(self._sink.options["transactionalId"]))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.commit(batchId, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.abort(messages)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one data frame."""
+
+    def __init__(self, sink: Sink, write: WriteId) -> None:
+        self._sink = sink
+        self._write = write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write(iterator, self._write)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.commit(self._write.sequence, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.abort(messages)
+
+
+def stream_writer(options: Options, schema: StructType, overwrite: bool) -> StreamWriter:
+    """For `df.writeStream`; raises what is wrong with options and columns."""
+    if overwrite:
+        raise InvalidSetting(
+            "a topic cannot be written in Complete mode: what was written stays",
+            hint='use .outputMode("append"); for aggregations of whole tables use foreachBatch',
+        )
+    if options.spark.get("asyncprogresstrackingenabled", "").lower() == "true":
+        raise InvalidSetting(
+            "exactly once does not go with asyncProgressTrackingEnabled: batches that are run "
+            "again would hold other rows",
+            hint="leave that option out",
+        )
+    for name in ("txnAppId", "txnVersion"):
+        if options[name] is not None:
+            raise InvalidSetting(
+                f"{name} is for batch writes; a stream counts its batches itself",
+                hint="leave it out, or use transactionalId",
+            )
+    return StreamWriter(_sink(options, schema))
+
+
+def batch_writer(options: Options, schema: StructType, overwrite: bool) -> BatchWriter:
+    """For `df.write`; raises what is wrong with options and columns."""
+    if overwrite:
+        raise InvalidSetting(
+            "a topic cannot be overwritten: what was written stays", hint='use .mode("append")'
+        )
+    application, version = options["txnAppId"], options["txnVersion"]
+    if (application is None) != (version is None):
+        missing = "txnVersion" if version is None else "txnAppId"
+        raise InvalidSetting(
+            f"{missing} is missing: only both together make a write that can be repeated",
+            hint=f'add .option("{missing}", ...)',
+        )
+    run = uuid.uuid4().hex
+    if application is None:
+        application, version = f"{BATCH_GENERATION}-{run}", 0
+    write = WriteId(application, BATCH_GENERATION, run, version)
+    return BatchWriter(_sink(options, schema), write)
+
+
+def _sink(options: Options, schema: StructType) -> Sink:
+    types: Mapping[str, str] = {each.name: each.dataType.simpleString() for each in schema.fields}
+    columns = SinkColumns.of(types, topic=options["topic"])
+    options.required("serviceUrl", "pulsar://localhost:6650")
+    return Sink(options, columns, _mode(options))
+
+
+def _mode(options: Options) -> str:
+    if options["semantics"] == _AT_LEAST_ONCE:
+        return _PLAIN
+    chosen = str(options["commitMode"])
+    if chosen != "auto":
+        return chosen
+    return _GROUP if group_writes.has_groups(client_for(options)) else _SINGLE
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part | None]:
+    parts: list[Part | None] = []
+    for each in messages:
+        assert each is None or isinstance(each, Written), "every task returns one"
+        parts.append(None if each is None else each.part)
+    return parts
+
+
+def _streaming_id(transactional_id: str | None) -> WriteId:
+    """Of the micro-batch that this task belongs to."""
+    context: Any = TaskContext.get()
+    found = {name: context.getLocalProperty(name) for name in (_QUERY, _BATCH, _RUN)}
+    missing = [name for name, value in found.items() if value is None]
+    if missing:
+        raise InvalidSetting(
+            f"Spark does not say which batch this is ({missing[0]} is not set)",
+            hint="PySpark 4.2 or later is needed, and writeStream in a query of its own",
+        )
+    query = found[_QUERY]
+    return WriteId(transactional_id or query, query, found[_RUN], int(found[_BATCH]))
