@@ -59,7 +59,7 @@ check: lint ## lint and the fast tests: below a minute, before every commit
 
 .PHONY: test
 test: lint ## everything: check, slow tests, a short simulation, a crash sample
-	$(BIN)/pytest -q -n 3 tests
+	$(BIN)/pytest -q -n 3 --dist loadgroup -m "not soak" tests
 	$(MAKE) sim SEED= SEEDS=$(TEST_SEEDS)
 	$(MAKE) crash CRASH_KILLS=$(TEST_KILLS) CRASH_CUTS=$(TEST_CUTS) CRASH_EVERY=$(TEST_EVERY)
 
@@ -91,6 +91,10 @@ soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parse
 .PHONY: soak-txn
 soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSACTIONS=100000
 	$(BIN)/python -m magnetar.testing.txn_soak --transactions $(TRANSACTIONS)
+
+.PHONY: soak-spark
+soak-spark: $(STAMP) ## the slow faults of Spark queries: kills, timeouts, a cluster of two hosts
+	$(BIN)/pytest -v -m soak tests/spark
 
 .PHONY: bench
 bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*.json

@@ -42,6 +42,7 @@ class Running:
         self.host, self.port = url.hostname, url.port
         self.admin_url: str = ready["admin_url"]
         self.process = process
+        self.was_killed = False
         self._errors = errors
 
     async def connect(self, **fields: Any) -> Driver:
@@ -79,24 +80,31 @@ class Running:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """kill -9; a server may be started in the same folder, at the same port, afterwards."""
+        self.was_killed = True
+        self.process.kill()
+        self.process.wait()
+
     def exit_code(self, seconds: float = _STOP_SECONDS) -> int:
         return self.process.wait(seconds)
 
 
 @contextmanager
-def served(folder: Path, **settings: object) -> Iterator[Running]:
-    """A server on a free port; `settings` as in its environment, in lower case.
+def served(folder: Path, *, port: int = 0, **settings: object) -> Iterator[Running]:
+    """A server, on a free port unless one is given; `settings` as in its environment.
 
-    At the end it is stopped, if it runs, and must have left without an error or a bug.
+    At the end it is stopped, if it runs, and unless it was killed must have left without an error
+    or a bug.
     """
     errors = folder / "stderr.txt"
     environ = {name: text for name, text in os.environ.items() if not name.startswith("MAGNETAR_")}
     environ |= {f"MAGNETAR_{name.upper()}": str(value) for name, value in settings.items()}
-    command = [_MAGNETAR, "serve", "--data", folder / "data", "--port", "0", "--admin-port", "0"]
+    command = [_MAGNETAR, "serve", "--data", folder / "data", "--admin-port", "0"]
     with (
         errors.open("w") as stderr,
         subprocess.Popen(
-            [*map(str, command), "--json"],
+            [*map(str, command), "--port", str(port), "--json"],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -112,7 +120,7 @@ def served(folder: Path, **settings: object) -> Iterator[Running]:
             if process.poll() is None:
                 running.terminate()
             code = running.exit_code()
-            assert code == 0, running.log()
+            assert running.was_killed or code == 0, running.log()
             assert not running.bugs()
         finally:
             if process.poll() is None:

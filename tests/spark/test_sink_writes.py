@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from magnetar.blocking import Client
 from magnetar.client.schema import AutoSchema, AvroSchema, JsonSchema
 from magnetar.errors import (
     CheckpointMismatch,
@@ -34,59 +33,18 @@ from magnetar.errors import (
     TransactionAborted,
     WriterConflict,
 )
-from magnetar.spark import links, outlets
-from magnetar.spark.group_commit import WriteId
+from magnetar.spark import links
 from magnetar.spark.option_table import Use
 from magnetar.spark.options import parse
-from magnetar.spark.sink import Sink, batch_writer, stream_writer
-from tests.client.service import service
-from tests.spark.reading import check_numbers, messages
-
-TOPIC = "topic://public/default/output"
-KEYED = StructType([StructField("key", StringType()), StructField("value", StringType())])
-
-
-class Writing:
-    """A server, and writers of it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.client = Client(url)
-
-    def sink(self, schema: StructType = KEYED, **options: str) -> Sink:
-        given = {"serviceUrl": self.url, "topic": TOPIC} | options
-        given = {name: text for name, text in given.items() if text}
-        return stream_writer(parse(given, Use.WRITE), schema, False)._sink
-
-    def found(self, count: int, topic: str = TOPIC) -> list[Any]:
-        return messages(self.client, topic, count)
+from magnetar.spark.sink import batch_writer, stream_writer
+from tests.spark.reading import check_numbers
+from tests.spark.writing import KEYED, TOPIC, Writing, rows, tasks, write_id, writing_to
 
 
 @pytest.fixture
 def writing(tmp_path: Path) -> Iterator[Writing]:
-    with service(tmp_path) as url:
-        writing = Writing(url)
-        try:
-            yield writing
-        finally:
-            outlets.close_all()
-            links.close_all()
-            writing.client.close()
-
-
-def write_id(batch: int, run: str = "run-1", query: str = "query-1", app: str = "") -> WriteId:
-    return WriteId(app or query, query, run, batch)
-
-
-def rows(numbers: Sequence[int], keys: int = 4) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {"key": [str(n % keys) for n in numbers], "value": [str(n) for n in numbers]}
-    )
-
-
-def tasks(sink: Sink, write: WriteId, *parts: Sequence[int]) -> list[Any]:
-    """Each part is what one task writes."""
-    return [sink.write(iter([rows(part)] if part else []), write) for part in parts]
+    with writing_to(tmp_path) as writing:
+        yield writing
 
 
 def test_a_batch_is_there_when_it_is_committed(writing: Writing) -> None:

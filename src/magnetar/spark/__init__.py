@@ -2,3 +2,7 @@
 
 Needs the extra `spark` (PySpark >= 4.2, pyarrow) and a Java, which `magnetar.spark.java` finds.
 """
+
+from magnetar.spark.foreach_batch import foreach_batch_writer
+
+__all__ = ["foreach_batch_writer"]

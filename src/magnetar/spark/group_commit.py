@@ -88,6 +88,8 @@ class Part:
     """None: it had no rows, and did not ask the server for anything."""
     txn: TxnId | None = None
     is_skipped: bool = False
+    attempt: int = -1
+    """Spark's number of the task attempt, where one transaction is shared."""
     rows: int = 0
     bytes: int = 0
 
@@ -181,13 +183,13 @@ def refused(write: WriteId, error: MagnetarError, timeout_s: float) -> MagnetarE
     """What to tell the user when a commit was refused: nothing of the batch is there."""
     if isinstance(error, InvalidTxnStatus | TransactionNotFound | TransactionAborted):
         return TransactionAborted(
-            f"{write} was not committed, a transaction of it is over: {error}",
+            f"{write} was not committed, a transaction of it is over: {error.args[0]}",
             hint=f"a batch may take {timeout_s:g} s from its first row to its commit; raise "
             "transactionTimeout, or make batches smaller; a restart runs it again",
         )
     if isinstance(error, GroupFenced):
         return GroupFenced(
-            f"{write} was not committed: {error}",
+            f"{write} was not committed: {error.args[0]}",
             hint="another run of this query has been started; only the last one goes on",
         )
     return error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from magnetar.blocking import Client, Transaction, TransactionGroup
 from magnetar.client.groups import GroupStatus, GroupTicket
@@ -21,6 +22,7 @@ from magnetar.errors import (
     InvalidTxnStatus,
     MagnetarError,
     NotAllowed,
+    TransactionAborted,
     TransactionNotFound,
 )
 from magnetar.runtime.logs import logger
@@ -31,6 +33,7 @@ _LOG: Final = logger(__name__)
 _GROUPS_MAX: Final = 100
 _GROUPS: Final[dict[tuple[Client, str, str, str], TransactionGroup]] = {}
 """Open ones, by client, application, generation and run."""
+_HAS_GROUPS: Final[WeakKeyDictionary[Client, bool]] = WeakKeyDictionary()
 _TURN: Final = threading.Lock()
 
 
@@ -47,10 +50,7 @@ class GroupTask:
 
     def begin(self) -> Plan:
         """Called with the first row."""
-        try:
-            self._txn = self._begun()
-        except GroupFenced as error:
-            raise group_commit.refused(self._write, error, self._timeout_s) from error
+        self._txn = self._begun()
         self._is_skipped = self._txn is None
         return Plan.SKIP if self._is_skipped else Plan.WRITE
 
@@ -80,12 +80,21 @@ class GroupTask:
         ticket = Ticket(*self._group.ticket)
         if self._txn is None:
             return Part(self._write, ticket, is_skipped=True, rows=rows)
-        try:
-            self._txn.prepare()
-        except MagnetarError as error:
-            raise group_commit.refused(self._write, error, self._timeout_s) from error
+        self._txn.prepare()
         self._txn.close()
         return Part(self._write, ticket, self._txn.txn_id, rows=rows, bytes=size)
+
+    def explained(self, error: MagnetarError) -> MagnetarError:
+        """Why rows could not be written: a transaction may be over because its run is."""
+        if self._txn is not None and _is_over(error):
+            try:
+                status = self._client.group_status(self._write.application)
+            except MagnetarError as unknown:
+                _LOG.info("run-not-known", write=str(self._write), reason=str(unknown))
+            else:
+                if (status.generation, status.run) != (self._write.generation, self._write.run):
+                    error = GroupFenced(f"run {status.run} has begun: {error}")
+        return group_commit.refused(self._write, error, self._timeout_s)
 
     def give_up(self) -> None:
         """The attempt failed: its rows are not to wait for a timeout."""
@@ -135,15 +144,23 @@ def abort(client: Client, parts: Sequence[Part | None]) -> None:
         _LOG.info("batch-not-aborted", write=str(told[0].write), reason=str(error))
 
 
+def _is_over(error: MagnetarError) -> bool:
+    return isinstance(error, TransactionAborted | InvalidTxnStatus | NotAllowed)
+
+
 def has_groups(client: Client) -> bool:
-    """Whether the server has transaction groups."""
-    try:
-        client.group_status("magnetar")
-    except TransactionNotFound:
-        return True
-    except NotAllowed:
-        return False
-    return True
+    """Whether the server has transaction groups; asked once for each client."""
+    known = _HAS_GROUPS.get(client)
+    if known is None:
+        try:
+            client.group_status("magnetar")
+            known = True
+        except TransactionNotFound:
+            known = True
+        except NotAllowed:
+            known = False
+        _HAS_GROUPS[client] = known
+    return known
 
 
 def _ticketed(client: Client, write: WriteId, ticket: Ticket | None) -> TransactionGroup:

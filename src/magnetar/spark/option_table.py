@@ -380,6 +380,14 @@ _COMMITS: Final = (
         "Batch writes: the number of this write, from 0, ascending for a txnAppId.",
     ),
     Option(
+        "txnGeneration",
+        Use.WRITE,
+        text,
+        None,
+        "Batch writes: what txnVersion is counted by, such as the id of a query. Another one is "
+        "refused, since its versions mean other rows.",
+    ),
+    Option(
         "deadLetterTopic",
         Use.WRITE,
         text,

@@ -11,9 +11,11 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -26,13 +28,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from magnetar.blocking import Client, Transaction
-from magnetar.errors import InvalidSetting
-from magnetar.spark import group_writes
+from magnetar.errors import InvalidSetting, MagnetarError
+from magnetar.spark import group_writes, single_writes
 from magnetar.spark.group_commit import Part, Plan, WriteId
 from magnetar.spark.links import client_for
 from magnetar.spark.options import Options
 from magnetar.spark.sink_columns import SinkColumns
 from magnetar.spark.sink_rows import RowWriter
+from magnetar.wire.messages import TxnId
 
 BATCH_GENERATION: Final = "batch"
 """Of batch writes: they have no query."""
@@ -42,6 +45,7 @@ _BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"
 """Local properties of a task of a streaming query; of Spark's run ids only this one is there."""
 
+_COMMIT_RUNNER: Final = "python_streaming_sink_runner.py"
 _AT_LEAST_ONCE: Final = "at-least-once"
 _GROUP: Final = "group"
 _SINGLE: Final = "single"
@@ -69,6 +73,10 @@ class Task(Protocol):
         """Everything was sent: returns when it is durable."""
         ...
 
+    def explained(self, error: MagnetarError) -> MagnetarError:
+        """What to tell the user of an error of this attempt."""
+        ...
+
     def give_up(self) -> None: ...
 
 
@@ -86,6 +94,9 @@ class PlainTask:
     def finish(self, rows: int, size: int) -> Part:
         return Part(self._write, rows=rows, bytes=size)
 
+    def explained(self, error: MagnetarError) -> MagnetarError:
+        return error
+
     def give_up(self) -> None:
         """What was sent stays: at least once."""
 
@@ -97,6 +108,8 @@ class Sink:
     options: Options
     columns: SinkColumns
     mode: str
+    single: TxnId | None = None
+    """The transaction of all tasks, if there is one for all."""
 
     @property
     def timeout_s(self) -> float:
@@ -122,26 +135,62 @@ class Sink:
                 else:
                     rows.write(batch, task.txn)
             part = Part(write) if task is None else task.finish(rows.rows + skipped, rows.bytes)
-        except BaseException:
+        except BaseException as error:
+            told = error
             if task is not None:
                 task.give_up()
+                if isinstance(error, MagnetarError):
+                    told = task.explained(error)
             rows.failed()
-            raise
+            if told is error:
+                raise
+            raise told from error
         rows.done()
         return Written(part)
 
     def _task(self, write: WriteId) -> Task:
         if self.mode == _PLAIN:
             return PlainTask(write)
-        return group_writes.GroupTask(self.client(), write, self.timeout_s)
+        if self.mode == _GROUP:
+            return group_writes.GroupTask(self.client(), write, self.timeout_s)
+        assert self.single is not None, "the driver has begun it"
+        retry, attempt = _attempt()
+        return single_writes.SingleTask(self.single_mode(), write, self.single, retry, attempt)
+
+    def single_mode(self) -> single_writes.Mode:
+        client = self.client()
+        return single_writes.Mode(
+            client,
+            self.options["commitTopic"],
+            self.timeout_s,
+            # Of the older kind, unless the server has but one kind for all topics.
+            scalable=None if group_writes.has_groups(client) else False,
+        )
+
+    def begun(self) -> Sink:
+        """With the transaction of the next batch, if that has one for all tasks."""
+        if self.mode != _SINGLE:
+            return self
+        mode = self.single_mode()
+        topic = self.options["topic"] or ""
+        if mode.scalable is False and topic.startswith("topic://"):
+            raise InvalidSetting(
+                f"{topic} cannot be written exactly once: the server has no transaction groups",
+                hint="use a persistent:// topic, or semantics = at-least-once",
+            )
+        return replace(self, single=mode.begin())
 
     def commit(self, sequence: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self.mode == _GROUP:
             group_writes.commit(self.client(), sequence, _parts(messages), self.timeout_s)
+        elif self.mode == _SINGLE:
+            single_writes.commit(self.single_mode(), sequence, _parts(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self.mode == _GROUP:
             group_writes.abort(self.client(), _parts(messages))
+        elif self.mode == _SINGLE:
+            single_writes.abort(self.single_mode(), _parts(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -190,13 +239,14 @@ def stream_writer(options: Options, schema: StructType, overwrite: bool) -> Stre
             "again would hold other rows",
             hint="leave that option out",
         )
-    for name in ("txnAppId", "txnVersion"):
+    for name in ("txnAppId", "txnVersion", "txnGeneration"):
         if options[name] is not None:
             raise InvalidSetting(
                 f"{name} is for batch writes; a stream counts its batches itself",
                 hint="leave it out, or use transactionalId",
             )
-    return StreamWriter(_sink(options, schema))
+    sink = _sink(options, schema)
+    return StreamWriter(sink if _is_committing() else sink.begun())
 
 
 def batch_writer(options: Options, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -215,8 +265,8 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> Batch
     run = uuid.uuid4().hex
     if application is None:
         application, version = f"{BATCH_GENERATION}-{run}", 0
-    write = WriteId(application, BATCH_GENERATION, run, version)
-    return BatchWriter(_sink(options, schema), write)
+    write = WriteId(application, options["txnGeneration"] or BATCH_GENERATION, run, version)
+    return BatchWriter(_sink(options, schema).begun(), write)
 
 
 def _sink(options: Options, schema: StructType) -> Sink:
@@ -241,6 +291,22 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part | None]:
         assert each is None or isinstance(each, Written), "every task returns one"
         parts.append(None if each is None else each.part)
     return parts
+
+
+def _is_committing() -> bool:
+    """Spark makes a writer to commit with as it makes one to write with; only who calls differs."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_COMMIT_RUNNER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _attempt() -> tuple[int, int]:
+    """Which attempt of its task this is, from 0, and its number in this application."""
+    context: Any = TaskContext.get()
+    return (0, -1) if context is None else (context.attemptNumber(), context.taskAttemptId())
 
 
 def _streaming_id(transactional_id: str | None) -> WriteId:

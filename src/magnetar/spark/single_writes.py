@@ -1,0 +1,238 @@
+"""Mode "single": one transaction for all tasks of a batch, with a token in it.
+
+Owns: `begin`, on the driver before the tasks; `SingleTask`, a task's side; `commit` and `abort`.
+What the notes mean is `single_commit`'s to say.
+
+Invariants:
+1. A task writes only after its claim is stored.
+2. The token is sent after everything else of the transaction is durable, and the transaction ends
+   right after it.
+
+Relies on: a regular topic of notes for each writer, `<commitTopic>-<transactional id>`, and one
+beside it for the claims of tasks. They hold a few notes of each batch; what is not needed any more
+is acknowledged, so that retention removes it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from magnetar.blocking import Client, Consumer, Producer, Transaction
+from magnetar.client.producer_settings import AccessMode
+from magnetar.errors import (
+    DeadlineExceeded,
+    InvalidTxnStatus,
+    MagnetarError,
+    TransactionAborted,
+    TransactionNotFound,
+)
+from magnetar.model.subscriptions import InitialPosition
+from magnetar.runtime.logs import logger
+from magnetar.spark import group_commit
+from magnetar.spark.group_commit import Part, Plan, WriteId
+from magnetar.spark.single_commit import (
+    Note,
+    Notes,
+    check_attempts,
+    claims_of,
+    refuse_retry,
+)
+from magnetar.wire.messages import TxnId
+
+_LOG: Final = logger(__name__)
+_SUBSCRIPTION: Final = "magnetar-spark"
+_CLAIMS: Final = "-claims"
+
+
+class Mode:
+    """How transactions are made for one sink."""
+
+    def __init__(
+        self, client: Client, commit_topic: str, timeout_s: float, *, scalable: bool | None
+    ) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self.scalable = scalable
+        self._commit_topic = commit_topic
+
+    def topic(self, write: WriteId) -> str:
+        return f"{self._commit_topic}-{quote(write.application, safe='')}"
+
+    def begin(self) -> TxnId:
+        """On the driver, before the tasks of a batch."""
+        return self.client.transaction(timeout=self.timeout_s, scalable=self.scalable).txn_id
+
+    def joined(self, txn: TxnId, *, ends_here: bool = False) -> Transaction:
+        return self.client.join_transaction(
+            txn, time_left=self.timeout_s, scalable=self.scalable, ends_here=ends_here
+        )
+
+    def abort(self, txn: TxnId) -> None:
+        """If it is not decided."""
+        try:
+            self.joined(txn, ends_here=True).abort()
+        except (InvalidTxnStatus, TransactionNotFound) as error:
+            _LOG.debug("was-decided", txn=f"({txn.most},{txn.least})", reason=str(error))
+
+
+class SingleTask:
+    """The only attempt of a task."""
+
+    def __init__(self, mode: Mode, write: WriteId, txn: TxnId, retry: int, attempt: int) -> None:
+        self._mode = mode
+        self._write = write
+        self._txn_id = txn
+        self._retry = retry
+        self._attempt = attempt
+        self._txn: Transaction | None = None
+
+    @property
+    def txn(self) -> Transaction | None:
+        return self._txn
+
+    def begin(self) -> Plan:
+        """Say that this attempt is going to write."""
+        refuse_retry(self._write, self._retry)
+        claim = Note(
+            "claim",
+            self._write.generation,
+            self._write.sequence,
+            txn=(self._txn_id.most, self._txn_id.least),
+            attempt=self._attempt,
+        )
+        with self._mode.client.producer(self._mode.topic(self._write) + _CLAIMS) as producer:
+            producer.send(claim.to_bytes())
+        self._txn = self._mode.joined(self._txn_id)
+        return Plan.WRITE
+
+    def finish(self, rows: int, size: int) -> Part:
+        if self._txn is None:
+            return Part(self._write)
+        self._txn.prepare()
+        self._txn.close()
+        return Part(self._write, None, self._txn_id, attempt=self._attempt, rows=rows, bytes=size)
+
+    def explained(self, error: MagnetarError) -> MagnetarError:
+        if self._txn is None:
+            return error
+        return group_commit.refused(self._write, error, self._mode.timeout_s)
+
+    def give_up(self) -> None:
+        """The batch cannot be committed any more."""
+        try:
+            self._mode.abort(self._txn_id)
+        except MagnetarError as error:
+            _LOG.info("batch-not-aborted", write=str(self._write), reason=str(error))
+
+
+def commit(mode: Mode, sequence: int, parts: Sequence[Part | None]) -> None:
+    """Spark commits a batch. Raises if it is not committed, and nothing of it is there then."""
+    told = group_commit.checked(sequence, parts)
+    if not told:
+        return
+    write = told[0].write
+    txn = next((each.txn for each in told if each.txn is not None), None)
+    topic = mode.topic(write)
+    with mode.client.producer(
+        topic, access_mode=AccessMode.EXCLUSIVE_WITH_FENCING, batching=False
+    ) as producer:
+        notes = _read(mode, topic, producer, write)
+        group_commit.check_writer(write, notes.known)
+        if group_commit.plan(write, notes.committed_in(write.generation)) is Plan.SKIP:
+            if txn is not None:
+                mode.abort(txn)
+            return
+        if txn is None:
+            txn = mode.begin()
+        else:
+            check_attempts(write, claims_of(_claims(mode, topic, write), txn), told)
+        _end(mode, producer, write, txn)
+
+
+def abort(mode: Mode, parts: Sequence[Part | None]) -> None:
+    """Spark gives a batch up, maybe one that was committed."""
+    for txn in {each.txn for each in parts if each is not None and each.txn is not None}:
+        try:
+            mode.abort(txn)
+        except MagnetarError as error:
+            _LOG.info("batch-not-aborted", reason=str(error))
+
+
+def _end(mode: Mode, producer: Producer[bytes], write: WriteId, txn: TxnId) -> None:
+    pair = (txn.most, txn.least)
+    ids = (write.generation, write.sequence)
+    producer.send(Note("announcement", *ids, txn=pair).to_bytes())
+    last = mode.joined(txn, ends_here=True)
+    try:
+        producer.send(Note("token", *ids, txn=pair).to_bytes(), txn=last)
+        last.commit()
+    except MagnetarError as error:
+        raise group_commit.refused(write, error, mode.timeout_s) from error
+    _LOG.info(
+        "committed-group",
+        group=f"{write.application}/{write.sequence}",
+        transactions=f"({txn.most},{txn.least})",
+    )
+
+
+def _read(mode: Mode, topic: str, producer: Producer[bytes], write: WriteId) -> Notes:
+    """Everything that was noted before this moment, with nothing undecided among it."""
+    nonce = _fence(producer, write)
+    notes = Notes()
+    with _consumer(mode.client, topic) as consumer:
+        message: Any = None
+        before: Any = None  # everything up to here is needed no more
+        while True:
+            previous, message = message, _next(mode, consumer)
+            note = Note.from_bytes(message.value)
+            if note.kind == "fence" and note.nonce == nonce:
+                break
+            to_abort = notes.take(note)
+            if to_abort is not None:
+                mode.abort(to_abort)
+            if note.kind == "token":
+                before = previous
+        if before is not None:
+            consumer.ack_cumulative(before).wait()
+    return notes
+
+
+def _claims(mode: Mode, topic: str, write: WriteId) -> list[Note]:
+    """What tasks have claimed since the last commit."""
+    found: list[Note] = []
+    with (
+        mode.client.producer(topic + _CLAIMS, batching=False) as producer,
+        _consumer(mode.client, topic + _CLAIMS) as consumer,
+    ):
+        nonce = _fence(producer, write)
+        while True:
+            message = _next(mode, consumer)
+            note = Note.from_bytes(message.value)
+            if note.kind == "fence" and note.nonce == nonce:
+                consumer.ack_cumulative(message).wait()
+                return found
+            found.append(note)
+
+
+def _fence(producer: Producer[bytes], write: WriteId) -> str:
+    nonce = uuid.uuid4().hex
+    producer.send(Note("fence", write.generation, write.sequence, nonce=nonce).to_bytes())
+    return nonce
+
+
+def _consumer(client: Client, topic: str) -> Consumer[bytes]:
+    return client.consumer(topic, _SUBSCRIPTION, initial_position=InitialPosition.EARLIEST)
+
+
+def _next(mode: Mode, consumer: Consumer[bytes]) -> Any:
+    """What is undecided is decided within the timeout of transactions, and then delivered."""
+    try:
+        return consumer.receive(timeout=mode.timeout_s + 60.0)
+    except DeadlineExceeded as error:
+        raise TransactionAborted(
+            "the notes of earlier commits cannot be read: a transaction before them stays open",
+            hint="look at the topic of the option commitTopic; a restart runs the batch again",
+        ) from error

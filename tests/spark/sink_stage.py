@@ -1,0 +1,186 @@
+"""A server, queries that write to it in processes of their own, and what is there afterwards.
+
+Owns: `SinkStage`. A driver is killed with everything that it started (`Driver.kill`): its JVM and
+the Python processes of its tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from magnetar.blocking import Client
+from tests.meta.tree import ROOT
+from tests.server.process import Running, served
+from tests.spark.driver import ROWS
+from tests.spark.reading import check_numbers, messages
+
+TOPIC = "topic://public/default/output"
+_POLL_S = 0.05
+_PATIENCE_S = 240.0
+_PROC = Path("/proc")
+
+
+class Driver:
+    """A process of `tests.spark.driver`."""
+
+    def __init__(self, plan: dict[str, Any], text: Path) -> None:
+        self._text = text
+        self._faults = Path(plan["faults"])
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        with text.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.driver", json.dumps(plan)],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environ,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        return self._text.read_text()
+
+    def until_reached(self, number: int) -> None:
+        """Until a fault has stopped something."""
+        self._until(lambda: (self._faults / f"reached-{number}").exists())
+
+    def kill_holder(self, number: int) -> None:
+        """kill -9 of the one process that a fault has stopped."""
+        os.kill(int((self._faults / f"pid-{number}").read_text()), signal.SIGKILL)
+
+    def go_on(self, number: int) -> None:
+        (self._faults / f"go-{number}").touch()
+
+    def kill(self) -> None:
+        """kill -9 of the driver, its JVM and all their processes."""
+        for pid in _of_session(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        deadline = time.monotonic() + _PATIENCE_S
+        while _of_session(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def ended(self) -> int:
+        """Its exit code."""
+        return self.process.wait(_PATIENCE_S)
+
+    def _until(self, is_so: Any) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not is_so():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(_POLL_S)
+
+
+class SinkStage:
+    """One topic, one checkpoint, and the drivers that use them."""
+
+    def __init__(self, folder: Path, servers: ExitStack) -> None:
+        self.folder = folder
+        self._servers = servers
+        self.server = self._serve()
+        self.url = f"pulsar://{self.server.host}:{self.server.port}"
+        self.client = Client(self.url)
+        self.checkpoint = folder / "checkpoint"
+        self._drivers: list[Driver] = []
+
+    def driver(self, until: int, *faults: dict[str, Any], **plan: Any) -> Driver:
+        """Start a driver that ends by itself when a batch is done."""
+        place = self.folder / f"faults-{len(self._drivers)}"
+        place.mkdir()
+        (place / "faults.json").write_text(json.dumps(faults))
+        given = {
+            "url": self.url,
+            "topic": TOPIC,
+            "checkpoint": str(self.checkpoint),
+            "faults": str(place),
+            "until": until,
+        }
+        driver = Driver(given | plan, place / "text")
+        self._drivers.append(driver)
+        return driver
+
+    def query_id(self) -> str:
+        return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
+
+    def committed(self) -> int:
+        """The last batch that the server has committed."""
+        return self.client.group_status(self.query_id()).committed_sequence
+
+    def check(self, batches: int | None = None) -> None:
+        """The topic has exactly the rows of the batches that are committed."""
+        count = self.committed() + 1 if batches is None else batches
+        expected = range(count * ROWS)
+        check_numbers(messages(self.client, TOPIC, len(expected)), expected)
+
+    def last_done(self) -> int:
+        """The last batch that the checkpoint says is done."""
+        return max(int(each.name) for each in (self.checkpoint / "commits").glob("[0-9]*"))
+
+    def rows(self) -> list[int]:
+        return sorted(int(each.value) for each in messages(self.client, TOPIC, 0))
+
+    def until_nothing_is_open(self) -> None:
+        """Until the transactions that were begun have timed out."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._open_transactions():
+            assert time.monotonic() < deadline
+            time.sleep(_POLL_S)
+
+    def _open_transactions(self) -> Any:
+        with urlopen(f"{self.server.admin_url}/admin/v3/transactions/slowTransactions/0") as answer:
+            return json.load(answer)
+
+    def kill_server(self) -> None:
+        """kill -9, and start it again at the same place."""
+        self.server.kill()
+        self.server = self._serve(self.server.port)
+
+    def _serve(self, port: int = 0) -> Running:
+        return self._servers.enter_context(served(self.folder, port=port))
+
+    def split(self, segment: int) -> None:
+        """Split a segment of the topic in the middle."""
+        name = TOPIC.removeprefix("topic://")
+        url = f"{self.server.admin_url}/admin/v2/scalable/{name}/split/{segment}"
+        with urlopen(Request(url, method="POST")) as answer:
+            assert answer.status < 300
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            if driver.process.poll() is None or _of_session(driver.process.pid):
+                driver.kill()
+        self.client.close()
+
+
+@contextmanager
+def sink_stage(folder: Path) -> Iterator[SinkStage]:
+    with ExitStack() as servers:
+        stage = SinkStage(folder, servers)
+        try:
+            yield stage
+        finally:
+            stage.close()
+
+
+def _of_session(session: int) -> list[int]:
+    found = []
+    for each in _PROC.iterdir():
+        if not each.name.isdecimal():
+            continue
+        with suppress(OSError):
+            fields = (each / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(each.name))
+    return found
