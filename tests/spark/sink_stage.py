@@ -128,6 +128,12 @@ class SinkStage:
         """The last batch that the checkpoint says is done."""
         return max(int(each.name) for each in (self.checkpoint / "commits").glob("[0-9]*"))
 
+    def forget(self, batch: int) -> None:
+        """As if the driver had died just before it wrote that a batch is done."""
+        commits = self.checkpoint / "commits"
+        (commits / str(batch)).unlink()
+        (commits / f".{batch}.crc").unlink(missing_ok=True)
+
     def rows(self) -> list[int]:
         return sorted(int(each.value) for each in messages(self.client, TOPIC, 0))
 
