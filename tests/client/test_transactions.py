@@ -381,13 +381,14 @@ def test_groups_commit_their_members_together() -> None:
             with pytest.raises(NotAllowed):
                 await first.commit()
             assert first.state is TransactionState.COMMITTING
-            assert await group.commit(0, [first, second.txn_id])
+            assert await group.commit(0, [first, second.txn_id], note="20 rows")
             states = [each.state for each in (first, second, loser)]
             assert states == [TransactionState.COMMITTED] * 2 + [TransactionState.ABORTED]
             assert not await group.commit(0, [first.txn_id, second.txn_id]), "it was before"
             status = await group.status()
             assert set(status.committed) == {first.txn_id, second.txn_id}
             assert (status.epoch, status.run, status.committed_sequence) == (1, "r1", 0)
+            assert status.note == "20 rows"
             await _fencing(client, group)
         assert await payloads(stage) == [b"0", b"1", b"9"]
 

@@ -19,7 +19,6 @@ from magnetar.errors import (
 from magnetar.spark import group_writes, single_writes, sink
 from magnetar.spark.group_commit import WriteId
 from magnetar.spark.single_commit import Note
-from magnetar.spark.single_writes import Mode
 from magnetar.wire.messages import TxnId
 from tests.spark.reading import check_numbers
 from tests.spark.writing import Writing, tasks, write_id, writing_to
@@ -110,7 +109,7 @@ def test_a_driver_that_died_before_the_end_holds_up_nobody(
     done = tasks(dead, write_id(0), range(10))
 
     def dies(
-        mode: single_writes.Mode, producer: Producer[bytes], write: WriteId, txn: TxnId
+        mode: single_writes.Mode, producer: Producer[bytes], write: WriteId, txn: TxnId, rows: int
     ) -> None:
         pair, ids = (txn.most, txn.least), (write.generation, write.sequence)
         producer.send(Note("announcement", *ids, txn=pair).to_bytes())
@@ -133,10 +132,16 @@ def test_a_driver_that_was_replaced_cannot_send_its_token(
     done = tasks(old, write_id(0), range(10))
     real = single_writes._end
 
-    def overtaken(mode: Mode, producer: Producer[bytes], write: WriteId, txn: TxnId) -> None:
+    def overtaken(
+        mode: single_writes.Mode,
+        producer: Producer[bytes],
+        write: WriteId,
+        txn: TxnId,
+        rows: int,
+    ) -> None:
         monkeypatch.setattr(single_writes, "_end", real)
         new.commit(0, tasks(new, write_id(0, "run-2"), range(10)))
-        real(mode, producer, write, txn)
+        real(mode, producer, write, txn, rows)
 
     monkeypatch.setattr(single_writes, "_end", overtaken)
     with pytest.raises(ProducerFenced):
@@ -157,5 +162,6 @@ def test_a_batch_without_rows_is_noted(writing: Writing) -> None:
     made = single(writing)
     made.commit(0, tasks(made, write_id(0), []))
     again = single(writing)
-    again.commit(0, tasks(again, write_id(0, "run-2"), range(3)))
-    assert writing.found(0, TOPIC) == [], "the batch was committed without rows"
+    with pytest.raises(CheckpointMismatch, match="0 rows, and has 3 now"):
+        again.commit(0, tasks(again, write_id(0, "run-2"), range(3)))
+    assert writing.found(0, TOPIC) == []

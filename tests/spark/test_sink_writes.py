@@ -171,6 +171,19 @@ def test_an_older_checkpoint_and_another_query_are_refused(writing: Writing) -> 
     assert sorted(int(each.value) for each in writing.found(3)) == [0, 0, 1]
 
 
+def test_a_batch_that_comes_again_with_other_rows_is_refused(writing: Writing) -> None:
+    """Somebody has taken the last batch out of the checkpoint, and Spark planned it anew."""
+    sink = writing.sink()
+    sink.commit(0, tasks(sink, write_id(0), range(10)))
+    more = tasks(sink, write_id(0, "run-2"), range(15))
+    with pytest.raises(CheckpointMismatch, match="10 rows, and has 15 now"):
+        sink.commit(0, more)
+    with pytest.raises(CheckpointMismatch, match="10 rows, and has 0 now"):
+        sink.commit(0, tasks(sink, write_id(0, "run-3"), []))
+    writing.sink(repeatedRows="ignore").commit(0, more)
+    check_numbers(writing.found(10), range(10))
+
+
 def test_at_least_once_writes_without_transactions(writing: Writing) -> None:
     sink = writing.sink(semantics="at-least-once")
     sink.commit(0, tasks(sink, write_id(0), range(10)))

@@ -45,6 +45,8 @@ class GroupStatus(NamedTuple):
     """The last one; -1: none."""
     committed: tuple[TxnId, ...]
     """Its transactions."""
+    note: str = ""
+    """What its writer noted with it."""
 
 
 BeginMember = Callable[[GroupTicket, int, float], Beginning]
@@ -93,11 +95,14 @@ class TransactionGroup:
 
         return Beginning(begin)
 
-    async def commit(self, sequence: int, transactions: Iterable[Transaction | TxnId]) -> bool:
+    async def commit(
+        self, sequence: int, transactions: Iterable[Transaction | TxnId], *, note: str = ""
+    ) -> bool:
         """Commit these transactions of a sequence, and abort all others up to it.
 
         False: the sequence had been committed before, and this changed nothing. Raises
-        `GroupFenced` if a later run has taken the group over.
+        `GroupFenced` if a later run has taken the group over. A `note`, up to 256 bytes, is kept
+        with the commit for whoever asks for the status.
         """
         chosen = list(transactions)
         for each in chosen:
@@ -112,6 +117,7 @@ class TransactionGroup:
                 epoch=self._ticket.epoch,
                 sequence=sequence,
                 transactions=[{"most_bits": each.most, "least_bits": each.least} for each in ids],
+                **({"note": note} if note else {}),
             )
         )
         self._committed_sequence = max(self._committed_sequence, sequence)
@@ -164,7 +170,12 @@ async def group_status(coordinators: Coordinators, application: str) -> GroupSta
 def _status(answer: Any) -> GroupStatus:
     committed = tuple(TxnId(each.most_bits, each.least_bits) for each in answer.committed)
     return GroupStatus(
-        answer.epoch, answer.generation, answer.run, answer.committed_sequence, committed
+        answer.epoch,
+        answer.generation,
+        answer.run,
+        answer.committed_sequence,
+        committed,
+        answer.note,
     )
 
 

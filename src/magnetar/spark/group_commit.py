@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
+
 from magnetar.errors import (
     CheckpointMismatch,
     GroupFenced,
@@ -69,6 +71,8 @@ class Known(NamedTuple):
 
     generation: str
     committed_sequence: int
+    rows: int | None = None
+    """How many rows that batch had, if it was noted."""
 
 
 class Plan(Enum):
@@ -177,6 +181,36 @@ def confirm(write: WriteId, known: Known | None) -> None:
         )
     if known.committed_sequence < write.sequence:
         raise InvariantBroken(f"{write} was left out, and is not committed")
+
+
+def check_repeated(write: WriteId, known: Known, rows: int) -> None:
+    """A batch came again: raise if it has other rows than were committed (invariant 4).
+
+    Spark runs a batch again with the rows that it had. If their number is another one, somebody
+    has changed the checkpoint, and rows that were never written are about to be skipped.
+    """
+    if known.committed_sequence == write.sequence and known.rows not in (None, rows):
+        raise CheckpointMismatch(
+            f"{write} was committed with {known.rows} rows, and has {rows} now",
+            hint="the checkpoint was changed by hand: restore it; if the query gives other rows "
+            "for the same input, set the option repeatedRows to ignore",
+        )
+
+
+def note_of(rows: int) -> str:
+    """What is kept with a commit."""
+    return msgspec.json.encode({"rows": rows}).decode()
+
+
+def rows_in(note: str) -> int | None:
+    try:
+        return msgspec.json.decode(note, type=_Noted).rows if note else None
+    except msgspec.MsgspecError:
+        return None  # another writer's note says nothing here
+
+
+class _Noted(msgspec.Struct):
+    rows: int
 
 
 def refused(write: WriteId, error: MagnetarError, timeout_s: float) -> MagnetarError:

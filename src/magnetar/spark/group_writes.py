@@ -105,8 +105,18 @@ class GroupTask:
                 _LOG.info("attempt-not-aborted", write=str(self._write), reason=str(error))
 
 
-def commit(client: Client, sequence: int, parts: Sequence[Part | None], timeout_s: float) -> None:
-    """Spark commits a batch. Raises if it is not committed, and nothing of it is there then."""
+def commit(
+    client: Client,
+    sequence: int,
+    parts: Sequence[Part | None],
+    timeout_s: float,
+    *,
+    same_rows: bool = True,
+) -> None:
+    """Spark commits a batch. Raises if it is not committed, and nothing of it is there then.
+
+    `same_rows`: one that is repeated must have as many rows as it had.
+    """
     wanted = group_commit.decision(sequence, parts)
     told = next((each for each in parts if each is not None), None)
     if told is None:
@@ -114,12 +124,16 @@ def commit(client: Client, sequence: int, parts: Sequence[Part | None], timeout_
     write = told.write
     try:
         group = _ticketed(client, write, wanted.ticket)
-        if wanted.is_repeated:
-            group_commit.confirm(write, _known(group.status()))
+        rows = sum(each.rows for each in parts if each is not None)
+        is_new = not wanted.is_repeated and group.commit(
+            sequence, wanted.transactions, note=group_commit.note_of(rows)
+        )
+        if not is_new:
+            known = _known(group.status())
+            group_commit.confirm(write, known)
             group.abort(wanted.transactions)
-            is_new = False
-        else:
-            is_new = group.commit(sequence, wanted.transactions)
+            if same_rows:
+                group_commit.check_repeated(write, known, rows)
     except MagnetarError as error:
         raise group_commit.refused(write, error, timeout_s) from error
     names = ", ".join(f"({each.most},{each.least})" for each in wanted.transactions)
@@ -190,4 +204,5 @@ def _status(client: Client, application: str) -> Known | None:
 
 
 def _known(status: GroupStatus) -> Known:
-    return Known(status.generation, status.committed_sequence)
+    rows = group_commit.rows_in(status.note)
+    return Known(status.generation, status.committed_sequence, rows)

@@ -358,6 +358,14 @@ _COMMITS: Final = (
         "What a batch may take from its first row to its commit; later it is aborted, and fails.",
     ),
     Option(
+        "repeatedRows",
+        Use.WRITE,
+        one_of("check", "ignore"),
+        "check",
+        "A batch that is run again must have as many rows as it was committed with; `ignore` is "
+        "for queries that give other rows for the same input.",
+    ),
+    Option(
         "commitTopic",
         Use.WRITE,
         text,

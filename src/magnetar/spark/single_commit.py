@@ -47,6 +47,8 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     txn: tuple[int, int] = (0, 0)
     attempt: int = -1
     """Of a claim: the task attempt that is about to write in the transaction."""
+    rows: int | None = None
+    """Of a token: how many the batch has."""
 
     def to_bytes(self) -> bytes:
         return msgspec.json.encode(self)
@@ -78,7 +80,7 @@ class Notes:
     def take(self, note: Note) -> TxnId | None:
         """A transaction to abort, unless it is decided, before more is read (invariant 2)."""
         if note.kind == "token":
-            self.known = Known(note.generation, note.sequence)
+            self.known = Known(note.generation, note.sequence, note.rows)
         return TxnId(*note.txn) if note.kind == "announcement" else None
 
 

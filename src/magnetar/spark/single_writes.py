@@ -128,13 +128,16 @@ class SingleTask:
             _LOG.info("batch-not-aborted", write=str(self._write), reason=str(error))
 
 
-def commit(mode: Mode, sequence: int, parts: Sequence[Part | None]) -> None:
+def commit(
+    mode: Mode, sequence: int, parts: Sequence[Part | None], *, same_rows: bool = True
+) -> None:
     """Spark commits a batch. Raises if it is not committed, and nothing of it is there then."""
     told = group_commit.checked(sequence, parts)
     if not told:
         return
     write = told[0].write
     txn = next((each.txn for each in told if each.txn is not None), None)
+    rows = sum(each.rows for each in told)
     topic = mode.topic(write)
     with mode.client.producer(
         topic, access_mode=AccessMode.EXCLUSIVE_WITH_FENCING, batching=False
@@ -144,12 +147,14 @@ def commit(mode: Mode, sequence: int, parts: Sequence[Part | None]) -> None:
         if group_commit.plan(write, notes.committed_in(write.generation)) is Plan.SKIP:
             if txn is not None:
                 mode.abort(txn)
+            if same_rows and notes.known is not None:
+                group_commit.check_repeated(write, notes.known, rows)
             return
         if txn is None:
             txn = mode.begin()
         else:
             check_attempts(write, claims_of(_claims(mode, topic, write), txn), told)
-        _end(mode, producer, write, txn)
+        _end(mode, producer, write, txn, rows)
 
 
 def abort(mode: Mode, parts: Sequence[Part | None]) -> None:
@@ -161,13 +166,13 @@ def abort(mode: Mode, parts: Sequence[Part | None]) -> None:
             _LOG.info("batch-not-aborted", reason=str(error))
 
 
-def _end(mode: Mode, producer: Producer[bytes], write: WriteId, txn: TxnId) -> None:
+def _end(mode: Mode, producer: Producer[bytes], write: WriteId, txn: TxnId, rows: int) -> None:
     pair = (txn.most, txn.least)
     ids = (write.generation, write.sequence)
     producer.send(Note("announcement", *ids, txn=pair).to_bytes())
     last = mode.joined(txn, ends_here=True)
     try:
-        producer.send(Note("token", *ids, txn=pair).to_bytes(), txn=last)
+        producer.send(Note("token", *ids, txn=pair, rows=rows).to_bytes(), txn=last)
         last.commit()
     except MagnetarError as error:
         raise group_commit.refused(write, error, mode.timeout_s) from error

@@ -181,10 +181,12 @@ class Sink:
         return replace(self, single=mode.begin())
 
     def commit(self, sequence: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        parts = _parts(messages)
+        same_rows = self.options["repeatedRows"] == "check"
         if self.mode == _GROUP:
-            group_writes.commit(self.client(), sequence, _parts(messages), self.timeout_s)
+            group_writes.commit(self.client(), sequence, parts, self.timeout_s, same_rows=same_rows)
         elif self.mode == _SINGLE:
-            single_writes.commit(self.single_mode(), sequence, _parts(messages))
+            single_writes.commit(self.single_mode(), sequence, parts, same_rows=same_rows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self.mode == _GROUP:

@@ -189,10 +189,11 @@ class Coordinators(Service):
         sequence: int,
         txns: Sequence[TxnId],
         owner: str = "",
+        note: str = "",
     ) -> Committed:
         """Commit these transactions of a sequence, and abort the others."""
         return await self._errands.apart(
-            self._groups.commit(application, epoch, sequence, txns, owner)
+            self._groups.commit(application, epoch, sequence, txns, owner, note)
         )
 
     async def group_status(self, application: str, owner: str = "") -> Group:

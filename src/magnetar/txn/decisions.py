@@ -172,6 +172,7 @@ def committed(
     *,
     now_ms: int,
     ids_max: int,
+    note: str = "",
 ) -> Committed:
     """Name the winners of a sequence; `headers` holds all that are named.
 
@@ -194,7 +195,12 @@ def committed(
         if state_of(header, present) != "OPEN":
             raise InvalidTxnStatus(f"transaction {txn} is {state_of(header, present)}")
     later = replace(
-        present, sequence=sequence, decided=tuple(headers), aborted=(), changed_ms=now_ms
+        present,
+        sequence=sequence,
+        decided=tuple(headers),
+        note=note,
+        aborted=(),
+        changed_ms=now_ms,
     )
     return Committed(replace(later, aborted=_still_needed(present, headers)), replayed=False)
 

@@ -39,7 +39,7 @@ from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
 NAME_BYTES_MAX: Final = 256
-"""Of an application, a generation, a run, as they are stored: a record has many of them."""
+"""Of an application, a generation, a run, a note, as they are stored: a record has many."""
 
 _ATTEMPTS: Final = 10
 _AT_ONCE: Final = 100
@@ -124,17 +124,25 @@ class Groups:
             self._book.began(header)
 
     async def commit(
-        self, application: str, epoch: int, sequence: int, txns: Sequence[TxnId], owner: str
+        self,
+        application: str,
+        epoch: int,
+        sequence: int,
+        txns: Sequence[TxnId],
+        owner: str,
+        note: str = "",
     ) -> Committed:
         """The transactions listed commit, all others up to that sequence abort."""
-        self._check(application)
+        self._check(application, *([note] if note else []))
         most = self._limits.txn_group_commit_max
         if len(txns) > most:
             raise decisions.too_many_in_commit(len(txns), most)
         decisions.check_epoch(await self._store.group(application), application, epoch)
         desk = self._desk(application)
         async with desk.turn:
-            outcome, headers = await self._decide(desk, application, epoch, sequence, txns, owner)
+            outcome, headers = await self._decide(
+                desk, application, epoch, sequence, txns, owner, note
+            )
             self._tell(outcome.group)
             if outcome.replayed:
                 await self._abort(desk, application, _members(headers.values(), application))
@@ -171,6 +179,7 @@ class Groups:
         sequence: int,
         txns: Sequence[TxnId],
         owner: str,
+        note: str,
     ) -> tuple[Committed, dict[str, Header | None]]:
         for _ in range(_ATTEMPTS):
             # In this order: what the record says may be older than the headers, never newer.
@@ -196,6 +205,7 @@ class Groups:
                     headers,
                     now_ms=self._later(present),
                     ids_max=self._limits.txn_group_commit_max,
+                    note=note,
                 )
                 made.append(outcome)
                 return outcome.group

@@ -157,6 +157,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """The highest one that an earlier generation committed."""
     decided: tuple[str, ...] = ()
     """The transactions of the commit that was the last."""
+    note: str = ""
+    """What the writer noted with it."""
     aborted: tuple[str, ...] = ()
     """Members with a later sequence that were aborted one by one."""
     retired: tuple[Retired, ...] = ()

@@ -39,14 +39,17 @@ class TransactionGroup(Threaded[AsyncTransactionGroup]):
             self._thread, self._wait(lambda: self._wrapped.transaction(sequence, timeout=timeout))
         )
 
-    def commit(self, sequence: int, transactions: Iterable[Transaction | TxnId]) -> bool:
+    def commit(
+        self, sequence: int, transactions: Iterable[Transaction | TxnId], *, note: str = ""
+    ) -> bool:
         """Commit these transactions of a sequence, and abort all others up to it.
 
         False: the sequence had been committed before, and this changed nothing. Raises
-        `GroupFenced` if a later run has taken the group over.
+        `GroupFenced` if a later run has taken the group over. A `note`, up to 256 bytes, is kept
+        with the commit for whoever asks for the status.
         """
         given = [wrapped_of(each) for each in transactions]
-        return self._wait(lambda: self._wrapped.commit(sequence, given))
+        return self._wait(lambda: self._wrapped.commit(sequence, given, note=note))
 
     def abort(self, transactions: Iterable[TxnId]) -> None:
         """Abort those of these transactions, begun anywhere, that are not decided yet."""

@@ -286,7 +286,7 @@ async def open_group(session: Session, body: pb.CommandOpenGroup) -> None:
 async def commit_group(session: Session, body: pb.CommandCommitGroup) -> None:
     txns = [TxnId(each.most_bits, each.least_bits) for each in body.transactions]
     outcome = await session.context.coordinators.commit_group(
-        body.application, body.epoch, body.sequence, txns, _owner(session)
+        body.application, body.epoch, body.sequence, txns, _owner(session), body.note
     )
     session.write(
         command(
@@ -311,5 +311,6 @@ async def group_status(session: Session, body: pb.CommandGroupStatus) -> None:
             run=group.run,
             committed_sequence=group.sequence,
             committed=[{"most_bits": txn.most, "least_bits": txn.least} for txn in decided],
+            note=group.note,
         )
     )

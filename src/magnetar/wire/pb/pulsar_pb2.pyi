@@ -1745,18 +1745,20 @@ class CommandOpenGroupResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., tc_id: _Optional[int] = ..., epoch: _Optional[int] = ..., committed_sequence: _Optional[int] = ...) -> None: ...
 
 class CommandCommitGroup(_message.Message):
-    __slots__ = ("request_id", "application", "epoch", "sequence", "transactions")
+    __slots__ = ("request_id", "application", "epoch", "sequence", "transactions", "note")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     APPLICATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     application: str
     epoch: int
     sequence: int
     transactions: _containers.RepeatedCompositeFieldContainer[TransactionId]
-    def __init__(self, request_id: _Optional[int] = ..., application: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., transactions: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ...) -> None: ...
+    note: str
+    def __init__(self, request_id: _Optional[int] = ..., application: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., transactions: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class CommandCommitGroupResponse(_message.Message):
     __slots__ = ("request_id", "error", "message", "tc_id", "replayed")
@@ -1781,7 +1783,7 @@ class CommandGroupStatus(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., application: _Optional[str] = ...) -> None: ...
 
 class CommandGroupStatusResponse(_message.Message):
-    __slots__ = ("request_id", "error", "message", "tc_id", "epoch", "generation", "run", "committed_sequence", "committed")
+    __slots__ = ("request_id", "error", "message", "tc_id", "epoch", "generation", "run", "committed_sequence", "committed", "note")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -1791,6 +1793,7 @@ class CommandGroupStatusResponse(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     error: ServerError
     message: str
@@ -1800,7 +1803,8 @@ class CommandGroupStatusResponse(_message.Message):
     run: str
     committed_sequence: int
     committed: _containers.RepeatedCompositeFieldContainer[TransactionId]
-    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., tc_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[str] = ..., run: _Optional[str] = ..., committed_sequence: _Optional[int] = ..., committed: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ...) -> None: ...
+    note: str
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., tc_id: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[str] = ..., run: _Optional[str] = ..., committed_sequence: _Optional[int] = ..., committed: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class RangePosition(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "batch_index")
