@@ -96,7 +96,10 @@ def main() -> int:
     plan = json.loads(sys.argv[1])
     spark = session(plan.get("master", "local[2,4]"), **plan.get("settings", {}))
     try:
-        query = start(numbers(spark, plan.get("partitions", PARTITIONS)), plan)
+        rows = numbers(spark, plan.get("partitions", PARTITIONS))
+        if plan.get("shuffle"):
+            rows = rows.repartition(2, "key")
+        query = start(rows, plan)
         run(query, plan)
     except PySparkException as error:
         sys.stdout.write(f"failed: {error}\n")

@@ -54,9 +54,9 @@ class Driver:
         """Until a fault has stopped something."""
         self._until(lambda: (self._faults / f"reached-{number}").exists())
 
-    def kill_holder(self, number: int) -> None:
-        """kill -9 of the one process that a fault has stopped."""
-        os.kill(int((self._faults / f"pid-{number}").read_text()), signal.SIGKILL)
+    def holder(self, number: int) -> int:
+        """The process that a fault has stopped."""
+        return int((self._faults / f"pid-{number}").read_text())
 
     def go_on(self, number: int) -> None:
         (self._faults / f"go-{number}").touch()
@@ -123,6 +123,12 @@ class SinkStage:
         count = self.committed() + 1 if batches is None else batches
         expected = range(count * ROWS)
         check_numbers(messages(self.client, TOPIC, len(expected)), expected)
+
+    def until_committed(self, batch: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.committed() < batch:
+            assert time.monotonic() < deadline
+            time.sleep(_POLL_S)
 
     def last_done(self) -> int:
         """The last batch that the checkpoint says is done."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
+from tests.spark.cluster import SETTINGS, cluster, kill_executor_of
 from tests.spark.sink_stage import SinkStage, sink_stage
 
 pytestmark = [
@@ -56,7 +59,27 @@ def test_a_task_is_tried_again(tmp_path: Path) -> None:
             {"point": "mid-write", "batch": 2, "partition": 1},
         )
         driver.until_reached(1)
-        driver.kill_holder(1)
+        os.kill(driver.holder(1), signal.SIGKILL)
+        assert driver.ended() == 0, driver.text()
+        stage.check()
+
+
+def test_speculation_and_lost_executors_on_two_hosts(tmp_path: Path) -> None:
+    """F10: the copy on the other host wins; an executor dies with the shuffle files it has."""
+    with cluster(tmp_path) as master, sink_stage(tmp_path) as stage:
+        driver = stage.driver(
+            5,
+            {"point": "mid-write", "batch": 1, "partition": 0},
+            {"point": "mid-write", "batch": 3, "partition": 1},
+            master=master,
+            settings=SETTINGS,
+            shuffle=True,
+        )
+        driver.until_reached(0)
+        stage.until_committed(1)  # while the first attempt is still held
+        driver.go_on(0)
+        driver.until_reached(1)
+        kill_executor_of(driver.holder(1))
         assert driver.ended() == 0, driver.text()
         stage.check()
 

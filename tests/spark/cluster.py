@@ -1,0 +1,100 @@
+"""A standalone Spark cluster of two workers with different host names, on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyspark
+
+from tests.meta.tree import ROOT
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+"""Both are this machine, and two hosts to Spark, which puts a speculative copy on another one."""
+SETTINGS = {
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "1s",
+}
+
+_CLASS = "org.apache.spark.deploy"
+_STARTED = re.compile(r"Starting Spark master at (spark://\S+)")
+_JOINED = "Registering worker"
+_PATIENCE_S = 240.0
+_POLL_S = 0.1
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """Its master's URL."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        text = _start(folder, started, "master", "master.Master", "--host", HOSTS[0], "--port", "0")
+        url = _until(text, _STARTED, 1)[0]
+        for number, host in enumerate(HOSTS):
+            place = ("--work-dir", str(folder / f"work-{number}"), "--cores", "1")
+            size = ("--memory", "1g")
+            _start(folder, started, f"worker-{number}", "worker.Worker", "--host", host, *place,
+                   *size, url)  # fmt: skip
+        _until(text, re.compile(_JOINED), len(HOSTS))
+        yield url
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def kill_executor_of(pid: int) -> None:
+    """kill -9 of the JVM in which a task of that Python process runs."""
+    os.kill(_parent(_parent(pid)), signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
+def _start(
+    folder: Path, started: list[subprocess.Popen[bytes]], name: str, role: str, *arguments: str
+) -> Path:
+    home = Path(pyspark.__file__).parent
+    text = folder / f"{name}.txt"
+    environ = os.environ | {
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+    command = [str(home / "bin" / "spark-class"), f"{_CLASS}.{role}", "--webui-port", "0"]
+    with text.open("wb") as out:
+        started.append(
+            subprocess.Popen(
+                [*command, *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                start_new_session=True,
+            )
+        )
+    return text
+
+
+def _until(text: Path, pattern: re.Pattern[str], count: int) -> list[str]:
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(found := pattern.findall(text.read_text())) < count:
+        assert time.monotonic() < deadline, text.read_text()
+        time.sleep(_POLL_S)
+    return found
