@@ -32,7 +32,7 @@ SETTINGS = {
 _CLASS = "org.apache.spark.deploy"
 _STARTED = re.compile(r"Starting Spark master at (spark://\S+)")
 _JOINED = "Registering worker"
-_PATIENCE_S = 240.0
+_PATIENCE_S = 900.0
 _POLL_S = 0.1
 
 

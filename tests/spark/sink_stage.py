@@ -26,7 +26,7 @@ from tests.spark.reading import check_numbers, messages
 
 TOPIC = "topic://public/default/output"
 _POLL_S = 0.05
-_PATIENCE_S = 240.0
+_PATIENCE_S = 900.0
 _PROC = Path("/proc")
 
 

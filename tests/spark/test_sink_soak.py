@@ -15,7 +15,7 @@ from tests.spark.sink_stage import SinkStage, sink_stage
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3600),
     pytest.mark.xdist_group("spark"),
 ]
 
