@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from importlib import import_module
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -60,15 +59,14 @@ class MagnetarSource(DataSource):
         return StreamReader(options, schema, self._shape_for(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        sink: Any = import_module("magnetar.spark.sink")
-        made: DataSourceArrowWriter = sink.batch_writer(self._parsed(Use.WRITE), schema, overwrite)
-        return made
+        from magnetar.spark.sink import batch_writer
+
+        return batch_writer(self._parsed(Use.WRITE), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        sink: Any = import_module("magnetar.spark.sink")
-        options = self._parsed(Use.WRITE)
-        made: DataSourceStreamArrowWriter = sink.stream_writer(options, schema, overwrite)
-        return made
+        from magnetar.spark.sink import stream_writer
+
+        return stream_writer(self._parsed(Use.WRITE), schema, overwrite)
 
     def _parsed(self, use: Use) -> Options:
         options = parse(dict(self.options), use)
