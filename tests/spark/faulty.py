@@ -7,7 +7,7 @@ it wants to kill.
 
 | point | what happens |
 |---|---|
-| `mid-write` | holds after the first rows of a task were stored |
+| `mid-write` | holds after the first rows of a task were handed in |
 | `after-write` | holds when a task has everything stored, before Spark is told |
 | `before-commit`, `after-commit` | holds around the commit of a batch |
 | `fail-write` | a task fails after its rows were stored |

@@ -16,7 +16,9 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from magnetar.blocking import Client, Transaction, TransactionGroup
+from magnetar.client.client import Client as AsyncClient
 from magnetar.client.groups import GroupStatus, GroupTicket
+from magnetar.client.groups import TransactionGroup as AsyncTransactionGroup
 from magnetar.errors import (
     GroupFenced,
     InvalidTxnStatus,
@@ -28,6 +30,7 @@ from magnetar.errors import (
 from magnetar.runtime.logs import logger
 from magnetar.spark import group_commit
 from magnetar.spark.group_commit import Known, Part, Plan, Ticket, WriteId
+from magnetar.spark.links import patiently
 
 _LOG: Final = logger(__name__)
 _GROUPS_MAX: Final = 100
@@ -109,31 +112,38 @@ def commit(
     client: Client,
     sequence: int,
     parts: Sequence[Part | None],
-    timeout_s: float,
     *,
-    same_rows: bool = True,
+    timeout_s: float,
+    retry_s: float,
+    same_rows: bool,
 ) -> None:
     """Spark commits a batch. Raises if it is not committed, and nothing of it is there then.
 
-    `same_rows`: one that is repeated must have as many rows as it had.
+    `timeout_s` is that of transactions. Brokers that cannot be reached are waited for, `retry_s`:
+    a commit may be asked for any number of times. `same_rows`: a batch that is repeated must have
+    as many rows as it had.
     """
     wanted = group_commit.decision(sequence, parts)
     told = next((each for each in parts if each is not None), None)
     if told is None:
         return  # no task, no rows
-    write = told.write
+    write, rows = told.write, sum(each.rows for each in parts if each is not None)
+
+    async def attempt(asked: AsyncClient) -> bool:
+        group = await _ticketed(asked, write, wanted.ticket)
+        if not wanted.is_repeated:
+            note = group_commit.note_of(rows)
+            if await group.commit(sequence, wanted.transactions, note=note):
+                return True
+        known = _known(await group.status())
+        group_commit.confirm(write, known)
+        await group.abort(wanted.transactions)
+        if same_rows:
+            group_commit.check_repeated(write, known, rows)
+        return False
+
     try:
-        group = _ticketed(client, write, wanted.ticket)
-        rows = sum(each.rows for each in parts if each is not None)
-        is_new = not wanted.is_repeated and group.commit(
-            sequence, wanted.transactions, note=group_commit.note_of(rows)
-        )
-        if not is_new:
-            known = _known(group.status())
-            group_commit.confirm(write, known)
-            group.abort(wanted.transactions)
-            if same_rows:
-                group_commit.check_repeated(write, known, rows)
+        is_new = patiently(client, f"the commit of {write}", attempt, retry_s)
     except MagnetarError as error:
         raise group_commit.refused(write, error, timeout_s) from error
     names = ", ".join(f"({each.most},{each.least})" for each in wanted.transactions)
@@ -164,21 +174,39 @@ def _is_over(error: MagnetarError) -> bool:
 
 def has_groups(client: Client) -> bool:
     """Whether the server has transaction groups; asked once for each client."""
+
+    async def ask(asked: AsyncClient) -> bool:
+        try:
+            await asked.group_status("magnetar")
+        except NotAllowed:
+            return False
+        except TransactionNotFound:
+            return True
+        return True
+
     known = _HAS_GROUPS.get(client)
     if known is None:
-        try:
-            client.group_status("magnetar")
-            known = True
-        except TransactionNotFound:
-            known = True
-        except NotAllowed:
-            known = False
-        _HAS_GROUPS[client] = known
+        known = _HAS_GROUPS[client] = patiently(client, "a write", ask, 0.0)
     return known
 
 
-def _ticketed(client: Client, write: WriteId, ticket: Ticket | None) -> TransactionGroup:
-    return _opened(client, write) if ticket is None else client.group(GroupTicket(*ticket))
+async def _ticketed(
+    client: AsyncClient, write: WriteId, ticket: Ticket | None
+) -> AsyncTransactionGroup:
+    if ticket is not None:
+        return await client.group(GroupTicket(*ticket))
+    await _check_writer(client, write)
+    return await client.open_group(write.application, generation=write.generation, run=write.run)
+
+
+async def _check_writer(client: AsyncClient, write: WriteId) -> None:
+    if write.application == write.generation:
+        return  # the id of a query, which no other has
+    try:
+        known = _known(await client.group_status(write.application))
+    except TransactionNotFound:
+        return
+    group_commit.check_writer(write, known)
 
 
 def _opened(client: Client, write: WriteId, *, anew: bool = False) -> TransactionGroup:
@@ -187,20 +215,12 @@ def _opened(client: Client, write: WriteId, *, anew: bool = False) -> Transactio
         known = _GROUPS.get(key)
         if known is not None and not anew:
             return known
-        if write.application != write.generation:  # a name that a user gave
-            group_commit.check_writer(write, _status(client, write.application))
+        client.run(lambda asked: _check_writer(asked, write))
         if len(_GROUPS) >= _GROUPS_MAX:
             _GROUPS.clear()
         group = client.open_group(write.application, generation=write.generation, run=write.run)
         _GROUPS[key] = group
         return group
-
-
-def _status(client: Client, application: str) -> Known | None:
-    try:
-        return _known(client.group_status(application))
-    except TransactionNotFound:
-        return None
 
 
 def _known(status: GroupStatus) -> Known:

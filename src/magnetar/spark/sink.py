@@ -134,6 +134,7 @@ class Sink:
                     skipped += batch.num_rows
                 else:
                     rows.write(batch, task.txn)
+            rows.settle()
             part = Part(write) if task is None else task.finish(rows.rows + skipped, rows.bytes)
         except BaseException as error:
             told = error
@@ -184,7 +185,14 @@ class Sink:
         parts = _parts(messages)
         same_rows = self.options["repeatedRows"] == "check"
         if self.mode == _GROUP:
-            group_writes.commit(self.client(), sequence, parts, self.timeout_s, same_rows=same_rows)
+            group_writes.commit(
+                self.client(),
+                sequence,
+                parts,
+                timeout_s=self.timeout_s,
+                retry_s=self.options["retryTimeout"],
+                same_rows=same_rows,
+            )
         elif self.mode == _SINGLE:
             single_writes.commit(self.single_mode(), sequence, parts, same_rows=same_rows)
 

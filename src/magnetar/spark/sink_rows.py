@@ -3,6 +3,8 @@
 Owns: `RowWriter`: which rows go where, how their payloads are made, and what becomes of rows that
 cannot be written.
 
+The rows of one record batch travel while Spark makes the next: at most one batch is under way.
+
 Invariants:
 1. A row that cannot be written goes to the dead letter topic, in the transaction of the others, or
    fails the task. No row is left out.
@@ -11,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
@@ -43,11 +46,23 @@ class RowWriter:
         self._outlets = Outlets(client, options)
         self._encoders: dict[str, ValueEncoder] = {}
         self._names: dict[str, str | None] = {}
+        self._sender = ThreadPoolExecutor(1, "magnetar sink")
+        self._sending: Future[None] | None = None
         self.rows = 0
         self.bytes = 0
 
     def write(self, batch: pa.RecordBatch, txn: Transaction | None) -> None:
-        """Returns when the rows are stored."""
+        """Hand rows in; raises what became of those before."""
+        self.settle()
+        self._sending = self._sender.submit(self._write, batch, txn)
+
+    def settle(self) -> None:
+        """Returns when all rows are stored, or raises why they are not."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.result()
+
+    def _write(self, batch: pa.RecordBatch, txn: Transaction | None) -> None:
         for topic, rows in self._columns.by_topic(batch, self._options["topic"]):
             reason = self._wrong_name(topic)
             if topic is None or reason is not None:
@@ -59,10 +74,12 @@ class RowWriter:
 
     def done(self) -> None:
         """All rows are stored."""
+        self._sender.shutdown()
         self._outlets.give_back()
 
     def failed(self) -> None:
-        """The task is given up."""
+        """The task is given up; what is under way has ended, since its transaction has."""
+        self._sender.shutdown()
         self._outlets.drop()
 
     def _write_to(self, topic: str, rows: pa.RecordBatch, txn: Transaction | None) -> None:
