@@ -22,6 +22,7 @@ VERBS: Final = (
     "demo",
     "doctor",
     "namespaces",
+    "pipeline",
     "produce",
     "serve",
     "subscriptions",

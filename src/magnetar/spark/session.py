@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +65,9 @@ def start(
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         chosen |= LOCAL_SETTINGS
         chosen["spark.sql.shuffle.partitions"] = str(_cores())
+    if find_spec("pandas") is None:
+        # Else Spark warns of every function: it would carry rows in columns, but only with pandas.
+        chosen["spark.sql.execution.pythonUDF.arrow.enabled"] = "false"
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)

@@ -1,0 +1,210 @@
+"""`magnetar pipeline ...`: exactly-once pipelines on Spark that a file describes.
+
+Owns: the verbs. What a file may say is in `magnetar.spark.pipeline_file`, what a run does in
+`magnetar.spark.pipeline_run`; both are loaded when a verb needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from magnetar.cli.admin_client import json_option
+from magnetar.cli.output import print_json, print_table
+from magnetar.errors import ConfigError, NotAllowed, SparkError
+
+if TYPE_CHECKING:
+    from magnetar.spark.pipeline_file import Pipeline
+    from magnetar.spark.pipeline_state import RunState
+
+_STOP_SECONDS: Final = 60.0
+
+file_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@click.group()
+def pipeline() -> None:
+    """Exactly-once pipelines on Spark, each a file."""
+
+
+@pipeline.command()
+@file_argument
+def init(file: Path) -> None:
+    """Write an example to FILE (.yaml or .toml) to start from."""
+    kinds = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+    if file.suffix not in kinds:
+        raise ConfigError(f"{file} is not named as a pipeline file", hint="use .yaml or .toml")
+    if file.exists():
+        raise NotAllowed(f"{file} exists", hint="choose another name: nothing was written")
+    example = files("magnetar.spark") / f"example.{kinds[file.suffix]}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(example.read_text("utf-8"), "utf-8")
+    click.echo(f"wrote {file}; edit it, then: magnetar pipeline validate {file}")
+
+
+@pipeline.command()
+@file_argument
+@json_option
+def validate(file: Path, as_json: bool) -> None:
+    """Check FILE, and the files that it names, without a session and without a server."""
+    found = _load(file)
+    if any(step.sql is None for step in found.steps):
+        _need_spark()
+        from magnetar.spark.pipeline_build import check_steps
+
+        check_steps(found)
+    if as_json:
+        print_json(
+            {
+                "name": found.name,
+                "checkpoint": found.checkpoint_path,
+                "sources": {name: each.format for name, each in found.sources.items()},
+                "steps": [step.name for step in found.steps],
+                "sinks": {
+                    name: {"format": each.format, "from": found.input_of(each)}
+                    for name, each in found.sinks.items()
+                },
+                "trigger": found.trigger,
+            }
+        )
+        return
+    views = len(found.sources) + len(found.steps)
+    click.echo(f"{file} is a pipeline: {views} views, {len(found.sinks)} sinks")
+
+
+@pipeline.command()
+@file_argument
+@click.option("--master", help="Spark's master: spark://..., yarn, k8s://...  [default: local[*]]")
+@click.option(
+    "--environment",
+    metavar="ARCHIVE",
+    help="A packed Python environment for executors (.tar.gz, a path or a URL).",
+)
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_context
+def run(
+    context: click.Context,
+    file: Path,
+    master: str | None,
+    environment: str | None,
+    metrics_port: int | None,
+    as_json: bool,
+) -> None:
+    """Run FILE until it ends or is stopped (Ctrl-C, SIGTERM, `stop`)."""
+    found = _load(file)
+    _need_spark()
+    from magnetar.cli.pipeline_view import summary, watching
+    from magnetar.spark.pipeline_run import Where, run
+    from magnetar.spark.session import DEFAULT_MASTER
+
+    where = Where(
+        master or found.spark.master or DEFAULT_MASTER,
+        environment,
+        found.metrics_port if metrics_port is None else metrics_port,
+    )
+    with watching(found.name) as watcher:
+        state = run(found, file, where, watcher)
+    if as_json:
+        print_json(_as_json(state, running=False))
+    else:
+        summary(state)
+    if state.phase == "failed":
+        context.exit(1)
+
+
+@pipeline.command()
+@file_argument
+@json_option
+def status(file: Path, as_json: bool) -> None:
+    """Say how far the pipeline of FILE is, running or not."""
+    from magnetar.cli.pipeline_view import rows
+    from magnetar.spark.pipeline_progress import HEADINGS
+    from magnetar.spark.pipeline_state import is_running, read_state, state_folder
+
+    folder = state_folder(_load(file))
+    state, running = read_state(folder), is_running(folder)
+    if state is None:
+        if as_json:
+            print_json({"phase": "never started"})
+        else:
+            click.echo("never started")
+        return
+    if as_json:
+        print_json(_as_json(state, running=running))
+        return
+    click.echo(_in_words(state, running))
+    print_table(HEADINGS, rows(state), none="no sinks")
+
+
+@pipeline.command()
+@file_argument
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=_STOP_SECONDS,
+    show_default=True,
+    help="Seconds to wait for its end.",
+)
+def stop(file: Path, timeout: float) -> None:
+    """Let the pipeline of FILE commit its batch, and end it."""
+    from magnetar.spark.pipeline_state import state_folder
+    from magnetar.spark.pipeline_state import stop as stop_run
+
+    state = stop_run(state_folder(_load(file)), timeout)
+    batches = ", ".join(f"{name}: batch {each.batch}" for name, each in state.queries.items())
+    click.echo(f"{state.phase}; last committed: {batches}")
+
+
+# --- what the verbs share
+
+
+def _load(file: Path) -> Pipeline:
+    if find_spec("yaml") is None:
+        raise SparkError("PyYAML is not installed", hint="pip install 'magnetar[spark]'")
+    from magnetar.spark.pipeline_file import parsed
+
+    try:
+        text = file.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: {error.strerror}", hint="`magnetar pipeline init FILE` writes one"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not text: {error.reason}") from error
+    return parsed(text, path=file.absolute(), environment=os.environ)
+
+
+def _need_spark() -> None:
+    for module in ("pyspark", "pyarrow"):
+        if find_spec(module) is None:
+            raise SparkError(f"{module} is not installed", hint="pip install 'magnetar[spark]'")
+
+
+def _as_json(state: RunState, *, running: bool) -> object:
+    import msgspec
+
+    found = msgspec.to_builtins(state)
+    return found | {"running": running}
+
+
+def _in_words(state: RunState, running: bool) -> str:
+    started = datetime.fromtimestamp(state.started_at, UTC).isoformat(" ", "seconds")
+    if running:
+        age = max(0.0, time.time() - state.updated_at)
+        since = f"process {state.pid} since {started}"
+        return f"{state.name}: {state.phase}, {since}, as of {age:.0f} s ago"
+    ended = datetime.fromtimestamp(state.updated_at, UTC).isoformat(" ", "seconds")
+    if state.phase in ("starting", "running", "stopping"):
+        return (
+            f"{state.name}: killed while {state.phase}, last seen {ended}; run it again: it goes on"
+        )
+    reason = f": {state.problem}" if state.problem else ""
+    return f"{state.name}: {state.phase} {ended}{reason}"

@@ -1,0 +1,200 @@
+"""From a checked pipeline to Spark's data frames and streaming queries.
+
+Owns: how each table of the file becomes a view or a query, and which sources a sink depends on.
+
+Invariants:
+1. Views are made in the order of the file: a step sees what stands above it, nothing else.
+2. Each sink is a query with a checkpoint of its own, `<checkpoint>/<sink>`.
+3. A function of a file next to the pipeline reaches executors by value: they need not have the
+   file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from magnetar.errors import ConfigError
+from magnetar.spark.pipeline_file import (
+    AS_SOON_AS_POSSIBLE,
+    AVAILABLE_NOW,
+    MAGNETAR_FORMATS,
+    Option,
+    Pipeline,
+    Sink,
+    Source,
+    Step,
+)
+
+_SERVICE_URL: Final = ("serviceurl", "service.url")
+_TOPICS: Final = ("topic", "topics", "topicsPattern", "subscribe", "subscribePattern", "path")
+
+
+def check_steps(pipeline: Pipeline) -> None:
+    """Look for the functions and files that steps name; no session is needed for that."""
+    for step in pipeline.steps:
+        if step.python is not None:
+            _function(pipeline, step)
+        else:
+            _sql(pipeline, step)
+
+
+def views(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:
+    """Every source and step, by its name; each is a temporary view of the session, too."""
+    made: dict[str, DataFrame] = {}
+    for name, source in pipeline.sources.items():
+        made[name] = _source(spark, pipeline, source)
+        made[name].createOrReplaceTempView(name)
+    for step in pipeline.steps:
+        made[step.name] = _step(spark, pipeline, step, made)
+        made[step.name].createOrReplaceTempView(step.name)
+    return made
+
+
+def query(pipeline: Pipeline, name: str, frame: DataFrame) -> StreamingQuery:
+    """Start the query of one sink."""
+    sink = pipeline.sinks[name]
+    if not frame.isStreaming:
+        raise ConfigError(f"sinks.{name}: {pipeline.input_of(sink)} has no stream in it")
+    writer = frame.writeStream.format(sink.format).outputMode(sink.mode).queryName(name)
+    for key, value in sink_options(pipeline, sink).items():
+        writer = writer.option(key, value)
+    writer = writer.option("checkpointLocation", f"{pipeline.checkpoint_path}/{name}")
+    if pipeline.trigger == AVAILABLE_NOW:
+        writer = writer.trigger(availableNow=True)
+    elif pipeline.trigger != AS_SOON_AS_POSSIBLE:
+        writer = writer.trigger(processingTime=pipeline.trigger)
+    return writer.start()
+
+
+def source_options(pipeline: Pipeline, source: Source) -> dict[str, str]:
+    return _options(pipeline, source.format, source.topic, source.options)
+
+
+def sink_options(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
+    return _options(pipeline, sink.format, sink.topic, sink.options)
+
+
+def identity(pipeline: Pipeline) -> dict[str, list[str]]:
+    """For each sink, the sources that its checkpoint has positions of, in words."""
+    found = {}
+    for name, sink in pipeline.sinks.items():
+        needed = _sources_of(pipeline, pipeline.input_of(sink))
+        found[name] = [_described(pipeline.sources[source]) for source in needed]
+    return found
+
+
+# --- sources and steps
+
+
+def _options(
+    pipeline: Pipeline, kind: str, topic: str | None, given: Mapping[str, Option]
+) -> dict[str, str]:
+    """As text, as Spark takes them."""
+    options = {key: _text(value) for key, value in given.items()}
+    if topic is not None:
+        options["topic"] = topic
+    is_named = any(key.lower() in _SERVICE_URL for key in options)
+    if kind in MAGNETAR_FORMATS and pipeline.service_url is not None and not is_named:
+        options["serviceUrl"] = pipeline.service_url
+    return options
+
+
+def _text(value: Option) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _source(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataFrame:
+    reader = spark.readStream.format(source.format)
+    for key, value in source_options(pipeline, source).items():
+        reader = reader.option(key, value)
+    if source.schema is not None:
+        reader = reader.schema(source.schema)
+    frame = reader.load()
+    if source.select:
+        frame = frame.selectExpr(*source.select)
+    if source.watermark is not None:
+        frame = frame.withWatermark(source.watermark.column, source.watermark.delay)
+    return frame
+
+
+def _step(
+    spark: SparkSession, pipeline: Pipeline, step: Step, made: dict[str, DataFrame]
+) -> DataFrame:
+    if step.python is not None:
+        frame = _function(pipeline, step)(spark, dict(made))
+        if not isinstance(frame, DataFrame):
+            raise ConfigError(
+                f"steps.{step.name}: {step.python} returned {type(frame).__name__}",
+                hint="return a data frame",
+            )
+        return frame
+    return spark.sql(_sql(pipeline, step))
+
+
+def _sql(pipeline: Pipeline, step: Step) -> str:
+    if step.sql is not None:
+        return step.sql
+    assert step.sql_file is not None
+    try:
+        return Path(pipeline.path(step.sql_file)).read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"steps.{step.name}.sql_file: {error}") from error
+
+
+def _function(pipeline: Pipeline, step: Step) -> Any:
+    assert step.python is not None
+    place, _, name = step.python.rpartition(":")
+    try:
+        is_file = place.endswith(".py")
+        module = _module(Path(pipeline.path(place))) if is_file else importlib.import_module(place)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigError(f"steps.{step.name}.python: {place}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"steps.{step.name}.python: {place} has no function {name}")
+    return found
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"magnetar_pipeline_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return module
+
+
+# --- what a checkpoint belongs to
+
+
+def _sources_of(pipeline: Pipeline, view: str) -> list[str]:
+    """The sources that a view may read. A Python function is taken to read all above it."""
+    above: dict[str, set[str]] = {name: {name} for name in pipeline.sources}
+    for step in pipeline.steps:
+        sql = None if step.python is not None else _sql(pipeline, step)
+        needed: set[str] = set()
+        for name, sources in above.items():
+            if sql is None or re.search(rf"\b{name}\b", sql, re.IGNORECASE):
+                needed |= sources
+        above[step.name] = needed
+    return [name for name in pipeline.sources if name in above[view]]
+
+
+def _described(source: Source) -> str:
+    topics = [source.topic] if source.topic is not None else []
+    topics += [str(source.options[key]) for key in _TOPICS if key in source.options]
+    return " ".join([source.format, *topics])

@@ -1,0 +1,256 @@
+"""One run of a pipeline, from its first step to its end.
+
+Owns: the order of things (lock, checks, session, queries, end), the loop that watches the queries,
+and the orderly stop.
+
+Invariants:
+1. Nothing of Spark starts before the checkpoint is known to be ours and free.
+2. A stop lets the batch that is under way commit, for `STOP_SECONDS` at most. Whatever ends a run
+   earlier is safe too: the next one repeats its last batch, and the sink knows that batch.
+3. If one query fails, the others are stopped, and the run fails with that query's reason.
+4. The state file tells the end, however it comes about (but for a kill: there the lock tells).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NamedTuple, Protocol
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from magnetar.errors import MagnetarError, SparkError
+from magnetar.spark import pipeline_metrics, session
+from magnetar.spark.java import java_home
+from magnetar.spark.pipeline_build import check_steps, identity, query, sink_options, views
+from magnetar.spark.pipeline_errors import explained
+from magnetar.spark.pipeline_file import MAGNETAR_FORMATS, Pipeline
+from magnetar.spark.pipeline_progress import QueryState, taken
+from magnetar.spark.pipeline_state import RunState, StateFolder, state_folder
+from magnetar.spark.shipping import environment_settings, pack
+
+STOP_SECONDS: Final = 30.0
+
+_LOOK_SECONDS: Final = 0.2
+_STATE_SECONDS: Final = 1.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Watcher(Protocol):
+    """Whoever wants to see how a run goes on."""
+
+    def told(self, what: str) -> None:
+        """A step of the run, in words."""
+
+    def moved(self, name: str, state: RunState) -> None:
+        """The query of that sink has committed a batch, or learnt of its lag."""
+
+
+class Where(NamedTuple):
+    """On what a run computes."""
+
+    master: str = session.DEFAULT_MASTER
+    environment: str | None = None
+    """An archive with a Python environment for executors."""
+    metrics_port: int | None = None
+
+
+def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunState:
+    """Run until the pipeline ends, fails or is stopped by a signal."""
+    java_home()  # before anything is locked or written
+    check_steps(pipeline)
+    state = RunState(
+        name=pipeline.name,
+        file=str(file),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        master=where.master,
+        started_at=time.time(),
+        queries={name: QueryState() for name in pipeline.sinks},
+    )
+    with StateFolder(state_folder(pipeline)) as folder:
+        folder.claim(identity(pipeline))
+        folder.driver_log.unlink(missing_ok=True)
+        with _ending(folder, state), pipeline_metrics.served(where.metrics_port) as url:
+            state.metrics_url = url
+            folder.write(state)
+            _Run(pipeline, folder, state, watcher).go(where)
+    return state
+
+
+@contextmanager
+def _ending(folder: StateFolder, state: RunState) -> Iterator[None]:
+    """The end of a run goes to the state file, and what Spark says becomes one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        failure = explained(str(error), rest_in=str(folder.driver_log))
+        with folder.driver_log.open("a") as file:
+            file.write(f"\n{error}\n")
+        state.phase, state.problem = "failed", str(failure)
+        raise failure from error
+    except MagnetarError as error:
+        state.phase, state.problem = "failed", str(error)
+        raise
+    except BaseException as error:
+        state.phase, state.problem = "failed", f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        folder.write(state)
+
+
+class _Run:
+    def __init__(
+        self, pipeline: Pipeline, folder: StateFolder, state: RunState, watcher: Watcher
+    ) -> None:
+        self._pipeline = pipeline
+        self._folder = folder
+        self._state = state
+        self._watcher = watcher
+        self._is_asked_to_stop = False
+        self._queries: dict[str, StreamingQuery] = {}
+        self._written_at = 0.0
+
+    def go(self, where: Where) -> None:
+        with _handled(self._asked_to_stop), tempfile.TemporaryDirectory() as scratch:
+            self._watcher.told(f"starting Spark on {where.master}")
+            spark = self._session(where, Path(scratch))
+            try:
+                # Spark has put a handler of its own in its place.
+                with _handled(self._asked_to_stop):
+                    self._start(spark)
+                    self._follow()
+            finally:
+                spark.stop()
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_asked_to_stop = True
+
+    def _session(self, where: Where, scratch: Path) -> SparkSession:
+        settings = {key: str(value) for key, value in self._pipeline.spark.settings.items()}
+        if where.environment is not None:
+            settings |= environment_settings(where.environment)
+        spark = session.start(
+            self._pipeline.name,
+            master=where.master,
+            settings=settings,
+            log_file=self._folder.driver_log,
+        )
+        if not session.is_local(where.master):
+            spark.sparkContext.addPyFile(str(pack(scratch)))
+        return spark
+
+    def _start(self, spark: SparkSession) -> None:
+        self._watcher.told("planning")
+        made = views(spark, self._pipeline)
+        for name, sink in self._pipeline.sinks.items():
+            frame = made[self._pipeline.input_of(sink)]
+            self._queries[name] = query(self._pipeline, name, frame)
+        self._state.phase = "running"
+        self._folder.write(self._state)
+        self._watcher.told("running")
+
+    # --- watching
+
+    def _follow(self) -> None:
+        while any(each.isActive for each in self._queries.values()):
+            self._look()
+            if self._is_asked_to_stop:
+                self._stop()
+                return
+            self._fail_if_one_failed()
+            time.sleep(_LOOK_SECONDS)
+        self._look()
+        self._fail_if_one_failed()
+        self._state.phase = "finished"
+
+    def _look(self) -> None:
+        for name, each in self._queries.items():
+            state = self._state.queries[name]
+            before = state.batches, state.input_rows, state.lag_messages
+            for progress in _news(each, state.batch):
+                taken(state, progress, group=self._group(name, progress))
+            if before == (state.batches, state.input_rows, state.lag_messages):
+                continue
+            pipeline_metrics.count(
+                name, state, state.batches - before[0], state.input_rows - before[1]
+            )
+            self._watcher.moved(name, self._state)
+        if time.monotonic() - self._written_at >= _STATE_SECONDS:
+            self._folder.write(self._state)
+            self._written_at = time.monotonic()
+
+    def _group(self, name: str, progress: Mapping[str, Any]) -> str | None:
+        """The transaction group that a sink of ours commits a batch in."""
+        sink = self._pipeline.sinks[name]
+        if sink.format not in MAGNETAR_FORMATS:
+            return None
+        options = {key.lower(): value for key, value in sink_options(self._pipeline, sink).items()}
+        if options.get("semantics") == "at-least-once":
+            return None
+        return str(options.get("transactionalid") or progress["id"])
+
+    def _fail_if_one_failed(self) -> None:
+        for name, each in self._queries.items():
+            error = each.exception()
+            if error is None:
+                continue
+            for other in self._queries.values():
+                other.stop()
+            with self._folder.driver_log.open("a") as file:
+                file.write(f"\n{error}\n")
+            found = explained(str(error), rest_in=str(self._folder.driver_log))
+            raise SparkError(f"sink {name}: {found.args[0]}", hint=found.hint) from error
+
+    # --- stopping
+
+    def _stop(self) -> None:
+        self._state.phase = "stopping"
+        self._folder.write(self._state)
+        self._watcher.told("stopping after the batch that is under way")
+        deadline = time.monotonic() + STOP_SECONDS
+        for name, each in self._queries.items():
+            self._await_batch(name, each, deadline)
+            each.stop()
+        self._look()
+        self._state.phase = "stopped"
+
+    def _await_batch(self, name: str, running: StreamingQuery, deadline: float) -> None:
+        """Until the query waits for work, or has committed one batch more."""
+        batch = self._state.queries[name].batch
+        while running.isActive and running.status["isTriggerActive"]:
+            self._look()
+            if self._state.queries[name].batch > batch or time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_SECONDS)
+
+
+def _news(running: StreamingQuery, after: int) -> list[Mapping[str, Any]]:
+    """What a query has told since that batch; Spark keeps the last hundred."""
+    last = running.lastProgress
+    if last is None:
+        return []
+    if int(last["batchId"]) <= after + 1:
+        return [last]
+    return [each for each in running.recentProgress if int(each["batchId"]) > after]
+
+
+@contextmanager
+def _handled(handler: Any) -> Iterator[None]:
+    """Signals that end a process go to the handler while the block runs."""
+    before = [signal.signal(number, handler) for number in _SIGNALS]
+    try:
+        yield
+    finally:
+        for number, each in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, each)

@@ -1,0 +1,155 @@
+"""The folder in which a running pipeline can be found: who runs it, how far it is.
+
+Owns: the lock, the state file and the note of what the checkpoint belongs to, beside the checkpoint
+(`<checkpoint>/.pipeline`; for a checkpoint behind a URL, `.magnetar/<name>` beside the file).
+
+Invariants:
+1. A run holds the lock from its first step to its end. Whoever has the lock is the only run on
+   this machine, and a state without a lock is one of the past, whatever it says.
+2. The state file is replaced as a whole: a reader never sees half of it.
+3. A checkpoint belongs to the sources that made it. Another pipeline is refused before it can read
+   with positions that are not its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from magnetar.errors import ConfigError, DeadlineExceeded, FolderInUse, NotAllowed
+from magnetar.runtime.disk import FolderLock, LocalDisk
+from magnetar.spark.pipeline_file import Pipeline
+from magnetar.spark.pipeline_progress import QueryState
+
+Phase = Literal["starting", "running", "stopping", "stopped", "finished", "failed"]
+ENDED: Final = frozenset({"stopped", "finished", "failed"})
+
+_PAUSE_SECONDS: Final = 0.1
+
+
+class RunState(Struct, kw_only=True):
+    """One run, now or in the past."""
+
+    name: str
+    file: str
+    pid: int
+    host: str
+    master: str
+    phase: Phase = "starting"
+    problem: str | None = None
+    started_at: float = 0.0
+    updated_at: float = 0.0
+    metrics_url: str | None = None
+    queries: dict[str, QueryState] = {}
+
+
+def state_folder(pipeline: Pipeline) -> Path:
+    checkpoint = pipeline.checkpoint_path
+    if "://" not in checkpoint:
+        return Path(checkpoint) / ".pipeline"
+    return Path(pipeline.folder) / ".magnetar" / re.sub(r"[^A-Za-z0-9._-]", "-", pipeline.name)
+
+
+class StateFolder:
+    """The folder as the run that has it sees it. Use it with `with`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: FolderLock | None = None
+
+    @property
+    def driver_log(self) -> Path:
+        """What Spark says goes there."""
+        return self.path / "driver.log"
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"checkpoint: {self.path} cannot be made: {error}") from error
+        try:
+            self._lock = LocalDisk().lock(self.path / "lock")
+        except FolderInUse as error:
+            state = read_state(self.path)
+            who = "another process" if state is None else f"process {state.pid}"
+            raise NotAllowed(
+                f"{who} runs a pipeline with this checkpoint already",
+                hint="stop it with `magnetar pipeline stop FILE`, or wait for its end",
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def write(self, state: RunState) -> None:
+        state.updated_at = time.time()
+        _replace(self.path / "state.json", msgspec.json.format(msgspec.json.encode(state)))
+
+    def claim(self, identity: dict[str, list[str]]) -> None:
+        """Note to which sources each sink's checkpoint belongs, or refuse others."""
+        path = self.path / "identity.json"
+        known: dict[str, list[str]] = {}
+        if path.exists():
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, list[str]])
+        for sink, sources in identity.items():
+            if sink in known and known[sink] != sources:
+                raise NotAllowed(
+                    f"the checkpoint of sink {sink} was made by a query over "
+                    f"{', '.join(known[sink])}; this one reads {', '.join(sources)}",
+                    hint="give the pipeline a `checkpoint` of its own, or the sink another name",
+                )
+        _replace(path, msgspec.json.encode(known | identity))
+
+
+def read_state(folder: Path) -> RunState | None:
+    """None: nothing ever ran here."""
+    try:
+        return msgspec.json.decode((folder / "state.json").read_bytes(), type=RunState)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{folder / 'state.json'} is damaged: {error}") from error
+
+
+def is_running(folder: Path) -> bool:
+    if not (folder / "lock").exists():
+        return False
+    try:
+        LocalDisk().lock(folder / "lock").release()
+    except FolderInUse:
+        return True
+    return False
+
+
+def stop(folder: Path, seconds: float) -> RunState:
+    """Ask the run to end after its batch, and wait for that."""
+    state = read_state(folder)
+    if state is None or not is_running(folder):
+        raise NotAllowed("this pipeline does not run", hint="`magnetar pipeline status` says more")
+    if state.host != socket.gethostname():
+        raise NotAllowed(f"it runs on {state.host}", hint="stop it there")
+    os.kill(state.pid, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while is_running(folder):
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"process {state.pid} has not ended after {seconds:g} s",
+                hint="wait with a larger --timeout; a kill is safe, too: a restart repeats a batch",
+            )
+        time.sleep(_PAUSE_SECONDS)
+    return read_state(folder) or state
+
+
+def _replace(path: Path, data: bytes) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(data)
+    new.replace(path)
