@@ -105,7 +105,7 @@ class Result:
 def demo(context: click.Context, data: Path | None, seconds: float, as_json: bool) -> None:
     """Serve a client, kill the server, recover, and verify that nothing is lost."""
     console = Console(stderr=True)
-    with _data_folder(data) as folder, _told(console) as tell:
+    with data_folder(data) as folder, _told(console) as tell:
         served = serve_and_kill(folder / "server", seconds, tell)
         stored = _write_and_compare(folder / "storage", seconds, tell)
     if as_json:
@@ -131,14 +131,15 @@ def _write_and_compare(folder: Path, seconds: float, tell: Callable[[str], None]
 
 
 @contextmanager
-def _data_folder(chosen: Path | None) -> Iterator[Path]:
+def data_folder(chosen: Path | None) -> Iterator[Path]:
+    """The folder that was chosen, if it is empty, or a temporary one."""
     if chosen is None:
         with tempfile.TemporaryDirectory(prefix="magnetar-demo-") as name:
             yield Path(name)
         return
     if chosen.exists() and any(chosen.iterdir()):
         raise NotAllowed(
-            f"{chosen} is not empty", hint="choose a new folder: the demo checks all it finds"
+            f"{chosen} is not empty", hint="choose a new folder: all that is found there is checked"
         )
     yield chosen
 

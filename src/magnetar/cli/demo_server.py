@@ -93,6 +93,7 @@ class Published:
 class RunningServer:
     process: subprocess.Popen[bytes]
     url: str
+    admin_url: str
     ready_ms: float
 
 
@@ -103,13 +104,13 @@ def serve_and_kill(folder: Path, seconds: float, tell: Callable[[str], None]) ->
     if not is_official:
         tell("the official client (pulsar-client) is not installed: our own takes its place")
     result = ServerResult(client)
-    with _server(folder) as server:
+    with served(folder) as server:
         tell(f"{ROUND_TRIP_MESSAGES} messages to {server.url} and back, with {client}")
         result.round_trip = _round_trip(server.url, is_official)
         tell(f"publishing for {seconds:g} s, then kill -9 of the server")
         published = asyncio.run(_publish_until_killed(server, seconds))
     tell("starting it again on its folder and reading everything back")
-    with _server(folder) as server:
+    with served(folder) as server:
         result.restart_ms = server.ready_ms
         if is_official:
             texts = _official(server.url, "read", _TOPIC)
@@ -149,7 +150,8 @@ def number_of(text: str) -> int | None:
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[RunningServer]:
+def served(folder: Path) -> Iterator[RunningServer]:
+    """A server on free ports, killed at the end of the block if it still runs."""
     started = time.monotonic()
     ports = ("--port", "0", "--admin-port", "0", "--log-level", "error", "--json")
     with subprocess.Popen([*_SERVE, "--data", str(folder), *ports], stdout=subprocess.PIPE) as run:
@@ -161,7 +163,8 @@ def _server(folder: Path) -> Iterator[RunningServer]:
             if not line:
                 raise ServiceNotReady("the server did not start: its reason is above")
             ready_ms = (time.monotonic() - started) * 1000
-            yield RunningServer(run, str(json.loads(line)["service_url"]), ready_ms)
+            ready = json.loads(line)
+            yield RunningServer(run, ready["service_url"], ready["admin_url"], ready_ms)
         finally:
             run.kill()
 

@@ -24,6 +24,7 @@ VERBS: Final = (
     "namespaces",
     "pipeline",
     "produce",
+    "quickstart",
     "serve",
     "subscriptions",
     "topics",

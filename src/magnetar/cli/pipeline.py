@@ -56,7 +56,7 @@ def validate(file: Path, as_json: bool) -> None:
     """Check FILE, and the files that it names, without a session and without a server."""
     found = _load(file)
     if any(step.sql is None for step in found.steps):
-        _need_spark()
+        need("pyspark", "pyarrow")
         from magnetar.spark.pipeline_build import check_steps
 
         check_steps(found)
@@ -100,7 +100,7 @@ def run(
 ) -> None:
     """Run FILE until it ends or is stopped (Ctrl-C, SIGTERM, `stop`)."""
     found = _load(file)
-    _need_spark()
+    need("pyspark", "pyarrow")
     from magnetar.cli.pipeline_view import summary, watching
     from magnetar.spark.pipeline_run import Where, run
     from magnetar.spark.session import DEFAULT_MASTER
@@ -167,8 +167,7 @@ def stop(file: Path, timeout: float) -> None:
 
 
 def _load(file: Path) -> Pipeline:
-    if find_spec("yaml") is None:
-        raise SparkError("PyYAML is not installed", hint="pip install 'magnetar[spark]'")
+    need("yaml")
     from magnetar.spark.pipeline_file import parsed
 
     try:
@@ -182,8 +181,9 @@ def _load(file: Path) -> Pipeline:
     return parsed(text, path=file.absolute(), environment=os.environ)
 
 
-def _need_spark() -> None:
-    for module in ("pyspark", "pyarrow"):
+def need(*modules: str) -> None:
+    """Refuse to go on without them; all come with one extra."""
+    for module in modules:
         if find_spec(module) is None:
             raise SparkError(f"{module} is not installed", hint="pip install 'magnetar[spark]'")
 

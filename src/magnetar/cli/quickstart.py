@@ -1,0 +1,173 @@
+"""`magnetar quickstart`: the main job of the project, from nothing to a proof, in two minutes.
+
+Owns: the verb: what it says before, on the way and at the end, the page that it writes, and its
+exit code, which is 0 only if the output is exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from magnetar.cli import plots
+from magnetar.cli.demo import data_folder
+from magnetar.cli.output import print_table
+from magnetar.cli.pipeline import need
+from magnetar.cli.quickstart_report import Moments, quantile, verdict_in_words
+from magnetar.cli.quickstart_report import plots as drawn
+from magnetar.cli.report_page import page as made_page
+from magnetar.cli.shop import Traffic, traffic
+
+if TYPE_CHECKING:
+    from magnetar.cli.quickstart_run import Seen, Tell
+
+_NEXT: Final = (
+    "magnetar pipeline init my-pipeline.yaml",
+    "magnetar serve --data ./data",
+    "magnetar pipeline run my-pipeline.yaml",
+    "docs/spark/tutorial.md",
+)
+_LINES_EVERY: Final = 0.05
+"""Without a terminal, a line for each twentieth of the way."""
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A new or empty folder to work in and keep; else a temporary one.",
+)
+@click.option(
+    "--page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("magnetar-quickstart.html"),
+    show_default=True,
+    help="Where the page with the plots goes.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(10, 3600),
+    default=60.0,
+    show_default=True,
+    help="How long orders come in.",
+)
+@click.option(
+    "--rate",
+    type=click.IntRange(10, 20_000),
+    default=400,
+    show_default=True,
+    help="Orders per second.",
+)
+@click.option("--seed", type=int, default=8, show_default=True, help="Of the shop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+def quickstart(
+    context: click.Context,
+    data: Path | None,
+    page: Path,
+    seconds: float,
+    rate: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Run an exactly-once pipeline through splits, merges and a kill, and verify it."""
+    _check()
+    from magnetar.cli.quickstart_run import run
+
+    shop = traffic(seed=seed, seconds=seconds, orders_per_second=rate)
+    with data_folder(data) as folder, _told() as tell:
+        seen = asyncio.run(run(folder.absolute(), shop, tell))
+    moments = Moments(
+        seconds=seen.seconds, sent=seen.sent, received=seen.received, expected=shop.expected
+    )
+    facts = _facts(shop, seen, moments, seed)
+    _write_page(page, seen, moments, facts)
+    if as_json:
+        found = {"seed": seed, "page": str(page), "batches": seen.batches}
+        click.echo(json.dumps(found | asdict(seen.verdict), indent=2))
+    else:
+        print_table(("what", "value", ""), facts, none="")
+        click.echo(f"verified: {verdict_in_words(seen.verdict)}")
+        click.echo(f"plots: {page.absolute().as_uri()}")
+        click.echo("next: " + "; ".join(_NEXT))
+    if not seen.verdict.is_exact:
+        context.exit(1)
+
+
+def _check() -> None:
+    """What is missing is said before anything starts."""
+    need("pyspark", "pyarrow", "yaml")
+    from magnetar.spark.java import java_home
+
+    java_home()
+
+
+@contextmanager
+def _told() -> Iterator[Tell]:
+    """A bar on a terminal, a few lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = -1.0
+
+        def line(what: str, done: float) -> None:
+            nonlocal last
+            if done - last >= _LINES_EVERY or done == 0:
+                last = done
+                console.print(f"{done:4.0%} {what}", highlight=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
+        task = progress.add_task("starting", total=1.0)
+        yield lambda what, done: progress.update(task, description=what, completed=done)
+
+
+def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple[str, str, str]]:
+    values = [value for _, value in moments.latencies()]
+    changes = sum(not mark.is_kill for mark in seen.marks)
+    p50, p99 = (quantile(values, share) if values else 0.0 for share in (0.5, 0.99))
+    return [
+        ("events sent", f"{len(shop.events):,}", f"orders and payments of seed {seed}"),
+        ("settled orders", f"{seen.verdict.found:,}", "read back after the end, without Spark"),
+        ("expected", f"{seen.verdict.expected:,}", "by a batch computation over what was sent"),
+        ("missing", f"{seen.verdict.missing:,}", ""),
+        ("twice", f"{seen.verdict.doubled:,}", ""),
+        ("unexpected", f"{seen.verdict.unexpected:,}", ""),
+        ("batches", f"{seen.batches:,}", f"batch {seen.killed_batch} was killed on its way"),
+        ("splits and merges", f"{changes:,}", "of the topics, while in use"),
+        ("latency p50", f"{p50:,.0f} ms", "from a payment to its result, committed and read"),
+        ("latency p99", f"{p99:,.0f} ms", "with the time in which the driver was dead"),
+    ]
+
+
+def _write_page(
+    path: Path, seen: Seen, moments: Moments, facts: list[tuple[str, str, str]]
+) -> None:
+    from magnetar.cli.quickstart_driver import pipeline_text
+
+    marks = [
+        plots.Mark(mark.at, mark.what, "--bad" if mark.is_kill else "--mark") for mark in seen.marks
+    ]
+    text = made_page(
+        title="Magnetar: an exactly-once pipeline through splits, merges and a kill",
+        verdict=verdict_in_words(seen.verdict),
+        is_good=seen.verdict.is_exact,
+        facts=facts,
+        plots=drawn(moments, marks),
+        pipeline=pipeline_text(),
+        next_steps=_NEXT,
+        style=(files("magnetar.cli") / "report_page.css").read_text("utf-8"),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")

@@ -1,0 +1,145 @@
+"""The driver process of `magnetar quickstart`: started, killed in mid-batch, started again.
+
+Owns: `magnetar pipeline run` in a session of its own, so that a kill takes the JVM with it.
+
+Invariants:
+1. `kill_in_batch` strikes after Spark wrote down what a batch reads and before it wrote down that
+   the batch is done: the moment in which a sink without transactions repeats rows.
+2. `alive` leaves no process behind. Every wait has a deadline, and ends early if the driver does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from magnetar.errors import DeadlineExceeded, SparkError
+from magnetar.spark.pipeline_state import read_state
+
+_PIPELINE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
+_FILE: Final = "quickstart.yaml"
+_SINK: Final = "settled"
+_START_SECONDS: Final = 180.0
+_BATCH_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 90.0
+_LOOK_SECONDS: Final = 0.1
+_STRIKE_SECONDS: Final = 0.005
+
+
+class Driver:
+    """One pipeline, over as many processes as it takes."""
+
+    def __init__(self, folder: Path, service_url: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / _FILE
+        self._file.write_text(pipeline_text(), "utf-8")
+        self._checkpoint = folder / "checkpoint"
+        self._said = folder / "driver.txt"
+        self._environment = os.environ | {"MAGNETAR_SERVICE_URL": service_url}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Start it, and kill whatever runs at the end of the block."""
+        try:
+            self.start()
+            yield
+        finally:
+            self._kill()
+
+    def start(self) -> None:
+        with self._said.open("ab") as said:
+            self._process = subprocess.Popen(
+                [*_PIPELINE, "run", str(self._file)],
+                stdout=said,
+                stderr=said,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    async def until_running(self) -> None:
+        """Until its queries have begun."""
+
+        def has_begun() -> bool:
+            state = read_state(self._checkpoint / ".pipeline")
+            is_this = state is not None and self._process and state.pid == self._process.pid
+            return bool(is_this and state is not None and state.phase == "running")
+
+        await self._until(has_begun, _START_SECONDS, _LOOK_SECONDS, "did not start")
+
+    async def kill_in_batch(self) -> int:
+        """Kill it with a batch under way; the number of that batch."""
+        found = -1
+
+        def is_in_batch() -> bool:
+            nonlocal found
+            found = self._newest("offsets")
+            return found > self._newest("commits") >= 0
+
+        await self._until(is_in_batch, _BATCH_SECONDS, _STRIKE_SECONDS, "had no batch under way")
+        self._kill()
+        return found
+
+    async def stop(self) -> None:
+        """Let it end in order."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            code = await asyncio.to_thread(self._process.wait, _STOP_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineExceeded("the pipeline did not stop in time") from error
+        if code != 0:
+            raise SparkError(f"the pipeline failed: {self._last_words()}")
+
+    @property
+    def batches(self) -> int:
+        """How many were committed, by all processes together."""
+        return self._newest("commits") + 1
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise SparkError(f"the pipeline ended: {self._last_words()}")
+
+    # --- inside
+
+    async def _until(
+        self, reached: Callable[[], bool], seconds: float, pause: float, what: str
+    ) -> None:
+        deadline = time.monotonic() + seconds
+        while not reached():
+            self.check()
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"the pipeline {what} within {seconds:g} s")
+            await asyncio.sleep(pause)
+
+    def _newest(self, kind: str) -> int:
+        """The last batch in one of Spark's two lists; -1: none yet."""
+        folder = self._checkpoint / _SINK / kind
+        names = os.listdir(folder) if folder.is_dir() else []
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+    def _last_words(self) -> str:
+        lines = self._said.read_text("utf-8", "replace").splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["it said nothing"])[-1]
+
+    def _kill(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def pipeline_text() -> str:
+    """The file, as it is run."""
+    return (files("magnetar.cli") / _FILE).read_text("utf-8")

@@ -1,0 +1,120 @@
+"""Pure: what a run of `magnetar quickstart` comes to, in figures, lines and plots.
+
+Owns: the way from single events to values per second, and their words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from magnetar.cli.plots import Line, Mark, plot
+from magnetar.cli.shop import Settled, Verdict
+
+
+class Moments:
+    """When things happened, in seconds since the start of the traffic."""
+
+    def __init__(
+        self,
+        *,
+        seconds: float,
+        sent: Sequence[float],
+        received: Sequence[tuple[float, Settled | None]],
+        expected: Mapping[Settled, int],
+    ) -> None:
+        self.seconds = seconds
+        self._sent = sent
+        self._received = received
+        self._expected = expected
+
+    def sent_per_second(self) -> list[tuple[float, float | None]]:
+        return _per_second(self._sent, self.seconds)
+
+    def received_per_second(self) -> list[tuple[float, float | None]]:
+        return _per_second([at for at, _ in self._received], self.seconds)
+
+    def lag(self) -> list[tuple[float, float | None]]:
+        """Results that were due and had not come, at the end of each second."""
+        due = Counter(int(at_ms / 1000) for at_ms in self._expected.values())
+        came = Counter(int(at) for at, _ in self._received)
+        behind = 0
+        points: list[tuple[float, float | None]] = []
+        for second in range(int(self.seconds) + 1):
+            behind += due[second] - came[second]
+            points.append((second + 1.0, float(max(0, behind))))
+        return points
+
+    def latencies(self) -> list[tuple[float, float]]:
+        """When a result came, and how many milliseconds after its payment was sent."""
+        return [
+            (at, at * 1000 - self._expected[row])
+            for at, row in self._received
+            if row is not None and row in self._expected
+        ]
+
+    def latency(self, share: float) -> list[tuple[float, float | None]]:
+        """That quantile of the latencies of each second; a gap where nothing came."""
+        by_second: dict[int, list[float]] = {}
+        for at, value in self.latencies():
+            by_second.setdefault(int(at), []).append(value)
+        points: list[tuple[float, float | None]] = []
+        for second in range(int(self.seconds) + 1):
+            values = by_second.get(second)
+            points.append((second + 0.5, quantile(values, share) if values else None))
+        return points
+
+
+def plots(moments: Moments, marks: Sequence[Mark]) -> list[str]:
+    seconds = moments.seconds
+    return [
+        plot(
+            "Throughput",
+            "per second",
+            [
+                Line("events sent", "--in", moments.sent_per_second()),
+                Line("settled orders", "--out", moments.received_per_second()),
+            ],
+            marks,
+            seconds,
+        ),
+        plot(
+            "Lag: results that were due and had not come",
+            "results",
+            [Line("lag", "--third", moments.lag())],
+            marks,
+            seconds,
+        ),
+        plot(
+            "Latency: from the payment to its settled order, committed and read",
+            "ms",
+            [
+                Line("p50", "--in", moments.latency(0.50)),
+                Line("p99", "--out", moments.latency(0.99)),
+            ],
+            marks,
+            seconds,
+        ),
+    ]
+
+
+def verdict_in_words(verdict: Verdict) -> str:
+    if verdict.is_exact:
+        return (
+            f"exactly once: {verdict.found:,} results, each of the {verdict.expected:,} that a "
+            "batch computation expects, none missing, none twice, none else"
+        )
+    return (
+        f"NOT exactly once: {verdict.found:,} results of {verdict.expected:,} expected; "
+        f"{verdict.missing:,} missing, {verdict.doubled:,} twice, {verdict.unexpected:,} unexpected"
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _per_second(moments: Sequence[float], seconds: float) -> list[tuple[float, float | None]]:
+    counts = Counter(int(at) for at in moments)
+    return [(second + 0.5, float(counts[second])) for second in range(int(seconds) + 1)]

@@ -1,0 +1,245 @@
+"""What `magnetar quickstart` does: traffic, a pipeline, splits, merges, a kill, and the proof.
+
+Owns: the schedule of a run, and everything that was seen on the way.
+
+Invariants:
+1. Broker and driver are processes of their own, as in real life; none of them stays behind.
+2. The output is read back by the client, without Spark, after the pipeline has ended, and compared
+   with a computation over the events that were sent.
+3. Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from magnetar import Client
+from magnetar.cli.admin_client import AdminClient
+from magnetar.cli.demo_server import served
+from magnetar.cli.quickstart_driver import Driver
+from magnetar.cli.scalable import scalable_path
+from magnetar.cli.shop import Settled, Traffic, Verdict, judged, settled
+from magnetar.client.checkpoint_consumer import FROM_EARLIEST
+from magnetar.errors import DeadlineExceeded
+
+_TOPICS: Final = {
+    name: f"topic://public/default/{name}" for name in ("orders", "payments", "settled")
+}
+_DRAIN_SECONDS: Final = 180.0
+_QUIET_SECONDS: Final = 2.0
+_TICK_SECONDS: Final = 0.02
+_LOOK_SECONDS: Final = 0.2
+_RECEIVED_AT_ONCE: Final = 1000
+_START_SHARE: Final = 0.15
+_TRAFFIC_SHARE: Final = 0.65
+"""Of the whole time; the rest is the end of the backlog and the proof."""
+
+Tell = Callable[[str, float], None]
+"""Hears what is going on, and how much of the whole is done, from 0 to 1."""
+
+
+class Mark(NamedTuple):
+    """Something that was done, so many seconds after the start of the traffic."""
+
+    at: float
+    what: str
+    is_kill: bool = False
+
+
+class Received(NamedTuple):
+    """A result, as it came."""
+
+    at: float
+    row: Settled | None
+
+
+@dataclass(slots=True)
+class Seen:
+    """Everything that report and plots are made of."""
+
+    sent: list[float] = field(default_factory=list)
+    """When each event was handed to the client."""
+    received: list[Received] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    killed_batch: int = -1
+    batches: int = 0
+    verdict: Verdict = field(default_factory=lambda: Verdict(0, 0, 0, 0, 0))
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the traffic until the last event or result."""
+        last = self.received[-1].at if self.received else 0.0
+        return max(last, self.sent[-1] if self.sent else 0.0)
+
+
+async def run(folder: Path, traffic: Traffic, tell: Tell) -> Seen:
+    """The whole run."""
+    tell("starting a broker on embedded storage", 0.0)
+    with served(folder / "broker") as server:
+        async with Client(server.url) as client, AdminClient(server.admin_url) as admin:
+            for topic in _TOPICS.values():
+                await admin.put(scalable_path(topic), numInitialSegments="1")
+            driver = Driver(folder, server.url)
+            return await _Stage(client, admin, driver, traffic, tell).run()
+
+
+class _Stage:
+    def __init__(
+        self, client: Client, admin: AdminClient, driver: Driver, traffic: Traffic, tell: Tell
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._driver = driver
+        self._traffic = traffic
+        self._tell = tell
+        self._seen = Seen()
+        self._started = time.monotonic()
+
+    async def run(self) -> Seen:
+        with self._driver.alive():
+            self._tell("starting Spark", 0.02)
+            await self._driver.until_running()
+            async with self._tail():
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._send())
+                    tasks.create_task(self._disturb())
+                await self._drain()
+            self._tell("stopping the pipeline", 0.95)
+            await self._driver.stop()
+        self._seen.batches = self._driver.batches
+        self._tell("reading the output back, without Spark", 0.97)
+        self._seen.verdict = judged(self._traffic.expected, await self._read_back())
+        return self._seen
+
+    def _now(self) -> float:
+        return time.monotonic() - self._started
+
+    # --- traffic
+
+    async def _send(self) -> None:
+        """Every event at its time, which is the event's own time, too."""
+        orders = await self._client.producer(_TOPICS["orders"])
+        payments = await self._client.producer(_TOPICS["payments"])
+        producers = {"orders": orders, "payments": payments}
+        self._started = time.monotonic()
+        zero_ms = time.time_ns() // 1_000_000
+        end = max(1, self._traffic.events[-1].at_ms)
+        for event in self._traffic.events:
+            while (early := event.at_ms / 1000 - self._now()) > 0:
+                await asyncio.sleep(max(early, _TICK_SECONDS))
+                done = event.at_ms / end
+                self._tell(self._doing, _START_SHARE + _TRAFFIC_SHARE * done)
+            await producers[event.topic].submit(
+                event.value, key=event.key, event_time=zero_ms + event.at_ms
+            )
+            self._seen.sent.append(self._now())
+        for producer in producers.values():
+            await producer.close()
+
+    @property
+    def _doing(self) -> str:
+        last = f"; {self._seen.marks[-1].what}" if self._seen.marks else ""
+        return (
+            f"{len(self._seen.sent):,} orders and payments sent, "
+            f"{len(self._seen.received):,} settled{last}"
+        )
+
+    @asynccontextmanager
+    async def _tail(self) -> AsyncIterator[None]:
+        """Follow the output while the block runs, for the plots."""
+        consumer = await self._client.checkpoint_consumer(_TOPICS["settled"], start=FROM_EARLIEST)
+
+        async def follow() -> None:
+            while True:
+                for message in await consumer.receive_many(_RECEIVED_AT_ONCE, timeout=1.0):
+                    self._seen.received.append(Received(self._now(), settled(message.data)))
+
+        task = asyncio.create_task(follow())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await consumer.close()
+        if not task.cancelled():
+            task.result()
+
+    async def _drain(self) -> None:
+        """Until everything that is expected has come, or nothing more does."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while len(self._seen.received) < len(self._traffic.expected):
+            self._driver.check()
+            if time.monotonic() > deadline:
+                return  # the comparison says what is missing
+            done = len(self._seen.received) / len(self._traffic.expected)
+            self._tell(self._doing, _START_SHARE + _TRAFFIC_SHARE + 0.15 * done)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _read_back(self) -> list[Settled | None]:
+        """The whole output, by a reader that has seen nothing before."""
+        found: list[Settled | None] = []
+        async with await self._client.checkpoint_consumer(
+            _TOPICS["settled"], start=FROM_EARLIEST
+        ) as consumer:
+            while batch := await consumer.receive_many(_RECEIVED_AT_ONCE, timeout=_QUIET_SECONDS):
+                found += [settled(message.data) for message in batch]
+        return found
+
+    # --- trouble
+
+    async def _disturb(self) -> None:
+        """Splits, merges and the kill, spread over the time of the traffic."""
+        await self._at(0.10, "split orders")
+        await self._split("orders")
+        await self._at(0.20, "split settled")
+        await self._split("settled")
+        await self._at(0.30, "split orders, payments")
+        await self._split("orders")
+        await self._split("payments")
+        await self._at(0.40)
+        self._seen.killed_batch = await self._driver.kill_in_batch()
+        self._mark(f"kill -9 in batch {self._seen.killed_batch}", is_kill=True)
+        self._driver.start()
+        await self._driver.until_running()
+        self._mark("driver runs again", is_kill=True)
+        await self._at(0.75, "merge orders")
+        await self._merge("orders")
+        await self._at(0.85, "merge settled")
+        await self._merge("settled")
+
+    async def _at(self, share: float, what: str | None = None) -> None:
+        """Wait for that share of the traffic's time, and note what is done then."""
+        due = share * self._traffic.events[-1].at_ms / 1000
+        while self._now() < due:
+            self._driver.check()
+            await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, due - self._now())))
+        if what is not None:
+            self._mark(what)
+
+    def _mark(self, what: str, *, is_kill: bool = False) -> None:
+        self._seen.marks.append(Mark(self._now(), what, is_kill))
+
+    async def _split(self, name: str) -> None:
+        """The oldest active segment, in two."""
+        active = await self._active(name)
+        await self._admin.post(f"{scalable_path(_TOPICS[name])}/split/{active[0]}")
+
+    async def _merge(self, name: str) -> None:
+        """The two lowest active segments, into one."""
+        first, second, *_ = await self._active(name)
+        await self._admin.post(f"{scalable_path(_TOPICS[name])}/merge/{first}/{second}")
+
+    async def _active(self, name: str) -> list[int]:
+        """Segments that take messages, in the order of their keys."""
+        record = await self._admin.get(scalable_path(_TOPICS[name]))
+        active = [each for each in record["segments"].values() if each["state"] == "ACTIVE"]
+        if not active:
+            raise DeadlineExceeded(f"{_TOPICS[name]} has no active segment")
+        ordered = sorted(active, key=lambda each: int(each["hashRange"]["start"]))
+        return [int(each["segmentId"]) for each in ordered]
