@@ -24,6 +24,8 @@ compile requirements/runtime.txt pyproject.toml
 # The dev lock agrees with the locks of runtime and set-up in every version that both name.
 compile requirements/dev.txt pyproject.toml --group dev --constraints requirements/runtime.txt \
     --constraints requirements/uv.txt
+# The last PySpark that Spark's Kafka connector can be had for (make bench-spark PEERS=1).
+printf 'pyspark==4.2.0\n' | compile requirements/peers.txt -
 for extra in arrow avro java otel oxia spark zookeeper; do
     compile "requirements/$extra.txt" pyproject.toml --extra "$extra" \
         --constraints requirements/runtime.txt
