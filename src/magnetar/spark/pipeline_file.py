@@ -282,7 +282,7 @@ def _check_sink(name: str, sink: Sink, views: list[str]) -> None:
         raise ConfigError(
             f"{place}.mode: Spark gives a sink written in Python no {sink.mode} mode",
             hint="use append, with a watermark where rows are aggregated, or write from "
-            "foreachBatch with magnetar.spark.foreach_batch",
+            "foreachBatch with magnetar.spark.foreach_batch_writer",
         )
 
 
