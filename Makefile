@@ -17,6 +17,7 @@ CRASH_KILLS ?= 40
 CRASH_CUTS ?= 150
 CRASH_EVERY ?= 1
 BASE ?=
+PEERS ?=
 FINISHED ?= 100000
 TRANSACTIONS ?= 100000
 
@@ -43,7 +44,11 @@ $(STAMP): $(LOCKS) pyproject.toml scripts/setup.sh
 	@touch $@
 
 .PHONY: run
-run: $(STAMP) ## the demonstration: it verifies what it did and ends by itself
+run: $(STAMP) ## the main job: an exactly-once pipeline through splits, merges and a kill
+	$(BIN)/magnetar quickstart --page build/quickstart.html
+
+.PHONY: demo
+demo: $(STAMP) ## a server and its storage, killed and compared with what was receipted
 	$(BIN)/magnetar demo
 
 .PHONY: lint
@@ -131,6 +136,10 @@ bench-txn-recovery: $(STAMP) ## from process start to a delivery, 10^6 finished 
 .PHONY: bench-client
 bench-client: $(STAMP) ## our client beside the official one: single messages, batches, Arrow
 	$(BIN)/python -m bench.client
+
+.PHONY: bench-spark
+bench-spark: $(STAMP) ## source and sink on Spark beside parquet and files; PEERS=1: beside Kafka
+	$(BIN)/python -m bench.spark $(if $(PEERS),--peers)
 
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev

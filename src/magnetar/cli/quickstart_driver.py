@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 from magnetar.errors import DeadlineExceeded, SparkError
-from magnetar.spark.pipeline_state import read_state
 
 _PIPELINE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
 _FILE: Final = "quickstart.yaml"
@@ -66,15 +65,12 @@ class Driver:
                 start_new_session=True,
             )
 
-    async def until_running(self) -> None:
-        """Until its queries have begun."""
-
-        def has_begun() -> bool:
-            state = read_state(self._checkpoint / ".pipeline")
-            is_this = state is not None and self._process and state.pid == self._process.pid
-            return bool(is_this and state is not None and state.phase == "running")
-
-        await self._until(has_begun, _START_SECONDS, _LOOK_SECONDS, "did not start")
+    async def until_working(self) -> None:
+        """Until it has committed a batch. Its first one takes seconds: the workers start."""
+        before = self._newest("commits")
+        await self._until(
+            lambda: self._newest("commits") > before, _START_SECONDS, _LOOK_SECONDS, "did not start"
+        )
 
     async def kill_in_batch(self) -> int:
         """Kill it with a batch under way; the number of that batch."""

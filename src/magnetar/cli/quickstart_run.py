@@ -104,7 +104,7 @@ class _Stage:
     async def run(self) -> Seen:
         with self._driver.alive():
             self._tell("starting Spark", 0.02)
-            await self._driver.until_running()
+            await self._driver.until_working()
             async with self._tail():
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._send())
@@ -206,8 +206,8 @@ class _Stage:
         self._seen.killed_batch = await self._driver.kill_in_batch()
         self._mark(f"kill -9 in batch {self._seen.killed_batch}", is_kill=True)
         self._driver.start()
-        await self._driver.until_running()
-        self._mark("driver runs again", is_kill=True)
+        await self._driver.until_working()
+        self._mark("driver works again", is_kill=True)
         await self._at(0.75, "merge orders")
         await self._merge("orders")
         await self._at(0.85, "merge settled")
