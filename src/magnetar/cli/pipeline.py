@@ -167,7 +167,7 @@ def stop(file: Path, timeout: float) -> None:
 
 
 def _load(file: Path) -> Pipeline:
-    need("yaml")
+    need("yaml", "pyspark")
     from magnetar.spark.pipeline_file import parsed
 
     try:

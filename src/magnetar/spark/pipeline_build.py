@@ -11,20 +11,24 @@ Invariants:
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from magnetar.errors import ConfigError
+from magnetar.errors import ConfigError, MagnetarError, SparkError
 from magnetar.spark.pipeline_file import (
     AS_SOON_AS_POSSIBLE,
     AVAILABLE_NOW,
@@ -43,10 +47,14 @@ _TOPICS: Final = ("topic", "topics", "topicsPattern", "subscribe", "subscribePat
 def check_steps(pipeline: Pipeline) -> None:
     """Look for the functions and files that steps name; no session is needed for that."""
     for step in pipeline.steps:
-        if step.python is not None:
-            _function(pipeline, step)
-        else:
+        if step.python is None:
             _sql(pipeline, step)
+            continue
+        place, _, name = step.python.rpartition(":")
+        if place.endswith(".py"):
+            _look_for(step, Path(pipeline.path(place)), name)
+        elif find_spec(place.partition(".")[0]) is None:
+            raise ConfigError(f"steps.{step.name}.python: {place} is not installed")
 
 
 def views(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:
@@ -132,7 +140,7 @@ def _step(
     spark: SparkSession, pipeline: Pipeline, step: Step, made: dict[str, DataFrame]
 ) -> DataFrame:
     if step.python is not None:
-        frame = _function(pipeline, step)(spark, dict(made))
+        frame = _called(pipeline, step, spark, made)
         if not isinstance(frame, DataFrame):
             raise ConfigError(
                 f"steps.{step.name}: {step.python} returned {type(frame).__name__}",
@@ -152,18 +160,37 @@ def _sql(pipeline: Pipeline, step: Step) -> str:
         raise ConfigError(f"steps.{step.name}.sql_file: {error}") from error
 
 
-def _function(pipeline: Pipeline, step: Step) -> Any:
+def _look_for(step: Step, path: Path, name: str) -> None:
+    """Whether the file has the function; it is not run: what it does may need a session."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+    except (OSError, SyntaxError) as error:
+        raise ConfigError(f"steps.{step.name}.python: {path}: {error}") from error
+    named = {getattr(each, "name", None) for each in tree.body}
+    named |= {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+    named |= {each.asname or each.name for each in ast.walk(tree) if isinstance(each, ast.alias)}
+    if name not in named:
+        raise ConfigError(f"steps.{step.name}.python: {path} has no function {name}")
+
+
+def _called(
+    pipeline: Pipeline, step: Step, spark: SparkSession, made: dict[str, DataFrame]
+) -> object:
+    """What the function of a step returns; what it raises is told with its place."""
     assert step.python is not None
     place, _, name = step.python.rpartition(":")
     try:
         is_file = place.endswith(".py")
         module = _module(Path(pipeline.path(place))) if is_file else importlib.import_module(place)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"steps.{step.name}.python: {place}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise ConfigError(f"steps.{step.name}.python: {place} has no function {name}")
-    return found
+        return getattr(module, name)(spark, dict(made))
+    except (PySparkException, MagnetarError):
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise SparkError(
+            f"steps.{step.name}: {type(error).__name__}: {error}",
+            hint=f"{frame.filename}, line {frame.lineno}",
+        ) from error
 
 
 def _module(path: Path) -> ModuleType:

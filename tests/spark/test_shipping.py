@@ -1,0 +1,76 @@
+"""A pipeline on executors of their own: they run the code that the driver sent, and it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from magnetar.errors import ConfigError
+from magnetar.spark.shipping import environment_settings, pack
+
+PIPELINE: Final = """
+name: shipped
+checkpoint: ./checkpoint
+sources:
+  words: {format: text, options: {path: PATH/in}}
+steps:
+  - {name: found, python: "steps.py:found"}
+sinks:
+  out: {format: parquet, options: {path: PATH/out}}
+trigger: available-now
+"""
+STEPS: Final = """
+from pyspark.sql.functions import udf
+
+@udf("string")
+def where(word):
+    import magnetar.spark.pipeline_file
+    return magnetar.spark.pipeline_file.__file__
+
+def found(spark, views):
+    return views["words"].select("value", where("value").alias("at"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("pipeline")
+def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "words.txt").write_text("one\ntwo\n")
+    (tmp_path / "steps.py").write_text(STEPS)
+    file = tmp_path / "shipped.yaml"
+    file.write_text(PIPELINE.replace("PATH", str(tmp_path)))
+    command = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
+    done = subprocess.run(
+        [*command, "run", str(file), "--master", "local-cluster[1,1,1024]"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "shipped finished after" in done.stdout
+    (written,) = (tmp_path / "out").glob("*.parquet")
+    rows = parquet.read_table(written).to_pylist()
+    assert {row["value"] for row in rows} == {"one", "two"}
+    assert all("magnetar.zip" in row["at"] for row in rows)
+
+
+def test_the_archive_has_what_executors_import(tmp_path: Path) -> None:
+    names = set(zipfile.ZipFile(pack(tmp_path)).namelist())
+    assert {"magnetar/__init__.py", "magnetar/spark/session.py", "magnetar/errors.py"} <= names
+    assert not [name for name in names if name.startswith(("magnetar/cli/", "magnetar/testing/"))]
+
+
+def test_an_environment_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="venv-pack"):
+        environment_settings("/nowhere/environment.tar.gz")
+    settings = environment_settings("hdfs://names/environment.tar.gz")
+    assert settings["spark.archives"] == "hdfs://names/environment.tar.gz#environment"
