@@ -27,7 +27,7 @@ from magnetar.errors import DeadlineExceeded, SparkError
 _PIPELINE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
 _FILE: Final = "quickstart.yaml"
 _SINK: Final = "settled"
-_START_SECONDS: Final = 180.0
+_START_SECONDS: Final = 300.0
 _BATCH_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 90.0
 _LOOK_SECONDS: Final = 0.1

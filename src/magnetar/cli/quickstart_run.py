@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from magnetar import Client
 from magnetar.cli.admin_client import AdminClient
@@ -89,6 +89,17 @@ async def run(folder: Path, traffic: Traffic, tell: Tell) -> Seen:
             return await _Stage(client, admin, driver, traffic, tell).run()
 
 
+async def _both(*works: Coroutine[Any, Any, None]) -> None:
+    """Do them at once; the first failure ends all, and is raised as it is."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 class _Stage:
     def __init__(
         self, client: Client, admin: AdminClient, driver: Driver, traffic: Traffic, tell: Tell
@@ -106,9 +117,7 @@ class _Stage:
             self._tell("starting Spark", 0.02)
             await self._driver.until_working()
             async with self._tail():
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._send())
-                    tasks.create_task(self._disturb())
+                await _both(self._send(), self._disturb())
                 await self._drain()
             self._tell("stopping the pipeline", 0.95)
             await self._driver.stop()

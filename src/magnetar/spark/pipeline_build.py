@@ -38,9 +38,9 @@ from magnetar.spark.pipeline_file import (
     Sink,
     Source,
     Step,
+    has_service_url,
 )
 
-_SERVICE_URL: Final = ("serviceurl", "service.url")
 _TOPICS: Final = ("topic", "topics", "topicsPattern", "subscribe", "subscribePattern", "path")
 
 
@@ -112,8 +112,8 @@ def _options(
     options = {key: _text(value) for key, value in given.items()}
     if topic is not None:
         options["topic"] = topic
-    is_named = any(key.lower() in _SERVICE_URL for key in options)
-    if kind in MAGNETAR_FORMATS and pipeline.service_url is not None and not is_named:
+    is_ours = kind in MAGNETAR_FORMATS
+    if is_ours and pipeline.service_url is not None and not has_service_url(options):
         options["serviceUrl"] = pipeline.service_url
     return options
 

@@ -38,6 +38,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 _INTERVAL: Final = re.compile(r"\d+ *(milliseconds?|ms|seconds?|s|minutes?|m|hours?|h|days?|d)")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SERVICE_URL: Final = ("serviceurl", "service.url")
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -245,7 +246,9 @@ def _check(pipeline: Pipeline) -> None:
                 )
     for name, sink in pipeline.sinks.items():
         _check_sink(name, sink, views)
+        _check_broker(pipeline, f"sinks.{name}", sink)
     for name, source in pipeline.sources.items():
+        _check_broker(pipeline, f"sources.{name}", source)
         if source.format in MAGNETAR_FORMATS:
             _check_topic(f"sources.{name}", source.topic, source.options)
     if pipeline.trigger not in (AVAILABLE_NOW, AS_SOON_AS_POSSIBLE) and not _INTERVAL.fullmatch(
@@ -284,6 +287,19 @@ def _check_sink(name: str, sink: Sink, views: list[str]) -> None:
             hint="use append, with a watermark where rows are aggregated, or write from "
             "foreachBatch with magnetar.spark.foreach_batch_writer",
         )
+
+
+def _check_broker(pipeline: Pipeline, place: str, end: Source | Sink) -> None:
+    is_named = pipeline.service_url is not None or has_service_url(end.options)
+    if end.format in MAGNETAR_FORMATS and not is_named:
+        raise ConfigError(
+            f"{place}: no broker is named", hint="add `service_url: pulsar://host:6650` to the file"
+        )
+
+
+def has_service_url(options: Iterable[str]) -> bool:
+    """Whether options name a broker of their own."""
+    return any(key.lower() in _SERVICE_URL for key in options)
 
 
 def _check_topic(place: str, topic: str | None, options: Mapping[str, Option]) -> None:

@@ -15,6 +15,7 @@ from magnetar.spark.pipeline_file import Pipeline, parsed
 
 SMALLEST: Final = """
 name: copy
+service_url: pulsar://localhost:6650
 checkpoint: ./checkpoint
 sources:
   orders: {topic: orders}
@@ -85,6 +86,7 @@ def test_variables_come_from_the_environment() -> None:
         ("{topic: copies, mode: update}", "{topic: copies}", "no update mode (use append"),
         ("{schema: a INT}", "{topic: orders}", "sources.orders: it names no topic"),
         ("{topic: a, options: {topics: b}}", "{topic: orders}", "the option topics exclude each"),
+        ("", "service_url: pulsar://localhost:6650", "no broker is named (add `service_url:"),
         ("nothing", "name: copy", "it cannot be read"),
         ("  a-b: {topic: copies}", "  copied: {topic: copies}", "Expected `str` matching regex"),
     ],

@@ -78,7 +78,8 @@ def test_a_damaged_state_is_told(tmp_path: Path) -> None:
 
 
 def test_where_the_folder_is(tmp_path: Path) -> None:
-    text = "name: a b\ncheckpoint: {}\nsources: {{s: {{format: rate}}}}\nsinks: {{n: {{topic: t}}}}"
+    ends = "sources: {{s: {{format: rate}}}}\nsinks: {{n: {{format: noop}}}}"
+    text = f"name: a b\ncheckpoint: {{}}\n{ends}"
     here = parsed(text.format("./c"), path=tmp_path / "p.yaml", environment={})
     assert state_folder(here) == tmp_path / "c" / ".pipeline"
     far = parsed(text.format("hdfs://n/c"), path=tmp_path / "p.yaml", environment={})

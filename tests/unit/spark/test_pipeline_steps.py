@@ -12,6 +12,7 @@ from magnetar.spark.pipeline_file import Pipeline, parsed
 
 PIPELINE = """
 name: copy
+service_url: pulsar://localhost:6650
 checkpoint: ./checkpoint
 sources:
   orders: {topic: orders}
