@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -51,6 +52,7 @@ def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
     done = subprocess.run(
         [*command, "run", str(file), "--master", "local-cluster[1,1,1024]"],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=280,

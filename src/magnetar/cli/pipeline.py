@@ -55,11 +55,10 @@ def init(file: Path) -> None:
 def validate(file: Path, as_json: bool) -> None:
     """Check FILE, and the files that it names, without a session and without a server."""
     found = _load(file)
-    if any(step.sql is None for step in found.steps):
-        need("pyspark", "pyarrow")
-        from magnetar.spark.pipeline_build import check_steps
+    from magnetar.spark.pipeline_build import check_options, check_steps
 
-        check_steps(found)
+    check_options(found)
+    check_steps(found)
     if as_json:
         print_json(
             {
@@ -100,7 +99,6 @@ def run(
 ) -> None:
     """Run FILE until it ends or is stopped (Ctrl-C, SIGTERM, `stop`)."""
     found = _load(file)
-    need("pyspark", "pyarrow")
     from magnetar.cli.pipeline_view import summary, watching
     from magnetar.spark.pipeline_run import Where, run
     from magnetar.spark.session import DEFAULT_MASTER
@@ -167,7 +165,7 @@ def stop(file: Path, timeout: float) -> None:
 
 
 def _load(file: Path) -> Pipeline:
-    need("yaml", "pyspark")
+    need("yaml", "pyspark", "pyarrow")
     from magnetar.spark.pipeline_file import parsed
 
     try:

@@ -72,7 +72,7 @@ class _Table:
         return Group(head, table)
 
 
-_LEFT: Final = frozenset({"sink", "last commit", "group"})
+_LEFT: Final = frozenset({"sink", "last commit", "group", "transactions"})
 
 
 @contextmanager

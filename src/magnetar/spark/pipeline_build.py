@@ -28,7 +28,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from magnetar.errors import ConfigError, MagnetarError, SparkError
+from magnetar.errors import ConfigError, InvalidSetting, MagnetarError, SparkError
+from magnetar.spark.options import Use, parse
 from magnetar.spark.pipeline_file import (
     AS_SOON_AS_POSSIBLE,
     AVAILABLE_NOW,
@@ -55,6 +56,25 @@ def check_steps(pipeline: Pipeline) -> None:
             _look_for(step, Path(pipeline.path(place)), name)
         elif find_spec(place.partition(".")[0]) is None:
             raise ConfigError(f"steps.{step.name}.python: {place} is not installed")
+
+
+def check_options(pipeline: Pipeline) -> None:
+    """Check the options of our own sources and sinks; those of others only Spark knows."""
+    ends = [
+        (f"sources.{name}", source.format, source_options(pipeline, source), Use.STREAM)
+        for name, source in pipeline.sources.items()
+    ]
+    ends += [
+        (f"sinks.{name}", sink.format, sink_options(pipeline, sink), Use.WRITE)
+        for name, sink in pipeline.sinks.items()
+    ]
+    for place, kind, options, use in ends:
+        if kind not in MAGNETAR_FORMATS:
+            continue
+        try:
+            parse(options, use)
+        except InvalidSetting as error:
+            raise ConfigError(f"{place}: {error.args[0]}", hint=error.hint) from error
 
 
 def views(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:

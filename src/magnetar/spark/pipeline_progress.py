@@ -14,7 +14,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-HEADINGS: Final = ("sink", "batch", "rows", "rows/s", "lag", "batch ms", "last commit", "group")
+HEADINGS: Final = (
+    *("sink", "batch", "rows", "rows/s", "lag", "batch ms", "last commit", "group"),
+    "transactions",
+)
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -35,8 +38,10 @@ class QueryState(Struct, kw_only=True):
     batch_ms: int = 0
     committed_at: str | None = None
     """When the last batch was, in UTC."""
-    transactions: str | None = None
-    """The transaction group of the last batch, where the sink has one."""
+    group: str | None = None
+    """The transaction group that batches are committed in, where the sink has one."""
+    transactions: list[str] = []
+    """Those of the last batch that the broker was asked about."""
 
 
 def taken(state: QueryState, progress: Mapping[str, Any], *, group: str | None) -> None:
@@ -61,7 +66,7 @@ def taken(state: QueryState, progress: Mapping[str, Any], *, group: str | None) 
     started = datetime.fromisoformat(str(progress["timestamp"]))
     ended = started + timedelta(milliseconds=state.batch_ms)
     state.committed_at = ended.isoformat(timespec="milliseconds")
-    state.transactions = None if group is None else f"{group}/{batch}"
+    state.group = group
 
 
 def _reported(source: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,7 +90,8 @@ def row(name: str, state: QueryState) -> Sequence[str]:
         lag(state),
         f"{state.batch_ms:,}",
         clock_time(state.committed_at),
-        state.transactions or "-",
+        state.group or "-",
+        transactions(state),
     )
 
 
@@ -99,9 +105,17 @@ def line(name: str, state: QueryState) -> str:
         f"{state.batch_ms} ms",
         f"committed {clock_time(state.committed_at)}",
     ]
-    if state.transactions is not None:
-        parts.append(f"group {state.transactions}")
+    if state.group is not None:
+        parts.append(f"group {state.group}, transactions {transactions(state)}")
     return ", ".join(parts)
+
+
+def transactions(state: QueryState) -> str:
+    """The first of them, and how many more there are."""
+    if not state.transactions:
+        return "-"
+    more = len(state.transactions) - 1
+    return f"{state.transactions[0]} +{more}" if more else state.transactions[0]
 
 
 def lag(state: QueryState) -> str:

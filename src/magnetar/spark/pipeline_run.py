@@ -32,9 +32,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from magnetar.errors import MagnetarError, SparkError
 from magnetar.spark import pipeline_metrics, session
 from magnetar.spark.java import java_home
-from magnetar.spark.pipeline_build import check_steps, identity, query, sink_options, views
+from magnetar.spark.pipeline_build import check_options, check_steps, identity, query, views
 from magnetar.spark.pipeline_errors import explained
-from magnetar.spark.pipeline_file import MAGNETAR_FORMATS, Pipeline
+from magnetar.spark.pipeline_file import Pipeline
+from magnetar.spark.pipeline_groups import Groups
 from magnetar.spark.pipeline_progress import QueryState, taken
 from magnetar.spark.pipeline_state import RunState, StateFolder, state_folder
 from magnetar.spark.shipping import environment_settings, pack
@@ -68,6 +69,7 @@ class Where(NamedTuple):
 def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunState:
     """Run until the pipeline ends, fails or is stopped by a signal."""
     java_home()  # before anything is locked or written
+    check_options(pipeline)
     check_steps(pipeline)
     state = RunState(
         name=pipeline.name,
@@ -118,11 +120,14 @@ class _Run:
         self._state = state
         self._watcher = watcher
         self._is_asked_to_stop = False
+        self._groups = Groups(pipeline)
         self._queries: dict[str, StreamingQuery] = {}
         self._written_at = 0.0
 
     def go(self, where: Where) -> None:
         with _handled(self._asked_to_stop), tempfile.TemporaryDirectory() as scratch:
+            if self._state.metrics_url is not None:
+                self._watcher.told(f"metrics at {self._state.metrics_url}")
             self._watcher.told(f"starting Spark on {where.master}")
             spark = self._session(where, Path(scratch))
             try:
@@ -179,9 +184,10 @@ class _Run:
             state = self._state.queries[name]
             before = state.batches, state.input_rows, state.lag_messages
             for progress in _news(each, state.batch):
-                taken(state, progress, group=self._group(name, progress))
+                taken(state, progress, group=self._groups.name_of(name, progress))
             if before == (state.batches, state.input_rows, state.lag_messages):
                 continue
+            self._groups.ask(name, state)
             pipeline_metrics.count(
                 name, state, state.batches - before[0], state.input_rows - before[1]
             )
@@ -189,16 +195,6 @@ class _Run:
         if time.monotonic() - self._written_at >= _STATE_SECONDS:
             self._folder.write(self._state)
             self._written_at = time.monotonic()
-
-    def _group(self, name: str, progress: Mapping[str, Any]) -> str | None:
-        """The transaction group that a sink of ours commits a batch in."""
-        sink = self._pipeline.sinks[name]
-        if sink.format not in MAGNETAR_FORMATS:
-            return None
-        options = {key.lower(): value for key, value in sink_options(self._pipeline, sink).items()}
-        if options.get("semantics") == "at-least-once":
-            return None
-        return str(options.get("transactionalid") or progress["id"])
 
     def _fail_if_one_failed(self) -> None:
         for name, each in self._queries.items():

@@ -31,7 +31,7 @@ def test_batches_are_counted_once() -> None:
     taken(state, _progress(5, 20), group="app")
     assert (state.batches, state.input_rows, state.batch) == (2, 30, 5)
     assert state.output_rows is None, "a sink that does not count says -1"
-    assert state.transactions == "app/5"
+    assert state.group == "app"
     assert state.committed_at == "2026-11-16T09:00:01.150+00:00", "when the batch ended"
 
 
@@ -54,10 +54,12 @@ def test_a_source_without_a_lag_shows_none() -> None:
 def test_a_line_says_what_a_row_shows() -> None:
     state = QueryState()
     taken(state, _progress(5, 2000, sink={"numOutputRows": 3}), group="app")
+    state.transactions = ["0_1", "0_2", "0_3"]
     assert line("out", state) == (
         "out: batch 5, 2,000 rows, 1,234 rows/s, lag 7 (1.5 s), 900 ms, committed 09:00:01, "
-        "group app/5"
+        "group app, transactions 0_1 +2"
     )
+    assert row("out", state)[-2:] == ("app", "0_1 +2")
     assert state.output_rows == 3
     assert [duration(seconds) for seconds in (0.4, 90, 7200)] == ["0.4 s", "1.5 min", "2.0 h"]
 
