@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from magnetar import Client
+from magnetar import Client, Producer
 from magnetar.cli.admin_client import AdminClient
 from magnetar.cli.demo_server import served
 from magnetar.cli.quickstart_driver import Driver
@@ -28,9 +28,8 @@ from magnetar.cli.shop import Settled, Traffic, Verdict, judged, settled
 from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.errors import DeadlineExceeded
 
-_TOPICS: Final = {
-    name: f"topic://public/default/{name}" for name in ("orders", "payments", "settled")
-}
+_INPUTS: Final = ("orders", "payments")
+_TOPICS: Final = {name: f"topic://public/default/{name}" for name in (*_INPUTS, "settled")}
 _DRAIN_SECONDS: Final = 180.0
 _QUIET_SECONDS: Final = 2.0
 _TICK_SECONDS: Final = 0.02
@@ -116,8 +115,10 @@ class _Stage:
         with self._driver.alive():
             self._tell("starting Spark", 0.02)
             await self._driver.until_working()
+            producers = [await self._client.producer(_TOPICS[name]) for name in _INPUTS]
+            self._started = time.monotonic()
             async with self._tail():
-                await _both(self._send(), self._disturb())
+                await _both(self._send(*producers), self._disturb())
                 await self._drain()
             self._tell("stopping the pipeline", 0.95)
             await self._driver.stop()
@@ -131,12 +132,9 @@ class _Stage:
 
     # --- traffic
 
-    async def _send(self) -> None:
+    async def _send(self, *opened: Producer[bytes]) -> None:
         """Every event at its time, which is the event's own time, too."""
-        orders = await self._client.producer(_TOPICS["orders"])
-        payments = await self._client.producer(_TOPICS["payments"])
-        producers = {"orders": orders, "payments": payments}
-        self._started = time.monotonic()
+        producers = dict(zip(_INPUTS, opened, strict=True))
         zero_ms = time.time_ns() // 1_000_000
         end = max(1, self._traffic.events[-1].at_ms)
         for event in self._traffic.events:

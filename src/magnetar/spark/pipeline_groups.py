@@ -49,4 +49,5 @@ class Groups:
         except MagnetarError:
             state.transactions = []
             return
-        state.transactions = [str(each) for each in status.committed]
+        # As `magnetar txn` writes them.
+        state.transactions = [f"{each.most}_{each.least}" for each in status.committed]

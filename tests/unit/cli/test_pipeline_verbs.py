@@ -1,0 +1,103 @@
+"""`magnetar pipeline`: what its verbs say, without a session."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from magnetar.cli import pipeline_view
+from magnetar.cli.main import main
+from magnetar.cli.pipeline_view import summary, watching
+from magnetar.spark.pipeline_progress import QueryState
+from magnetar.spark.pipeline_state import Phase, RunState, StateFolder
+
+
+def _called(*words: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["pipeline", *map(str, words)])
+    return done.exit_code, done.output
+
+
+def _state(phase: Phase = "running") -> RunState:
+    query = QueryState(batch=7, batches=8, input_rows=9000, rows_per_second=450, group="app")
+    return RunState(
+        name="copy",
+        file="f",
+        pid=1,
+        host="h",
+        master="local",
+        phase=phase,
+        started_at=1000.0,
+        updated_at=1090.0,
+        queries={"out": query},
+    )
+
+
+@pytest.mark.parametrize("kind", ["yaml", "toml"])
+def test_what_init_writes_is_valid(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"settled.{kind}"
+    assert _called("init", file)[0] == 0
+    code, said = _called("validate", file)
+    assert (code, "3 views, 1 sinks" in said) == (0, True), said
+    code, said = _called("validate", file, "--json")
+    found = json.loads(said)
+    assert found["sinks"] == {"settled": {"format": "magnetar", "from": "settled"}}
+    code, said = _called("init", file)
+    assert (code, "exists" in said) == (1, True)
+
+
+def test_mistakes_in_files_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "settled.yaml"
+    assert "No such file" in _called("validate", file)[1]
+    _called("init", file)
+    file.write_text(file.read_text().replace("startingOffsets", "startingOfsets", 1))
+    code, said = _called("validate", file)
+    assert code == 1
+    assert "sources.orders: there is no option startingOfsets" in said
+    assert len(said.splitlines()) == 1
+    assert _called("init", tmp_path / "settled.json")[0] == 1
+
+
+def test_status_of_a_run_of_the_past(tmp_path: Path) -> None:
+    file = tmp_path / "settled.yaml"
+    _called("init", file)
+    assert _called("status", file) == (0, "never started\n")
+    assert json.loads(_called("status", file, "--json")[1]) == {"phase": "never started"}
+    with StateFolder(tmp_path / "checkpoint" / "settled-orders" / ".pipeline") as folder:
+        folder.write(_state())
+        assert "copy: running, process 1" in _called("status", file)[1]
+    assert "killed while running" in _called("status", file)[1]
+    assert "this pipeline does not run" in _called("stop", file)[1]
+
+
+def test_without_a_terminal_there_is_a_line_per_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with watching("copy") as watcher:
+        watcher.told("running")
+        watcher.moved("out", _state())
+        watcher.moved("out", _state())
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "running"
+    assert said[1].startswith("out: batch 7, 9,000 rows, 450 rows/s")
+    assert len(said) == 2, "at most one per second"
+
+
+def test_on_a_terminal_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=160, color_system=None)
+    monkeypatch.setattr(pipeline_view, "Console", lambda **_: terminal)
+    with watching("copy") as watcher:
+        watcher.told("running")
+        watcher.moved("out", _state())
+    for text in ("copy: running", "9,000", "450", "app", "transactions"):
+        assert text in shown.getvalue()
+
+
+def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    summary(_state("stopped"))
+    assert "copy stopped after 1.5 min: 8 batches, 9,000 rows" in capsys.readouterr().out
