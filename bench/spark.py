@@ -15,7 +15,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -67,8 +67,8 @@ class Bench:
         self.wrong: list[str] = []
         self.sink_rates: dict[str, float] = {}
 
-    def figure(self, measure: str, value: float, unit: str, **anchor: object) -> None:
-        self.rows.append(Row(measure=measure, value=value, unit=unit, **anchor))  # type: ignore[arg-type]
+    def figure(self, measure: str, value: float, unit: str, **anchor: Any) -> None:
+        self.rows.append(Row(measure=measure, value=value, unit=unit, **anchor))
         print(f"{measure}: {value:,.0f} {unit}", file=sys.stderr, flush=True)
 
     def want(self, is_met: bool, what: str) -> None:
