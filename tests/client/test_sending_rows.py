@@ -262,6 +262,23 @@ def test_rows_that_get_no_receipt_are_given_up() -> None:
     play_fake(story)
 
 
+def test_rows_that_nobody_waits_for_are_waited_for_by_flush() -> None:
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR, send_timeout=5.0)
+            await producer.submit_arrow(rows_of(50, 10))
+            assert producer.pending == 50
+            await producer.flush()
+            assert producer.pending == 0
+            broker.handlers["SEND"] = lambda *_: None
+            await producer.submit_arrow(rows_of(50, 10))
+            with pytest.raises(SendTimedOut):
+                await producer.flush()
+
+    play_fake(story)
+
+
 # --- the rules, taken out
 
 

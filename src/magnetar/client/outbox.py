@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -353,3 +353,11 @@ def _entry_of(message: Pending, stamp: Stamp) -> Entry:
     metadata.ring_position = message.place
     payload = packed(message.payload, metadata, stamp.compression)
     return Entry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))
+
+
+def size_of(payload: bytes, key: str | bytes | None, properties: Mapping[str, str]) -> int:
+    """About what a message takes in a batch and in memory."""
+    size = len(payload) + (0 if key is None else len(key))
+    for name, text in properties.items():
+        size += len(name) + len(text)
+    return size

@@ -26,7 +26,7 @@ from magnetar.client.interceptors import Draft
 from magnetar.client.layout_watch import LayoutWatch
 from magnetar.client.message import AnyMessageId
 from magnetar.client.moments import milliseconds
-from magnetar.client.outbox import UNNUMBERED, Pending, PendingBatch
+from magnetar.client.outbox import UNNUMBERED, Pending, PendingBatch, size_of
 from magnetar.client.pool import Connections
 from magnetar.client.producer_settings import ProducerSettings
 from magnetar.client.row_sender import RowSender, place_of
@@ -240,7 +240,7 @@ class Producer(Generic[Value]):
         payload = encoded or b""
         if sequence_id is not None and sequence_id < 0:
             raise InvalidValue(f"sequence id {sequence_id} is negative")
-        own_size = _size_of(payload, key, properties)
+        own_size = size_of(payload, key, properties)
         message = Pending(
             payload=payload,
             sequence_id=UNNUMBERED if sequence_id is None else sequence_id,
@@ -289,6 +289,13 @@ class Producer(Generic[Value]):
         for receipt in receipts:
             receipt.result()
         return int(batch.num_rows)
+
+    async def submit_arrow(
+        self, batch: pa.RecordBatch, *, txn: SendTransaction | None = None
+    ) -> None:
+        """As `send_arrow`, without waiting for receipts: `flush` does, and raises failures."""
+        await self._rows.submit(batch, txn)
+        self._segments.close_batches()
 
     async def flush(self) -> None:
         """Wait until everything handed in so far has a receipt or an error.
@@ -589,11 +596,3 @@ class Producer(Generic[Value]):
 
 def _ordinal(failure: tuple[int, MagnetarError]) -> int:
     return failure[0]
-
-
-def _size_of(payload: bytes, key: str | bytes | None, properties: Mapping[str, str]) -> int:
-    """About what a message takes in a batch and in memory."""
-    size = len(payload) + (0 if key is None else len(key))
-    for name, text in properties.items():
-        size += len(name) + len(text)
-    return size

@@ -133,6 +133,10 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
         """
         return self._wait(lambda: self._wrapped.send_arrow(batch, txn=wrapped_of(txn)))
 
+    def submit_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> None:
+        """As `send_arrow`, without waiting for receipts: `flush` does, and raises failures."""
+        self._wait(lambda: self._wrapped.submit_arrow(batch, txn=wrapped_of(txn)))
+
     def flush(self) -> None:
         """Wait until everything handed in so far has a receipt or an error.
 
