@@ -164,8 +164,11 @@ ENTRY_COLUMNS: Final = (
     "topic",
     "segment_id",
     "partition",
+    "ordering_key",
 )
-"""What `entries_batch` can make; types as in `columns`, `schema_version` a dictionary of bytes."""
+"""What `entries_batch` can make. Types are as in `columns`; `schema_version` is a dictionary of
+bytes, and `ordering_key` bytes or null.
+"""
 
 
 def entries_schema(names: Iterable[str] = ENTRY_COLUMNS) -> pa.Schema:
@@ -178,6 +181,8 @@ def entries_schema(names: Iterable[str] = ENTRY_COLUMNS) -> pa.Schema:
         if name == "schema_version":
             kind = arrow.dictionary(arrow.int32(), arrow.binary())
             fields.append(arrow.field(name, kind, nullable=False))
+        elif name == "ordering_key":
+            fields.append(arrow.field(name, arrow.binary()))
         else:
             fields.append(columns().field(name))
     return arrow.schema(fields)
@@ -202,7 +207,7 @@ def entries_batch(
     they are one message, with the id of the last.
     """
     growing = GrowingColumns(computing(), schema)
-    with_properties = "properties" in schema.names
+    wanted = frozenset(schema.names)
     chunks: list[OpenedEntry] = []
     raw = None
     for raw in entries:
@@ -213,7 +218,7 @@ def entries_batch(
                 if whole is None:
                     continue
                 opened = opened._replace(payload=whole)
-            found, indexes = _messages(opened, raw, with_properties)
+            found, indexes = _messages(opened, raw, wanted)
         except UnreadableMessage as error:
             opened, found, indexes = _unreadable(error)
         growing.add(found, indexes, _facts(opened, raw, topic, segment_id, partition))
@@ -255,12 +260,16 @@ def _checked(raw: RawEntry) -> OpenedEntry:
 
 
 def _messages(
-    opened: OpenedEntry, raw: RawEntry, with_properties: bool
+    opened: OpenedEntry, raw: RawEntry, wanted: frozenset[str]
 ) -> tuple[BatchColumns, Sequence[int]]:
     """The messages of an entry, and which of them are asked for."""
     if not opened.is_batch:
         return single_columns(opened), range(1)
-    found = columns_in(opened, with_properties=with_properties)
+    found = columns_in(
+        opened,
+        with_properties="properties" in wanted,
+        with_ordering_keys="ordering_key" in wanted,
+    )
     indexes: Sequence[int] = range(len(found))[raw.first : raw.end]
     if found.compacted_out:
         indexes = [index for index in indexes if not found.compacted_out >> index & 1]

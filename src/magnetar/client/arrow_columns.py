@@ -67,7 +67,7 @@ class _Names:
 
 class GrowingColumns:
     """The columns of a schema that has any of the names of `EntryFacts`, and `value`, `key`,
-    `properties`, `event_time` and `batch_index`.
+    `ordering_key`, `properties`, `event_time` and `batch_index`.
     """
 
     def __init__(self, arrow: Any, schema: Any) -> None:
@@ -78,6 +78,7 @@ class GrowingColumns:
         self._has_event_times = "event_time" in names
         self._has_sequence_ids = "sequence_id" in names
         self._has_indexes = "batch_index" in names
+        self._has_ordering_keys = "ordering_key" in names
         self._longs = {name: array("q") for name in _LONGS if name in names}
         self._ints = {name: array("i") for name in _INTS if name in names}
         self._names = {name: _Names() for name in _NAMES if name in names}
@@ -95,6 +96,8 @@ class GrowingColumns:
         self._event_times = array("q")
         self._sequence_ids = array("q")
         self._indexes = array("i")
+        self._ordering_keys: dict[int, bytes] = {}
+        """By row: most have none."""
 
     def __len__(self) -> int:
         return self._rows
@@ -133,6 +136,10 @@ class GrowingColumns:
             self._indexes.extend(_FIRST_INDEXES[first:end] if is_known else range(first, end))
         if self._has_sequence_ids:
             self._sequence_ids.extend(columns.sequence_ids[start:stop])
+        if self._has_ordering_keys and columns.ordering_keys:
+            for row, key in columns.ordering_keys.items():
+                if start <= row < stop:
+                    self._ordering_keys[row + shift] = key
         self._rows += count
 
     def _add_properties(self, columns: BatchColumns, start: int, stop: int) -> None:
@@ -183,6 +190,11 @@ class GrowingColumns:
             times = _numbers(arrow, arrow.int64(), self._event_times)
             is_there = arrow.compute.not_equal(times, 0)
             found["event_time"] = _where(arrow, kind, is_there, times.buffers()[1:])
+        if self._has_ordering_keys:
+            found["ordering_key"] = arrow.nulls(self._rows, arrow.binary())
+            if self._ordering_keys:
+                keys = [self._ordering_keys.get(row) for row in range(self._rows)]
+                found["ordering_key"] = arrow.array(keys, arrow.binary())
         data = arrow.py_buffer(b"".join(self._data))
         if "value" in schema.names or "key" in schema.names:
             self._build_pieces(found, data)

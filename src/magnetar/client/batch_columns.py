@@ -70,6 +70,8 @@ class BatchColumns:
     """Rows whose key, if they have one, is base64."""
     null_values: Sequence[int] = ()
     """Rows without a value."""
+    ordering_keys: Mapping[int, bytes] = field(default_factory=dict)
+    """By row, if they were asked for."""
     compacted_out: int = 0
     """The set of messages that are not for the application."""
     first_index: int = 0
@@ -92,14 +94,18 @@ def decoded_key(text: bytes) -> bytes | None:
         return None
 
 
-def columns_in(entry: OpenedEntry, *, with_properties: bool = True) -> BatchColumns:
+def columns_in(
+    entry: OpenedEntry, *, with_properties: bool = True, with_ordering_keys: bool = False
+) -> BatchColumns:
     """The messages of a batch, all of them."""
     walk = _Walk(with_properties)
     try:
         is_usual = walk.through(entry.payload, entry.num_messages)
     except (IndexError, struct.error):
         is_usual = False  # it ends too early, or protobuf knows better
-    tails = read_tails(walk.tails) if is_usual else None
+    tails = None
+    if is_usual:
+        tails = read_tails(walk.tails, with_ordering_keys=with_ordering_keys)
     if tails is None:
         return _by_protobuf(entry)
     numbers = tails.sequence_ids
@@ -116,6 +122,7 @@ def columns_in(entry: OpenedEntry, *, with_properties: bool = True) -> BatchColu
         array("q", [0] * (entry.num_messages - len(ends)) + ends if ends else ()),
         tails.base64_keys,
         tails.null_values,
+        tails.ordering_keys,
     )
 
 
@@ -265,10 +272,13 @@ class _Made:
         self._properties = array("q")
         self._property_ends = array("q")
         self._null_values: list[int] = []
+        self._ordering_keys: dict[int, bytes] = {}
 
     def add(self, said: pb.SingleMessageMetadata | pb.MessageMetadata, payload: bytes) -> None:
         value = None if said.null_value else payload
         properties = [(each.key, each.value) for each in said.properties]
+        if said.HasField("ordering_key"):
+            self._ordering_keys[len(self._event_times)] = said.ordering_key
         self.put(value, _key_of(said), properties, signed(said.event_time))
 
     def put(
@@ -308,6 +318,7 @@ class _Made:
             self._properties,
             self._property_ends,
             null_values=self._null_values,
+            ordering_keys=self._ordering_keys,
             compacted_out=compacted_out,
             first_index=first_index,
         )

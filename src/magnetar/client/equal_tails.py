@@ -45,12 +45,22 @@ class Tails:
     """Rows whose key, if they have one, is base64."""
     null_values: list[int] = field(default_factory=list)
     """Rows without a value."""
+    ordering_keys: dict[int, bytes] = field(default_factory=dict)
+    """By row, if they were asked for: most have none."""
 
 
 class _Form:
     """Where the fields of a tail are, and what all tails of its form have in common."""
 
-    __slots__ = ("event_time", "is_base64", "is_null", "mask", "sequence_id", "want")
+    __slots__ = (
+        "event_time",
+        "is_base64",
+        "is_null",
+        "mask",
+        "ordering_key",
+        "sequence_id",
+        "want",
+    )
 
     def __init__(self, size: int) -> None:
         self.mask = bytearray(size)
@@ -58,6 +68,7 @@ class _Form:
         self.want = bytearray(size)
         self.event_time: range | None = None
         self.sequence_id: range | None = None
+        self.ordering_key: slice | None = None
         self.is_base64 = False
         self.is_null = False
 
@@ -101,6 +112,7 @@ class _Form:
                 at = found.stop
             elif tag == ORDERING_KEY and tail[at] < _MORE:
                 self._exactly(tail, at, at + 1)
+                self.ordering_key = slice(at + 1, at + 1 + tail[at])
                 at += 1 + tail[at]
             elif tag in (KEY_IS_BASE64, NULL_VALUE) and tail[at] <= 1:
                 self._exactly(tail, at, at + 1)
@@ -114,7 +126,7 @@ class _Form:
         return at == len(tail)
 
 
-def read_tails(tails: Sequence[bytes]) -> Tails | None:
+def read_tails(tails: Sequence[bytes], *, with_ordering_keys: bool = False) -> Tails | None:
     """Read them; None: protobuf must."""
     found = Tails()
     for rows in _by_length(tails):
@@ -139,6 +151,8 @@ def read_tails(tails: Sequence[bytes]) -> Tails | None:
             found.base64_keys += rows
         if form.is_null:
             found.null_values += rows
+        if form.ordering_key is not None and with_ordering_keys:
+            found.ordering_keys.update({row: tails[row][form.ordering_key] for row in rows})
     return found
 
 

@@ -298,3 +298,20 @@ def test_what_compaction_took_out_is_no_row() -> None:
 
 def test_no_entries_are_an_empty_batch() -> None:
     assert entries_batch([], entries_schema()).num_rows == 0
+
+
+@given(MESSAGES, st.integers(0, 5))
+def test_ordering_keys_are_a_column_if_they_are_asked_for(
+    messages: list[Outgoing], first: int
+) -> None:
+    schema = entries_schema(("ordering_key", "batch_index"))
+    batch = entries_batch([raw(messages), raw(messages, 1, first=first)], schema)
+    keys = [each.ordering_key for each in messages]
+    assert batch.column("ordering_key").to_pylist() == keys + keys[first:]
+
+
+def test_the_ordering_key_of_a_message_alone() -> None:
+    alone = pb.MessageMetadata(producer_name="p", sequence_id=9, publish_time=1, ordering_key=b"o")
+    entry = RawEntry(1, 2, encode_entry(alone, b"alone"))
+    batch = entries_batch([entry], entries_schema(("ordering_key",)))
+    assert batch.to_pylist() == [{"ordering_key": b"o"}]
