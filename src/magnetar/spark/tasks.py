@@ -60,7 +60,8 @@ class Tasks:
     async def between(self, start: Offset, end: Offset) -> list[Task]:
         """The tasks of a micro-batch."""
         spans = plan.spans(start, end)
-        views = await self._watched.look(sorted({span.topic for span in spans}), {})
+        topics = sorted({span.topic for span in spans})
+        views = await self._watched.look(topics, start.topics)
         return await self.of(spans, end, views)
 
     async def of(

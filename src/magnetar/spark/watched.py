@@ -93,22 +93,20 @@ class Watched:
         return known
 
     async def look(
-        self, topics: Iterable[str], places: Mapping[str, Place], *, all_states: bool = False
+        self, topics: Iterable[str], places: Mapping[str, Place]
     ) -> dict[str, TopicView]:
         """A view of each; one that a pattern found and that is gone by now is left out."""
         wanted = list(topics)
-        found = await asyncio.gather(
-            *(self._look(topic, places.get(topic), all_states) for topic in wanted)
-        )
+        found = await asyncio.gather(*(self._look(topic, places.get(topic)) for topic in wanted))
         return {topic: view for topic, view in zip(wanted, found, strict=True) if view is not None}
 
-    async def _look(self, topic: str, place: Place | None, all_states: bool) -> TopicView | None:
+    async def _look(self, topic: str, place: Place | None) -> TopicView | None:
         try:
             ranges = await self.ranges(topic)
             for _ in range(_LOOKS_MAX):
                 layout = await ranges.layout()
                 if place is None or not plan.is_stale(place, layout):
-                    view = await self._view(ranges, layout, None if all_states else place)
+                    view = await self._view(ranges, layout, place)
                     if view is not None:
                         return view
                 await asyncio.sleep(_PAUSE_S)
