@@ -12,11 +12,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from magnetar.client.client import Client
-from magnetar.errors import TopicNotFound, WrongCheckpoint
+from magnetar.errors import RangeLost, TopicNotFound, WrongCheckpoint
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.clock import SystemClock
 from magnetar.spark import plan
@@ -37,7 +37,10 @@ from magnetar.spark.plan import Frozen, TopicView
 from magnetar.spark.tasks import Task, Tasks, tell
 from magnetar.spark.watched import Watched
 
+R = TypeVar("R")
+
 _MS_PER_SECOND: Final = 1000
+_PLANS_MAX: Final = 3
 _UNPLANNED_PAUSE_S: Final = 0.1
 """After news that gave nothing to do, so that they are not asked for at once again."""
 
@@ -74,12 +77,12 @@ class Planner:
         if isinstance(start, Sentinel):
             base = await begin(self._watched, self._options, start.start)
             await self._follow(base)
-            end = await self._planned(base, limits) or base
+            end = await _again(lambda: self._planned(base, limits)) or base
             return format_offset(end, base)
         await self._check_topics(start)
         if self._frozen is None and not await self._is_news(start):
             return dict(given)
-        planned = await self._planned(start, limits)
+        planned = await _again(lambda: self._planned(start, limits))
         if planned is None:
             if self._frozen is None:
                 await asyncio.sleep(min(_UNPLANNED_PAUSE_S, self._poll_ms / _MS_PER_SECOND))
@@ -256,7 +259,7 @@ class Planner:
         """The tasks of a batch, from its offsets alone."""
         begun = parse_start(start)
         first = base_of(end) if isinstance(begun, Sentinel) else begun
-        return await self._tasks.between(first, parse_offset(end))
+        return await _again(lambda: self._tasks.between(first, parse_offset(end)))
 
     # --- the subscription that follows
 
@@ -273,7 +276,13 @@ class Planner:
             new = {n: at for n, at in place.segments.items() if n not in known or known[n] != at}
             if not new:
                 continue
-            ranges = await self._watched.ranges(topic)
+            try:
+                ranges = await self._watched.ranges(topic)
+                is_same = (await ranges.layout()).creation_id == place.creation_id
+            except TopicNotFound:
+                continue
+            if not is_same:
+                continue  # its subscriptions went with it
             await ranges.move_cursor(
                 subscription,
                 {number: at for number, at in new.items() if at is not None},
@@ -281,3 +290,13 @@ class Planner:
                 initial=self._options["subscriptionInitialPosition"],
             )
             self._followed[topic] = dict(place.segments)
+
+
+async def _again(plan_it: Callable[[], Awaitable[R]]) -> R:
+    """Plan anew if a segment goes away in the middle: the next look at the layout tells why."""
+    for _ in range(_PLANS_MAX - 1):
+        try:
+            return await plan_it()
+        except RangeLost:
+            continue
+    return await plan_it()
