@@ -130,6 +130,10 @@ class Talk:
     def query(self, **options: str) -> Query:
         return Query(self, options)
 
+    def from_earliest(self, **options: str) -> Query:
+        """One that begins with the first message, and does not wait for more."""
+        return self.query(**{"startingOffsets": "earliest", "pollWaitMs": "0"} | options)
+
     def batch(self, **options: str) -> list[Row]:
         """The rows of a batch read."""
         source = MagnetarSource(self._options(options))

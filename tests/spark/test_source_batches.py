@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,13 +34,7 @@ from magnetar.errors import (
 from magnetar.spark.data_source import MagnetarSource
 from magnetar.spark.filters import CLOCKS_MS
 from magnetar.spark.source import PushingBatchReader
-from tests.spark.stage import REGULAR, TOPIC, Row, Stage, rows_of, stage
-
-
-@pytest.fixture
-def on(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path) as made:
-        yield made
+from tests.spark.stage import REGULAR, TOPIC, Row, Stage, rows_of
 
 
 def by_number(rows: list[Row]) -> list[Row]:

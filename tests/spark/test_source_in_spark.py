@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.stage import TOPIC, Row, Stage, check, stage
+from tests.spark.stage import TOPIC, Row, Stage, check
 from tests.spark.test_source_times import let_time_pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
@@ -24,12 +23,6 @@ _PATIENCE_S = 120
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
     """The session has threads and sockets that stay."""
-
-
-@pytest.fixture
-def on(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path / "data") as made:
-        yield made
 
 
 def stream(spark: SparkSession, on: Stage, **options: str) -> DataFrame:

@@ -13,7 +13,7 @@ import pytest
 from magnetar.errors import NotConnected
 from magnetar.spark import links
 from magnetar.testing.server_crash_process import ServerProcess
-from tests.spark.stage import Query, Talk
+from tests.spark.stage import Talk
 
 pytestmark = pytest.mark.slow
 
@@ -75,14 +75,9 @@ def talk(broker: Broker) -> Iterator[Talk]:
         made.client.close()
 
 
-def started(talk: Talk, **options: str) -> Query:
-    given = {"startingOffsets": "earliest", "pollWaitMs": "0", "subscription": "spark"}
-    return talk.query(**given | options)
-
-
 def test_a_broker_that_comes_back_is_waited_for(broker: Broker, talk: Talk) -> None:
     talk.send(40)
-    query = started(talk, maxMessagesPerTrigger="15")
+    query = talk.from_earliest(subscription="spark", maxMessagesPerTrigger="15")
     query.step()
     with broker.starting_again():
         query.step()
@@ -97,7 +92,7 @@ def test_a_broker_that_does_not_come_back_fails_the_query_in_the_end(
     broker: Broker, talk: Talk
 ) -> None:
     talk.send(10)
-    query = started(talk, retryTimeout="500ms", operationTimeoutMs="300")
+    query = talk.from_earliest(subscription="spark", retryTimeout="500ms", operationTimeoutMs="300")
     query.drain()
     broker.kill()
     with pytest.raises(

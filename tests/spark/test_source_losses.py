@@ -13,19 +13,8 @@ import pytest
 from magnetar.client.ranges import Ranges
 from magnetar.errors import DataLost, RangeLost, TopicNotFound
 from magnetar.spark.data_source import MagnetarSource
-from tests.spark.stage import REGULAR, Query, Stage, rows_of, stage
+from tests.spark.stage import REGULAR, Stage, rows_of, stage
 from tests.unit.server.serving import LIMITS
-
-
-@pytest.fixture
-def on(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path) as made:
-        yield made
-
-
-def started(on: Stage, **options: str) -> Query:
-    return on.query(**{"startingOffsets": "earliest", "pollWaitMs": "0"} | options)
-
 
 SMALL = replace(
     LIMITS,
@@ -45,7 +34,7 @@ def forgetful(tmp_path: Path) -> Iterator[Stage]:
 def test_a_trimmed_start_fails_or_is_skipped(forgetful: Stage) -> None:
     on = forgetful
     on.send(10, REGULAR, one_by_one=True)
-    query = started(on, topic=REGULAR, maxMessagesPerTrigger="2")
+    query = on.from_earliest(topic=REGULAR, maxMessagesPerTrigger="2")
     query.step()
     count = on.send_until_trimmed(REGULAR)
     with pytest.raises(DataLost, match="failOnDataLoss") as raised:
@@ -62,7 +51,7 @@ def test_a_trimmed_start_fails_or_is_skipped(forgetful: Stage) -> None:
 def test_a_trim_behind_an_idle_query_is_no_loss(forgetful: Stage) -> None:
     on = forgetful
     on.send(4, REGULAR)
-    query = started(on, topic=REGULAR)
+    query = on.from_earliest(topic=REGULAR)
     for _ in range(5):
         on.send(4, REGULAR)
         query.drain()
@@ -78,7 +67,7 @@ def test_a_drained_parent_may_go(forgetful: Stage) -> None:
     on = forgetful
     on.send(20)
     on.pin()
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     on.split(0)
     on.send(20)
@@ -95,7 +84,7 @@ def test_a_drained_parent_may_go(forgetful: Stage) -> None:
 def test_a_parent_that_went_too_early_is_a_loss(forgetful: Stage) -> None:
     on = forgetful
     on.send(20)
-    query = started(on, maxMessagesPerTrigger="5")
+    query = on.from_earliest(maxMessagesPerTrigger="5")
     query.step()
     on.split(0)
     on.send(20)
@@ -112,7 +101,7 @@ def test_a_parent_that_went_too_early_is_a_loss(forgetful: Stage) -> None:
 def test_a_task_whose_start_is_trimmed_meanwhile(forgetful: Stage) -> None:
     on = forgetful
     on.send(38, REGULAR, one_by_one=True)
-    query = started(on, topic=REGULAR, failOnDataLoss="false")
+    query = on.from_earliest(topic=REGULAR, failOnDataLoss="false")
     end = json.loads(query.plan())
     (partition,) = query.reader.partitions(query.reader.initialOffset(), end)
     on.send_until_trimmed(REGULAR)
@@ -129,7 +118,7 @@ def test_a_segment_that_goes_while_a_batch_is_planned(
     on: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on.send(40)
-    query = started(on, maxMessagesPerTrigger="10")
+    query = on.from_earliest(maxMessagesPerTrigger="10")
     real, lost = Ranges.counts, [RangeLost("it was there a moment ago")]
 
     async def counts(*args: Any, **how: Any) -> Any:
@@ -144,7 +133,7 @@ def test_a_segment_that_goes_while_a_batch_is_planned(
 
 def test_a_subscription_of_a_topic_that_is_gone_is_left_alone(on: Stage) -> None:
     on.send(10)
-    query = started(on, subscription="spark", failOnDataLoss="false")
+    query = on.from_earliest(subscription="spark", failOnDataLoss="false")
     query.drain()
     on.delete()
     query.reader.commit(json.loads(query.offsets[-1]))
@@ -159,7 +148,7 @@ def test_a_subscription_of_a_topic_that_is_gone_is_left_alone(on: Stage) -> None
 def test_a_subscription_keeps_what_is_not_read(forgetful: Stage) -> None:
     on = forgetful
     on.send(20)
-    query = started(on, maxMessagesPerTrigger="5", subscription="spark")
+    query = on.from_earliest(maxMessagesPerTrigger="5", subscription="spark")
     query.step()
     query.step()
     assert on.backlog("spark") > 0  # it follows one batch behind
@@ -176,7 +165,7 @@ def test_a_subscription_keeps_what_is_not_read(forgetful: Stage) -> None:
 
 def test_a_topic_that_was_made_again(on: Stage) -> None:
     on.send(20)
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     on.delete()
     with pytest.raises(TopicNotFound, match="does not exist"):

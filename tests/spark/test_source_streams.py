@@ -6,7 +6,6 @@ some of them once more with one, in `test_source_in_spark.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,23 +14,13 @@ import pytest
 from magnetar.blocking import Client
 from magnetar.errors import WrongCheckpoint
 from magnetar.spark import watched
-from tests.spark.stage import ALL, Query, Stage, stage
+from tests.spark.stage import ALL, Stage, stage
 from tests.unit.server.serving import LIMITS
-
-
-@pytest.fixture
-def on(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path) as made:
-        yield made
-
-
-def started(on: Stage, **options: str) -> Query:
-    return on.query(**{"startingOffsets": "earliest", "pollWaitMs": "0"} | options)
 
 
 def test_everything_comes_once_and_then_nothing(on: Stage) -> None:
     on.send(100)
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     assert not query.step()
     on.send(10)
@@ -43,7 +32,7 @@ def test_limits_are_exact(on: Stage) -> None:
     on.send(100)
     on.split(0)
     on.send(100)
-    query = started(on, maxMessagesPerTrigger="7")
+    query = on.from_earliest(maxMessagesPerTrigger="7")
     query.drain()
     assert max(map(len, query.batches)) <= 7
     query.check()
@@ -56,7 +45,7 @@ def test_limits_are_exact(on: Stage) -> None:
 def test_splits_and_merges_while_it_reads(on: Stage, limit: str) -> None:
     """Between planning and reading, between batches, twice, while parents are not drained."""
     on.send(40)
-    query = started(on, maxMessagesPerTrigger=limit)
+    query = on.from_earliest(maxMessagesPerTrigger=limit)
     query.step()
     on.split(0)
     on.send(40)
@@ -74,7 +63,7 @@ def test_splits_and_merges_while_it_reads(on: Stage, limit: str) -> None:
 
 def test_a_split_between_the_log_and_the_read(on: Stage) -> None:
     on.send(40)
-    query = started(on)
+    query = on.from_earliest()
     end = query.plan()
     on.split(0)
     on.send(40)
@@ -90,7 +79,7 @@ def test_no_batch_has_a_segment_and_its_parent(on: Stage) -> None:
     on.send(40)
     on.split(0)
     on.send(40)
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     assert query.segments == [{0}, {1, 2}]
     query.check()
@@ -98,7 +87,7 @@ def test_no_batch_has_a_segment_and_its_parent(on: Stage) -> None:
 
 def test_a_split_after_a_crash_with_an_undrained_parent(on: Stage) -> None:
     on.send(40)
-    query = started(on, maxMessagesPerTrigger="10")
+    query = on.from_earliest(maxMessagesPerTrigger="10")
     query.step(crash="after-wal")
     on.split(0)
     on.send(20)
@@ -116,7 +105,7 @@ def test_a_split_after_a_crash_with_an_undrained_parent(on: Stage) -> None:
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_crash_of_the_driver(on: Stage, point: str, batch: int) -> None:
     on.send(60)
-    query = started(on, maxMessagesPerTrigger="15", subscription="spark")
+    query = on.from_earliest(maxMessagesPerTrigger="15", subscription="spark")
     for _ in range(batch):
         query.step()
     query.step(crash=point)
@@ -127,7 +116,7 @@ def test_a_crash_of_the_driver(on: Stage, point: str, batch: int) -> None:
 
 def test_a_replayed_batch_has_the_same_rows(on: Stage) -> None:
     on.send(60)
-    query = started(on, maxMessagesPerTrigger="20")
+    query = on.from_earliest(maxMessagesPerTrigger="20")
     query.step()
     on.split(0)
     on.send(30)
@@ -144,7 +133,7 @@ def test_a_replayed_batch_has_the_same_rows(on: Stage) -> None:
 def test_a_restart_with_other_limits_and_other_tasks(on: Stage) -> None:
     for _ in range(10):
         on.send(30)
-    query = started(on, maxMessagesPerTrigger="50")
+    query = on.from_earliest(maxMessagesPerTrigger="50")
     query.step(crash="after-wal")
     query.restart(maxMessagesPerTrigger="7", minPartitions="5")
     query.run_last()
@@ -200,7 +189,7 @@ def test_latest_on_a_topic_that_was_split_and_splits(on: Stage) -> None:
 def test_aborted_messages_are_never_seen(on: Stage) -> None:
     on.send(10)
     on.send_in_transaction(5, commit=False)
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     on.send_in_transaction(5, commit=False)  # a whole range of them
     query.drain()
@@ -214,7 +203,7 @@ def test_aborted_messages_are_never_seen(on: Stage) -> None:
 
 def test_an_open_transaction_holds_what_is_behind_it(on: Stage) -> None:
     on.send(10)
-    query = started(on)
+    query = on.from_earliest()
     with on.open_transaction(3, is_kept=True) as transaction:
         query.drain()
         assert len(query.rows) == 10
@@ -226,7 +215,7 @@ def test_an_open_transaction_holds_what_is_behind_it(on: Stage) -> None:
 
 def test_an_open_transaction_is_seen_by_those_who_want_it(on: Stage) -> None:
     on.send(10)
-    query = started(on, readIsolation="uncommitted")
+    query = on.from_earliest(readIsolation="uncommitted")
     with on.open_transaction(3, is_kept=True) as transaction:
         query.drain()
         query.check()
@@ -238,7 +227,7 @@ def test_an_open_transaction_is_seen_by_those_who_want_it(on: Stage) -> None:
 
 def test_an_empty_topic(on: Stage) -> None:
     on.client.producer("topic://public/default/orders").close()
-    query = started(on)
+    query = on.from_earliest()
     assert query.step()  # Spark always runs the first batch
     assert not query.step()
     assert query.num_tasks == 0
@@ -251,7 +240,7 @@ def test_an_empty_topic(on: Stage) -> None:
 
 def test_a_pattern_that_matches_nothing_yet(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "PATTERN_S", 0.0)
-    query = started(on, topicsPattern="topic://public/default/.*")
+    query = on.from_earliest(topicsPattern="topic://public/default/.*")
     assert query.step()
     assert not query.step()
     on.send(10)
@@ -263,7 +252,7 @@ def test_nothing_new_is_the_same_text(on: Stage) -> None:
     on.send(10)
     on.split(0)
     on.send(10)
-    query = started(on, pollWaitMs="5")
+    query = on.from_earliest(pollWaitMs="5")
     query.drain()
     ends = {query.plan() for _ in range(5)}
     query.restart()
@@ -274,7 +263,7 @@ def test_nothing_new_is_the_same_text(on: Stage) -> None:
 def test_a_newer_epoch_is_no_batch(on: Stage) -> None:
     """A layout that changed and left nothing to do is not asked for again and again."""
     on.send(10)
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     on.split(0)
     query.drain()
@@ -328,10 +317,10 @@ def test_committed_messages_stay_when_their_transactions_are_forgotten(tmp_path:
         for _ in range(5):
             on.send_in_transaction(3, commit=True)
             on.send_in_transaction(3, commit=False)
-        query = started(on)
+        query = on.from_earliest()
         query.drain()
         query.check()
-        again = started(on)
+        again = on.from_earliest()
         again.drain()
         again.check()
 
@@ -342,7 +331,7 @@ def test_committed_messages_stay_when_their_transactions_are_forgotten(tmp_path:
 def test_bytes_are_a_soft_limit(on: Stage) -> None:
     for _ in range(20):
         on.send(5)
-    query = started(on, maxBytesPerTrigger="500")
+    query = on.from_earliest(maxBytesPerTrigger="500")
     query.drain()
     assert len(query.batches) > 5
     query.check()
@@ -350,7 +339,7 @@ def test_bytes_are_a_soft_limit(on: Stage) -> None:
 
 def test_a_minimum_is_waited_for_but_not_for_ever(on: Stage) -> None:
     on.send(5)
-    query = started(on, minMessagesPerTrigger="10", maxTriggerDelay="1h")
+    query = on.from_earliest(minMessagesPerTrigger="10", maxTriggerDelay="1h")
     query.step()
     assert not query.step()
     on.send(4)
@@ -366,14 +355,14 @@ def test_a_minimum_is_waited_for_but_not_for_ever(on: Stage) -> None:
 
 def test_all_that_is_there_is_obeyed_whatever_the_limit(on: Stage) -> None:
     on.send(50)
-    query = started(on, maxMessagesPerTrigger="10")
+    query = on.from_earliest(maxMessagesPerTrigger="10")
     query.step(ALL)
     assert len(query.rows) == 50
 
 
 def test_lag_is_told(on: Stage) -> None:
     on.send(50)
-    query = started(on, maxMessagesPerTrigger="10")
+    query = on.from_earliest(maxMessagesPerTrigger="10")
     query.step()
     lag = query.reader.reportLatestOffset()
     assert lag is not None
@@ -395,7 +384,7 @@ def test_several_topics_and_partitions(on: Stage) -> None:
     on.partitioned("persistent://public/default/parts", 3)
     on.send(30, "persistent://public/default/parts")
     on.send(30, "topic://public/default/x")
-    query = started(on, topics="parts, topic://public/default/x", maxMessagesPerTrigger="20")
+    query = on.from_earliest(topics="parts, topic://public/default/x", maxMessagesPerTrigger="20")
     query.drain()
     on.grow("persistent://public/default/parts", 5)
     on.client.close()
@@ -423,7 +412,7 @@ def test_a_pattern_takes_topics_that_come_later_from_their_beginning(
 def test_the_checkpoint_of_another_topic_is_refused(on: Stage) -> None:
     on.send(10)
     on.send(10, "topic://public/default/another")
-    query = started(on)
+    query = on.from_earliest()
     query.drain()
     query.restart(topic="topic://public/default/another")
     with pytest.raises(WrongCheckpoint, match="query that read topic://public/default/orders, and"):

@@ -7,24 +7,16 @@ older is dropped as late, though a computation over all rows keeps it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.spark import admission, planner
-from tests.spark.stage import Query, Stage, stage
+from tests.spark.stage import Query, Stage
 
 DELAY = timedelta(milliseconds=4)
 """Of the watermark; between two phases of a story more than that passes."""
-
-
-@pytest.fixture
-def on(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path) as made:
-        yield made
 
 
 def let_time_pass() -> None:
@@ -62,7 +54,7 @@ def uneven_splits(on: Stage) -> None:
 def test_no_row_is_late_over_splits_with_uneven_backlog(on: Stage, limit: str | None) -> None:
     uneven_splits(on)
     options = {} if limit is None else {"maxMessagesPerTrigger": limit}
-    query = on.query(startingOffsets="earliest", pollWaitMs="0", **options)
+    query = on.from_earliest(**options)
     query.drain()
     query.check()
     assert late_rows(query) == 0
@@ -71,7 +63,7 @@ def test_no_row_is_late_over_splits_with_uneven_backlog(on: Stage, limit: str | 
 def test_without_the_hold_rows_are_late(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "hold", lambda *_: None)
     uneven_splits(on)
-    query = on.query(startingOffsets="earliest", pollWaitMs="0")
+    query = on.from_earliest()
     query.drain()
     query.check()
     assert late_rows(query) > 0
@@ -89,7 +81,7 @@ def uneven_rates(on: Stage) -> None:
 
 def test_no_row_is_late_under_a_limit(on: Stage) -> None:
     uneven_rates(on)
-    query = on.query(startingOffsets="earliest", pollWaitMs="0", maxMessagesPerTrigger="30")
+    query = on.from_earliest(maxMessagesPerTrigger="30")
     query.drain()
     query.check()
     assert late_rows(query) == 0
@@ -99,7 +91,7 @@ def test_without_levelling_rows_are_late(on: Stage, monkeypatch: pytest.MonkeyPa
     nobody: Any = lambda times: None  # noqa: E731
     monkeypatch.setattr(admission, "level", nobody)
     uneven_rates(on)
-    query = on.query(startingOffsets="earliest", pollWaitMs="0", maxMessagesPerTrigger="30")
+    query = on.from_earliest(maxMessagesPerTrigger="30")
     query.drain()
     query.check()
     assert late_rows(query) > 0
