@@ -25,6 +25,7 @@ from tests.spark.faulty import FOLDER, Faults, FaultySource
 ROWS = 40
 PARTITIONS = 4
 """Every key is in one of them: rows of a key have an order."""
+REMOTE = "connect:"
 _POLL_S = 0.05
 
 
@@ -42,7 +43,10 @@ def session(master: str = "local[2,4]", **settings: str) -> SparkSession:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
         "spark.log.level": "ERROR",
     } | settings
-    builder = SparkSession.builder.master(master).appName("sink test")
+    builder = SparkSession.builder.appName("sink test")
+    # Spark Connect is asked for by the master of a server that is started for it.
+    is_remote = master.startswith(REMOTE)
+    builder = builder.remote(master[len(REMOTE) :]) if is_remote else builder.master(master)
     for name, value in chosen.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()

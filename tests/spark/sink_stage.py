@@ -36,7 +36,8 @@ class Driver:
     def __init__(self, plan: dict[str, Any], text: Path) -> None:
         self._text = text
         self._faults = Path(plan["faults"])
-        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with text.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.driver", json.dumps(plan)],

@@ -179,6 +179,20 @@ def test_modes_that_replace_rows_are_refused(tmp_path: Path) -> None:
         assert "asyncProgressTrackingEnabled" in text
 
 
+def test_spark_connect(tmp_path: Path) -> None:
+    """F30: the same over Spark Connect, whose client needs pandas."""
+    for module in ("pandas", "grpc_status", "zstandard"):
+        pytest.importorskip(module)
+    with sink_stage(tmp_path) as stage:
+        remote = "connect:local[2,4]"
+        driver = stage.driver(99, {"point": "after-commit", "batch": 1}, master=remote)
+        driver.until_reached(0)
+        driver.kill()
+        stage.check(2)
+        done(stage, 3, master=remote)
+        stage.check()
+
+
 def test_the_single_transaction_survives_kills(tmp_path: Path) -> None:
     """The way of a server without groups: F3, F5, F7, F9, F10 and F12."""
     single = {"commitMode": "single"}
