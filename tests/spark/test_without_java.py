@@ -25,6 +25,14 @@ print(os.environ["JAVA_HOME"], spark.sparkContext.parallelize([1, 2]).map(lambda
 spark.stop()
 """
 
+# The command on a machine where the wheel is not installed either.
+COMMAND = """
+from magnetar.spark import java
+java.find_spec = lambda name: None
+from magnetar.cli.main import main
+main()
+"""
+
 
 @pytest.fixture
 def hidden(tmp_path: Path) -> dict[str, str]:
@@ -51,3 +59,27 @@ def test_spark_runs_on_the_java_of_the_wheel(hidden: dict[str, str], tmp_path: P
     home, answer = done.stdout.split()
     assert Path(home).is_relative_to(tmp_path / "cache")
     assert answer == "5"
+
+
+def test_with_nothing_to_run_on_one_line_says_what_to_install(
+    hidden: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "rates.yaml"
+    file.write_text(
+        "name: rates\ncheckpoint: ./checkpoint\n"
+        "sources: {ticks: {format: rate}}\nsinks: {out: {format: noop}}\n"
+    )
+    for verb in (["quickstart"], ["pipeline", "run", str(file)]):
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, *verb],
+            env=hidden,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: Spark needs Java 17 or newer")
+        assert "openjdk-17-jre-headless" in line
+    assert not (tmp_path / "checkpoint").exists(), "nothing was begun"
