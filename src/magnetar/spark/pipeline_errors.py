@@ -49,6 +49,11 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], str, str], ...]] = (
         "correct `format`; for a format in a jar, name it in spark.settings (spark.jars)",
     ),
     (
+        re.compile(r"Python worker failed to connect back"),
+        "a Python worker did not start within Spark's ten seconds",
+        "run it again, it goes on: the machine is too busy, or PYSPARK_PYTHON is wrong",
+    ),
+    (
         re.compile(r"Concurrent update to the log|CONCURRENT_STREAM_LOG_UPDATE"),
         "two queries write to one checkpoint",
         "stop one of them; each pipeline has a `checkpoint` of its own",

@@ -79,6 +79,7 @@ def test_a_line_says_what_a_row_shows() -> None:
         ),
         ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema", "state of another query"),
         ("Data source magnetar does not support Update mode", "no update mode"),
+        ("[STREAM_FAILED] Python worker failed to connect back.", "run it again, it goes on"),
         ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: magnetr.", "no such format"),
         (
             "Traceback:\n  File \"/p/steps.py\", line 3, in f\nKeyError: 'amount'\n",
