@@ -407,6 +407,42 @@ def test_a_message_is_sought_in_its_own_partition() -> None:
     play(story)
 
 
+def test_seeking_into_a_batch() -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
+            await send(client, 100, REGULAR)
+            found = await drain(consumer, 100, consumer.ack)
+            for number in (70, 1):
+                target = found[number].id
+                assert isinstance(target, MessageId)
+                assert target.batch_index > 0, "otherwise this shows nothing"
+                await consumer.seek(target)
+                again = await drain(consumer, 100 - number, consumer.ack)
+                assert numbers(again) == numbers(found[number:])
+
+    play(story)
+
+
+@pytest.mark.parametrize("batching", [True, False])
+def test_a_reader_that_includes_its_start(batching: bool) -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            await send(client, 100, REGULAR, batching=batching)
+            async with await client.reader(REGULAR, start=EARLIEST, inclusive=True) as reader:
+                found = await drain(reader, 100)
+                for number in (70, 1, 0):
+                    start = found[number].id
+                    assert isinstance(start, MessageId)
+                    await reader.seek(start, inclusive=True)
+                    assert await reader.has_message_available()
+                    assert numbers(await drain(reader, 100 - number)) == numbers(found[number:])
+                    async with await client.reader(REGULAR, start=start, inclusive=True) as other:
+                        assert numbers(await drain(other, 100 - number)) == numbers(found[number:])
+
+    play(story)
+
+
 def test_a_reader_reads_from_where_it_is_told() -> None:
     async def story(stage: Stage) -> None:
         async with new_client(stage) as client:
