@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 _MAGNETAR = Path(sys.executable).with_name("magnetar")
 _STOP_SECONDS = 20
+_ADMIN_SECONDS = 30
 
 
 class ServerProcess:
@@ -68,6 +69,11 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def kill(self) -> None:
+        """kill -9."""
+        self.signal(signal.SIGKILL)
+        self.ended(-signal.SIGKILL)
+
     def ended(self, code: int = 0) -> None:
         assert self._process is not None
         assert self._stderr is not None
@@ -82,23 +88,33 @@ class ServerProcess:
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """What the admin interface answers under `/admin/v2/`; it must be a success."""
-        host, port = urlsplit(self.admin_url).hostname, _port(self.admin_url)
-        assert host is not None
-        connection = HTTPConnection(host, port, timeout=10)
-        try:
-            given = None if body is None else json.dumps(body)
-            headers = {"Content-Type": "application/json"}
-            connection.request(method, f"/admin/v2/{path}", given, headers)
-            answer = connection.getresponse()
-            text = answer.read().decode("utf-8")
-        finally:
-            connection.close()
-        assert answer.status < 300, f"{method} {path}: {answer.status} {text}"
-        return json.loads(text) if text else None
+        status, answer = ask_admin(self.admin_url, method, f"/admin/v2/{path}", body)
+        assert status < 300, f"{method} {path}: {status} {answer}"
+        return answer
 
     @property
     def _stderr_file(self) -> Path:
         return self.folder / "stderr"
+
+
+def ask_admin(url: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """Status and answer (JSON where it is that, else text; None if empty) of an admin interface."""
+    host, port = urlsplit(url).hostname, _port(url)
+    assert host is not None
+    connection = HTTPConnection(host, port, timeout=_ADMIN_SECONDS)
+    try:
+        given = None if body is None else json.dumps(body)
+        connection.request(method, path, given, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8")
+    finally:
+        connection.close()
+    if not text:
+        return answer.status, None
+    try:
+        return answer.status, json.loads(text)
+    except ValueError:
+        return answer.status, text
 
 
 def _port(url: str) -> int:

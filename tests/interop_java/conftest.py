@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.interop.serving import ServerProcess
-from tests.interop_java.program import SCALABLE, V4, BuildFailed, Client, Program, lacking
+from tests.interop_java.maven import BuildFailed, lacking
+from tests.interop_java.program import SCALABLE, V4, Client, Program
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +27,11 @@ def built_v4() -> None:
 
 
 def _build(client: Client) -> None:
-    reason = lacking()
+    reason = lacking("javac")
     if reason is not None:
         pytest.skip(reason)
     try:
-        client.build()
+        client.project.build()
     except BuildFailed as error:
         if error.fetching:
             pytest.skip(f"Maven could not fetch the official client: {error}")
