@@ -109,6 +109,8 @@ class Outbound:
     """It was written, here or elsewhere."""
     is_in_doubt: bool = False
     """It was written, and its connection was lost before an answer came."""
+    is_refused: bool = False
+    """The broker said that it takes no more, and that this one came too late."""
     is_chunk: bool = False
     is_whole: bool = True
     """With its receipt its messages are stored: not so of a chunk, but for the last one."""
@@ -164,6 +166,11 @@ class Outbox:
     def is_idle(self) -> bool:
         """Nothing is on its way."""
         return not self._waiting and not self._in_flight
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Something is in flight that the broker has said nothing about."""
+        return any(not each.is_refused for each in self._in_flight)
 
     @property
     def has_dead_in_flight(self) -> bool:
@@ -301,6 +308,11 @@ class Outbox:
             raise RemoteProtocolError(f"message {sequence_id} was answered before earlier ones")
         return None
 
+    def refused(self, sequence_id: int) -> None:
+        """The broker takes no more, this one included; it stays in flight until `requeue`."""
+        for each in self._in_flight:
+            each.is_refused |= each.entry.sequence_id == sequence_id
+
     def requeue(self, *, in_doubt: bool) -> None:
         """What is in flight is to be sent again, before everything else.
 
@@ -309,6 +321,8 @@ class Outbox:
         if in_doubt:
             for each in self._in_flight:
                 each.is_in_doubt = True
+        for each in self._in_flight:
+            each.is_refused = False
         self._in_flight.extend(self._waiting)
         self._waiting = deque(each for each in self._in_flight if not each.is_dead)
         self._in_flight = deque()

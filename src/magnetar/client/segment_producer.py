@@ -55,6 +55,9 @@ _SEND_ERROR: Final = TYPES["SEND_ERROR"]
 _WRITE_BYTES: Final = 256 * 1024
 """Written at a time, before it is looked whether the transport takes more."""
 
+_LAST_ANSWERS_S: Final = 2.0
+"""After so long without an answer Pulsar tells no more about messages of a producer it closed."""
+
 _MESSAGE_REFUSED: Final = frozenset({WireCode.CHECKSUM, WireCode.NOT_ALLOWED})
 """These say something of one message, not of its producer."""
 
@@ -320,8 +323,11 @@ class SegmentProducer:
             if not self._closed_by_broker and connection.is_open:
                 # Its answer comes behind the receipts of what is in flight.
                 await connection.request("CLOSE_PRODUCER", producer_id=number)
-            # Brokers answer what they have taken before they close a producer.
-            self._leaves_doubt = not connection.is_open or self._is_append_refused
+            if not connection.is_magnetar:
+                await self._until_answered(connection)
+            # Magnetar answers what it has taken before it closes a producer.
+            is_unknown = not connection.is_magnetar and self._outbox.awaits_answers
+            self._leaves_doubt = not connection.is_open or self._is_append_refused or is_unknown
             if self._trouble is not None:
                 raise self._trouble
         except (DeadlineExceeded, AlreadyClosed, asyncio.CancelledError):
@@ -332,6 +338,15 @@ class SegmentProducer:
             # A connection that is lost calls nobody back, not even who waited to write on it.
             self._is_pumping = False
             connection.unregister(PRODUCER, number)
+
+    async def _until_answered(self, connection: BrokerConnection) -> None:
+        """Pulsar closes a producer, and only then tells what became of its last messages."""
+        while self._outbox.awaits_answers and connection.is_open:
+            try:
+                async with asyncio.timeout(_LAST_ANSWERS_S):
+                    await self._news.past(self._news.version)
+            except TimeoutError:
+                return
 
     async def _open_at(self, connection: BrokerConnection, number: int) -> None:
         fields = self._home.opening_fields(is_regular=self.is_regular)
@@ -383,6 +398,8 @@ class SegmentProducer:
         body: Any = command.body
         if command.type == _RECEIPT:
             self._take_receipt(body)
+            if self._trouble is not None:
+                self._news.advance()
         elif command.type == _SEND_ERROR:
             self._take_error(body)
         else:
@@ -404,7 +421,10 @@ class SegmentProducer:
     def _take_error(self, body: pb.CommandSendError) -> None:
         error = refusal(f"a message to {self.topic}", body.error, body.message)
         if error.wire_code not in _MESSAGE_REFUSED:
-            self._is_append_refused |= not isinstance(error, TopicTerminated)
+            if isinstance(error, TopicTerminated):
+                self._outbox.refused(body.sequence_id)
+            else:
+                self._is_append_refused = True
             self.lost(error)
             return
         outbound = self._answered(body.sequence_id)

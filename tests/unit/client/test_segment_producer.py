@@ -211,6 +211,36 @@ def test_after_any_trouble_everything_is_sent_again_in_order(trouble: str) -> No
     play(story)
 
 
+def test_receipts_that_come_after_the_broker_closed_the_producer_count() -> None:
+    """Pulsar closes the producers of what takes no more, and then says what it has stored."""
+
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        loop = asyncio.get_running_loop()
+        arrived: list[Send] = []
+
+        def closing(peer: Peer, send: Send) -> None:
+            if len(broker.said("PRODUCER")) > 1:
+                receipt(peer, send)
+                return
+            arrived.append(send)
+            if len(arrived) < 5:
+                return
+            peer.say("CLOSE_PRODUCER", producer_id=send.producer_id, request_id=2**64 - 1)
+            refuse(pb.TopicTerminatedError)(peer, arrived[4])
+            loop.call_later(0.1, lambda: [receipt(peer, each) for each in arrived[:4]])
+
+        broker.handlers["SEND"] = closing
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR, batching=False)
+            sends = [await producer.submit(b"%d" % number) for number in range(5)]
+            await producer.flush()
+            assert [each.exception() for each in sends] == [None] * 5
+        assert [each.sequence_id for each in broker.said("SEND")] == [0, 1, 2, 3, 4, 4]
+
+    play(story)
+
+
 @pytest.mark.parametrize(
     ("code", "error"), [(4, AuthorizationFailed), (11, TopicNotFound), (25, ProducerFenced)]
 )
