@@ -55,34 +55,40 @@ def test_why_there_is_no_layout() -> None:
     play(story)
 
 
+def with_layouts(broker: FakeBroker, *layouts: tuple[int, int]) -> None:
+    """Whoever asks for a layout is told of these, one after another: epoch, segments."""
+
+    def tell(peer: Peer, session_id: int, epoch: int, count: int) -> None:
+        width = 65536 // count
+        peer.say(
+            "SCALABLE_TOPIC_UPDATE",
+            session_id=session_id,
+            resolved_topic_name=str(TOPIC),
+            dag={
+                "epoch": epoch,
+                "segments": [
+                    {"segment_id": number, "hash_start": number * width,
+                     "hash_end": (number + 1) * width - 1, "state": pb.ACTIVE,
+                     "created_at_epoch": 0, "created_at_ms": 0}
+                    for number in range(count)
+                ],
+            },
+        )  # fmt: skip
+
+    def looked_up(peer: Peer, body: Any) -> None:
+        for epoch, count in layouts:
+            tell(peer, body.session_id, epoch, count)
+
+    broker.handlers["SCALABLE_TOPIC_LOOKUP"] = looked_up
+    broker.handlers["LOOKUP"] = lambda peer, body: peer.say(
+        "LOOKUP_RESPONSE", request_id=body.request_id, proxy_through_service_url=True,
+        response=pb.CommandLookupTopicResponse.Connect,
+    )  # fmt: skip
+
+
 def test_an_older_layout_is_dropped_and_one_of_the_same_epoch_taken() -> None:
     async def story(broker: FakeBroker) -> None:
-        def tell(peer: Peer, session_id: int, epoch: int, count: int) -> None:
-            width = 65536 // count
-            peer.say(
-                "SCALABLE_TOPIC_UPDATE",
-                session_id=session_id,
-                resolved_topic_name=str(TOPIC),
-                dag={
-                    "epoch": epoch,
-                    "segments": [
-                        {"segment_id": number, "hash_start": number * width,
-                         "hash_end": (number + 1) * width - 1, "state": pb.ACTIVE,
-                         "created_at_epoch": 0, "created_at_ms": 0}
-                        for number in range(count)
-                    ],
-                },
-            )  # fmt: skip
-
-        def looked_up(peer: Peer, body: Any) -> None:
-            for epoch, count in ((5, 1), (4, 2), (5, 4), (0, 8)):
-                tell(peer, body.session_id, epoch, count)
-
-        broker.handlers["SCALABLE_TOPIC_LOOKUP"] = looked_up
-        broker.handlers["LOOKUP"] = lambda peer, body: peer.say(
-            "LOOKUP_RESPONSE", request_id=body.request_id, proxy_through_service_url=True,
-            response=pb.CommandLookupTopicResponse.Connect,
-        )  # fmt: skip
+        with_layouts(broker, (5, 1), (4, 2), (5, 4), (0, 8))
         connections = broker.connections()
         async with LayoutWatch(connections, TOPIC) as watch:
             await watch.first()
@@ -133,6 +139,29 @@ def test_members_share_segments_and_keep_them_over_a_broken_connection() -> None
             await until(lambda: segments(one) == [0, 1], 5)
 
     play(story)
+
+
+def test_a_member_leaves_pulsar_by_a_connection_of_its_own() -> None:
+    """Pulsar 5.0.0-M1 cuts the connection on which it hears a command for it."""
+
+    async def story(broker: FakeBroker) -> None:
+        with_layouts(broker, (0, 1))
+        broker.handlers["SCALABLE_TOPIC_SUBSCRIBE"] = lambda peer, body: peer.say(
+            "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE", request_id=body.request_id,
+            assignment={"layout_epoch": 0, "segments": []},
+        )  # fmt: skip
+        connections = broker.connections()
+        async with LayoutWatch(connections, TOPIC) as watch:
+            async with member(connections, watch, "one") as one:
+                await one.first()
+                assert len(broker.peers) == 2, "that of the watch, and its own"
+                await one.leave()
+            await asyncio.sleep(1)
+            assert not broker.said("SCALABLE_TOPIC_UNSUBSCRIBE")
+            assert [each.transport.is_closing() for each in broker.peers] == [False, True]
+        await connections.close()
+
+    play_with_fake(story)
 
 
 def test_a_member_of_a_topic_that_does_not_exist_is_told() -> None:

@@ -10,6 +10,9 @@ Invariants:
    before it ever had one.
 3. A session that lost its connection is opened again under the same name: the broker keeps the
    place of a member for a while.
+4. A member that leaves is gone at once. Pulsar 5.0.0-M1 has no command for that, and cuts the
+   connection on which it hears the one of Magnetar: there a member has a connection of its own,
+   whose end is all that tells the broker, and its place is free after the broker's grace time.
 
 Relies on: a `LayoutWatch` of the same topic, which says where the groups are managed.
 """
@@ -79,7 +82,8 @@ class AssignmentSession(Service):
         """Give the place up now; without a connection the broker does so after a while."""
         if self._open is not None:
             connection, number = self._open
-            await connection.request("SCALABLE_TOPIC_UNSUBSCRIBE", consumer_id=number)
+            if connection.is_magnetar:
+                await connection.request("SCALABLE_TOPIC_UNSUBSCRIBE", consumer_id=number)
 
     async def _follow(self) -> None:
         backoff = self._connections.backoff()
@@ -101,6 +105,17 @@ class AssignmentSession(Service):
         """On one connection, until it is lost: raises why."""
         await self._watch.first()
         connection = await self._connections.at(self._watch.controller_url)
+        if connection.is_magnetar:
+            await self._serve_on(connection)
+            return
+        own = await self._connections.apart(connection.address)
+        try:
+            await self._serve_on(own)
+        finally:
+            own.abort()
+            await own.closed.past(0)
+
+    async def _serve_on(self, connection: BrokerConnection) -> None:
         number = connection.register(CONSUMER, self)
         ended = self._connection_end = Signal()
         try:

@@ -10,7 +10,7 @@ Invariants:
 2. The addresses of the service URL take turns: one that cannot be reached gives way to the next.
 3. A lookup follows at most `redirects_max` redirects. `proxy_through_service_url` means: go on
    using the address of the service URL, and say to the proxy there which broker is meant.
-4. After `close` there is no connection, and nobody gets one.
+4. After `close` there is no connection, and nobody gets one; but whoever has one `apart` closes it.
 """
 
 from __future__ import annotations
@@ -136,6 +136,15 @@ class Connections:
             return await self.service()
         (address, *_) = ServiceUrl.parse(url).addresses
         return await self.to(address)
+
+    async def apart(self, address: BrokerAddress) -> BrokerConnection:
+        """A connection for one user alone, who closes it."""
+        self._check_open()
+        made = await BrokerConnection.open(address, self.settings, self._way_to(address))
+        if self._closed:
+            made.abort()
+            self._check_open()
+        return made
 
     def url_of(self, plain: str, tls: str) -> str | None:
         """Which of a broker's two URLs this client uses; None: the broker gives none."""
