@@ -326,6 +326,24 @@ def test_a_group_resumes_from_a_checkpoint_across_a_split() -> None:
     play(story)
 
 
+def test_a_checkpoint_counts_for_segments_that_a_member_gets_later() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(2)
+        async with new_client(stage) as client:
+            await send(client, 60)
+            first = await client.checkpoint_consumer(NAME, start=FROM_EARLIEST, group="g", name="a")
+            assert numbers(await drain(first, 60)) == list(range(60))
+            second = await client.checkpoint_consumer(
+                NAME, start=first.checkpoint(), group="g", name="b"
+            )
+            assert len(second.checkpoint().positions) == 1, "the first one still has the other"
+            await first.close()
+            await silence(second, 30.0)
+            assert len(second.checkpoint().positions) == 2
+
+    play(story)
+
+
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_each_type_of_subscription_of_a_regular_topic(kind: SubscriptionType) -> None:
     async def story(stage: Stage) -> None:

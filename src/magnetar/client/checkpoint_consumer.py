@@ -24,6 +24,7 @@ from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.feeds import SegmentKey
 from magnetar.client.layout_consumer import marked
 from magnetar.client.layout_watch import LayoutWatch
+from magnetar.client.layouts import held_back
 from magnetar.client.message import Checkpoint, MessageId
 from magnetar.client.pool import Connections
 from magnetar.client.receiving import Receiving
@@ -67,7 +68,9 @@ class CheckpointConsumer(Receiving[T]):
     ) -> None:
         super().__init__(connections, schema, settings, name)
         self._topic = topic
-        self._positions: dict[int, MessageId] = dict(start.positions)
+        self._given: dict[int, MessageId] = dict(start.positions)
+        """Where segments begin, whenever they become this member's."""
+        self._positions: dict[int, MessageId] = {}
         """Where segments that are not open now were left."""
         self._at_latest = start.kind is CheckpointKind.LATEST
         self._finished: set[int] = set()
@@ -96,9 +99,10 @@ class CheckpointConsumer(Receiving[T]):
         for (_, segment_id), feed in self._feeds.present.items():
             assert isinstance(feed, ReaderSegment), "nothing else is made"
             positions[segment_id] = feed.position
-        if self._session is None and self._watch.layout is not None:
-            for segment_id in self._watch.layout.segments:
-                positions.setdefault(segment_id, self._start_of(segment_id))
+        layout = self._watch.layout
+        assert layout is not None, "it is open"
+        for segment_id in layout.segments if self._session is None else self._topics(layout):
+            positions.setdefault(segment_id, self._start_of(segment_id))
         named = [
             SegmentPosition(segment_id, position)
             for segment_id, position in sorted(positions.items())
@@ -152,10 +156,12 @@ class CheckpointConsumer(Receiving[T]):
             # Alone, a position is forgotten with its segment; in a group, with its owner.
             if self._session is not None or segment_id not in layout.segments:
                 del self._positions[segment_id]
+        present = {segment_id for _, segment_id in self._feeds.present}
+        waiting = held_back(layout, topics, self._finished) - present
         return {
             (self.topic, segment_id): self._spec(segment_id, topic)
             for segment_id, topic in topics.items()
-            if segment_id not in self._finished
+            if segment_id not in self._finished and segment_id not in waiting
         }
 
     def _topics(self, layout: SegmentLayout) -> dict[int, str]:
@@ -190,8 +196,10 @@ class CheckpointConsumer(Receiving[T]):
         )
 
     def _start_of(self, segment_id: int) -> MessageId:
-        at_latest = self._at_latest and segment_id in self._first
-        return self._positions.get(segment_id, LATEST if at_latest else EARLIEST)
+        known = self._positions.get(segment_id) or self._given.get(segment_id)
+        if known is not None:
+            return known
+        return LATEST if self._at_latest and segment_id in self._first else EARLIEST
 
     def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
         return ReaderSegment(self, spec, start=self._start_of(key[1]))

@@ -1,9 +1,12 @@
 """Pure: the layout of a topic, as brokers send it and as clients use it.
 
-Owns: `layout_from`, and `is_regular`: whether a layout is that of a regular topic.
+Owns: `layout_from`; `is_regular`: whether a layout is that of a regular topic; `ancestors`;
+`held_back`: what a member of a group must not read yet.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Container
 
 from magnetar.model.hashing import HashRange
 from magnetar.model.segments import NEVER, Segment, SegmentLayout, SegmentState
@@ -23,6 +26,33 @@ def is_regular(layout: SegmentLayout) -> bool:
     """
     segments = layout.active or layout.segments.values()
     return all(segment.legacy_topic_name is not None for segment in segments)
+
+
+def held_back(
+    layout: SegmentLayout, assigned: Collection[int], finished: Container[int]
+) -> set[int]:
+    """Of what is assigned to one member, the segments behind others of it that are not read yet.
+
+    A key's messages are in order only if a segment is read after all that it comes from. Magnetar
+    assigns them so; Pulsar 5.0.0-M1 assigns a sealed segment together with its sealed parents.
+    """
+    return {
+        segment_id
+        for segment_id in assigned
+        if any(each in assigned and each not in finished for each in ancestors(layout, segment_id))
+    }
+
+
+def ancestors(layout: SegmentLayout, segment_id: int) -> set[int]:
+    """Those that the layout still has, and the ids of their parents."""
+    found: set[int] = set()
+    waiting = [segment_id]
+    while waiting:
+        segment = layout.segments.get(waiting.pop())
+        new = set() if segment is None else set(segment.parent_ids) - found
+        found |= new
+        waiting.extend(new)
+    return found
 
 
 def _segment_from(info: pb.SegmentInfoProto) -> Segment:

@@ -28,6 +28,7 @@ from magnetar.client.consumer_settings import ConsumerSettings
 from magnetar.client.feeds import SegmentKey
 from magnetar.client.layout_consumer import marked
 from magnetar.client.layout_watch import LayoutWatch
+from magnetar.client.layouts import ancestors, held_back
 from magnetar.client.message import AnyMessageId, Message, MessageId
 from magnetar.client.pool import Connections
 from magnetar.client.queue_segment import SharedStreamSegment
@@ -232,7 +233,7 @@ class StreamConsumer(Receiving[T]):
             raise NotAllowed("it is being moved already")
         # What comes after them must not be handed out before the controller knows.
         self._away = frozenset(
-            each for each in layout.segments if each in moved or moved & _ancestors(layout, each)
+            each for each in layout.segments if each in moved or moved & ancestors(layout, each)
         )
         try:
             await self._release_away()
@@ -278,7 +279,7 @@ class StreamConsumer(Receiving[T]):
         changes = self._session.changes
         try:
             async with asyncio.timeout(PARENTS_FIRST_S):
-                while any(waiting & _ancestors(layout, each) for each in self._assigned()):
+                while any(waiting & ancestors(layout, each) for each in self._assigned()):
                     await changes.past(changes.version)
         except TimeoutError:
             _LOG.info("parents-not-first", consumer=self._name, topic=self.topic)
@@ -301,6 +302,7 @@ class StreamConsumer(Receiving[T]):
         await self._session.start()
         await self._session.first()
         self._feeds.follow(self._session.changes, "assignments")
+        self._feeds.follow(self._watch.changes, "layouts")
 
     async def _close_sources(self) -> None:
         async with AsyncExitStack() as parts:
@@ -316,11 +318,24 @@ class StreamConsumer(Receiving[T]):
         assert assignment is not None, "it is open"
         found = {(self.topic, each.segment_id): self._spec(each) for each in assignment.segments}
         self._gone &= found.keys()
+        waiting = self._held_back({segment_id for _, segment_id in found})
         return {
             key: spec
             for key, spec in found.items()
-            if key not in self._gone and key[1] not in self._away
+            if key not in self._gone
+            and key[1] not in self._away
+            and (key[1] not in waiting or key in self._feeds.present)
         }
+
+    def _held_back(self, assigned: set[int]) -> set[int]:
+        """Segments that are read after others of this member."""
+        layout = self._watch.layout
+        assert layout is not None, "it is open"
+        finished = {segment_id for _, segment_id in self._gone}
+        for (_, segment_id), feed in self._feeds.present.items():
+            if feed.reached_end:
+                finished.add(segment_id)
+        return held_back(layout, assigned, finished)
 
     def _spec(self, assigned: pb.ScalableAssignedSegment) -> SegmentSpec:
         fields: dict[str, Any] = {"subType": int(SubscriptionType.EXCLUSIVE)}
@@ -349,18 +364,6 @@ class StreamConsumer(Receiving[T]):
         if "keySharedMeta" in spec.fields:
             return SharedStreamSegment(self, spec)
         return StreamSegment(self, spec)
-
-
-def _ancestors(layout: SegmentLayout, segment_id: int) -> Set[int]:
-    """The segments of a layout that come before this one."""
-    found: set[int] = set()
-    waiting = [segment_id]
-    while waiting:
-        segment = layout.segments.get(waiting.pop())
-        parents = () if segment is None else segment.parent_ids
-        waiting += [each for each in parents if each not in found]
-        found |= set(parents)
-    return found
 
 
 def _not_here(feed: SegmentConsumer) -> MagnetarError:
