@@ -54,6 +54,8 @@ _SETTINGS: Final = {
     "transactionCoordinatorScalableTopicsEnabled": "true",
     # A dangling transaction is aborted only by this sweep: a minute unless told otherwise.
     "transactionCoordinatorScalableTopicsTimeoutSweepIntervalSeconds": "2",
+    # A member of a group that is gone keeps its segments for so long: a minute, likewise.
+    "scalableTopicConsumerSessionGracePeriodSeconds": "5",
     "acknowledgmentAtBatchIndexLevelEnabled": "true",
     "loadBalancerEnabled": "false",
     "journalSyncData": "true",

@@ -23,6 +23,8 @@ FIRST: Final = InitialPosition.EARLIEST
 
 COMES_S: Final = 30.0
 """For what must come: long, because machines are busy."""
+LEAVES_S: Final = 90.0
+"""Until the place of a member that left is free: Pulsar keeps it for a minute."""
 SILENCE_S: Final = 1.5
 """For what must not come."""
 
@@ -123,11 +125,13 @@ async def send(
     await producer.flush()
 
 
-async def drain(consumer: Receiving[T], count: int, ack: Any = None) -> list[Message[T]]:
+async def drain(
+    consumer: Receiving[T], count: int, ack: Any = None, *, within: float = COMES_S
+) -> list[Message[T]]:
     """So many messages; each is acknowledged as it comes, if told how."""
     found: list[Message[T]] = []
     while len(found) < count:
-        got = await consumer.receive_many(count - len(found), timeout=COMES_S)
+        got = await consumer.receive_many(count - len(found), timeout=within)
         assert got, f"only {len(found)} of {count} came: {[each.data for each in found]}"
         for message in got:
             found.append(message)
@@ -169,6 +173,16 @@ ON_SCALABLE: Final = needs(Feature.SCALABLE_TOPICS)
 CHANGES: Final = needs(Feature.SCALABLE_TOPICS, Feature.ADMINISTRATION)
 """Topics of several segments, splits and merges."""
 KINDS: Final = (pytest.param("topic", marks=ON_SCALABLE), "persistent")
+STREAMED: Final = (
+    pytest.param(("topic", 3), marks=CHANGES, id="topic"),
+    pytest.param(("persistent", 1), marks=needs(Feature.STREAMS_OF_REGULAR), id="persistent"),
+    pytest.param(
+        ("persistent", 3),
+        marks=needs(Feature.STREAMS_OF_REGULAR, Feature.ADMINISTRATION),
+        id="partitioned",
+    ),
+)
+"""Topics that stream consumers take."""
 KINDS_WITH_PARTS: Final = (
     pytest.param(("topic", 3), marks=CHANGES, id="topic"),
     pytest.param(("persistent", 1), id="persistent"),

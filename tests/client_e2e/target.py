@@ -53,6 +53,7 @@ class Feature(Enum):
     ADMINISTRATION = f"an admin interface (is {ADMIN_URL} set?)"
     SCALABLE_TOPICS = "scalable topics"
     CREATION = "creation of scalable topics by their first user"
+    STREAMS_OF_REGULAR = "stream consumers of regular topics"
     SCALABLE_TRANSACTIONS = "transactions of scalable topics"
     LEGACY_TRANSACTIONS = "transactions that end by markers"
     GROUPS = "transaction groups"
@@ -135,6 +136,9 @@ class Target:
         async with self.client() as client:
             if await _succeeds(client.producer(f"topic://{self.namespace}/created-by-its-user")):
                 self.features.add(Feature.CREATION)
+            regular = f"persistent://{self.namespace}/regular"
+            if await _succeeds(client.stream_consumer(regular, "s")):
+                self.features.add(Feature.STREAMS_OF_REGULAR)
             if await _succeeds(client.transaction(scalable=False)):
                 self.features.add(Feature.LEGACY_TRANSACTIONS)
 
