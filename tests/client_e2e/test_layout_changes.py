@@ -236,16 +236,28 @@ def test_a_queue_consumer_at_the_latest_message_loses_nothing_at_a_split(target:
     """What was sent after it had subscribed comes, in children that were split meanwhile too."""
 
     async def story(scene: Scene) -> None:
-        topic = await scene.scalable(1)
-        for turn in range(5):
+        for _ in range(5):
+            topic = await scene.scalable(1)
             consumer = await scene.client.queue_consumer(
-                topic, f"s{turn}", initial_position=InitialPosition.LATEST
+                topic, "s", initial_position=InitialPosition.LATEST
             )
             async with await scene.client.producer(topic) as producer:
                 await changed_while_sending(scene, topic, producer, 300, split_first)
             found = await drain(consumer, 300, consumer.ack)
             assert numbers(found) == list(range(300))
             await consumer.close()
+
+    play(target, story)
+
+
+def test_a_parent_that_was_sealed_under_load_can_be_read(target: Target) -> None:
+    """A new subscription gets what the parent has, whatever was under way when it was sealed."""
+
+    async def story(scene: Scene) -> None:
+        topic = await scene.scalable(1)
+        async with await scene.client.producer(topic) as producer:
+            await changed_while_sending(scene, topic, producer, 300, split_first)
+        assert numbers(await everything(scene, topic, "queue", 300)) == list(range(300))
 
     play(target, story)
 

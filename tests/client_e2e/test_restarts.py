@@ -123,6 +123,32 @@ def test_committed_acknowledgements_stay(own_target: Target, way: Way, move: Mov
 
 @moves
 @ways
+def test_acknowledgements_of_related_names_stay(own_target: Target, way: Way, move: Move) -> None:
+    """31 (F13): `job` and `job-retry` on one topic; committed acks count in the backlog."""
+
+    async def story(scene: Scene) -> None:
+        topic = await scene.topic(way.kind)
+        names = ("job-retry", "job")
+        consumers = [
+            await scene.client.queue_consumer(topic, name, initial_position=FIRST) for name in names
+        ]
+        async with await scene.client.producer(topic, batching=False) as producer:
+            await send(producer, range(3))
+        for consumer in consumers:
+            for message in await drain(consumer, 3):
+                async with way.begin(scene) as txn:
+                    await consumer.ack(message, txn=txn)
+            await consumer.close()
+        await move(scene)
+        for name in names:
+            async with await scene.client.queue_consumer(topic, name) as again:
+                await silence(again, 5.0)
+
+    play(own_target, story, operation_timeout=120.0)
+
+
+@moves
+@ways
 def test_a_commit_after_a_move_applies_the_acknowledgements(
     own_target: Target, way: Way, move: Move
 ) -> None:

@@ -350,30 +350,6 @@ def test_subscriptions_acknowledge_on_their_own(target: Target, way: Way) -> Non
 
 
 @ways
-def test_subscriptions_with_related_names(target: Target, way: Way) -> None:
-    """31 (F13): `job` and `job-retry` on one topic; committed acks have their effect."""
-
-    async def story(scene: Scene) -> None:
-        topic = await scene.topic(way.kind)
-        names = ("job-retry", "job")
-        consumers = [
-            await scene.client.queue_consumer(topic, name, initial_position=FIRST) for name in names
-        ]
-        async with await scene.client.producer(topic, batching=False) as producer:
-            await send(producer, range(3))
-        for consumer in consumers:
-            for message in await drain(consumer, 3):
-                async with way.begin(scene) as txn:
-                    await consumer.ack(message, txn=txn)
-            await consumer.close()
-        for name in names:
-            async with await scene.client.queue_consumer(topic, name) as again:
-                await silence(again)
-
-    play(target, story)
-
-
-@ways
 def test_two_transactions_cannot_have_one_message(target: Target, way: Way) -> None:
     """57: testTransactionConflictExceptionWhenAckBatchMessage, one by one and in a batch."""
 
@@ -405,8 +381,9 @@ def test_cumulative_acknowledgements_of_a_regular_topic(
 
     async def story(scene: Scene) -> None:
         topic = await scene.regular()
-        options = {"subscription_type": kind, "initial_position": FIRST}
-        consumer = await scene.client.consumer(topic, "s", **options)  # type: ignore[arg-type]
+        consumer = await scene.client.consumer(
+            topic, "s", subscription_type=kind, initial_position=FIRST
+        )
         async with await scene.client.producer(topic, batching=False) as producer:
             await send(producer, range(10))
         first = await scene.client.transaction(scalable=False)

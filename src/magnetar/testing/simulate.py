@@ -53,6 +53,7 @@ from magnetar.testing.managed_actors import managed_ledger_user
 from magnetar.testing.managed_history import ManagedHistory
 from magnetar.testing.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
 from magnetar.testing.simulate_broker import simulate_broker
+from magnetar.testing.simulate_client import simulate_client
 from magnetar.testing.simulate_scalable import simulate_scalable
 from magnetar.testing.simulate_txn import simulate_txn
 from magnetar.testing.virtual_worker import VirtualWorker
@@ -354,7 +355,7 @@ def simulate(seed: int, *, lines: list[str] | None = None) -> Report:
 
 # --- the command
 
-PARTS: Final = ("storage", "broker", "scalable", "txn")
+PARTS: Final = ("storage", "broker", "scalable", "txn", "client")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -368,6 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
         simulate_broker,
         simulate_scalable,
         simulate_txn,
+        simulate_client,
     )
     for part, simulated in zip(PARTS, simulations, strict=True):
         if options.only in (None, part) and not _run(part, simulated, seeds, options.verbose):
@@ -394,7 +396,7 @@ def _run(part: str, simulated: Simulate, seeds: range, verbose: bool) -> bool:
             return False
         total.add(report)
     changes = f"{total.splits} splits, {total.merges} merges, {total.failovers} failovers, "
-    changes = changes if part in ("scalable", "txn") else ""
+    changes = changes if part in ("scalable", "txn", "client") else ""
     changes += f"{total.transactions} transactions, " if part == "txn" else ""
     print(
         f"{part}: {len(seeds)} seeds, {total.operations} operations, {total.lives} starts, "

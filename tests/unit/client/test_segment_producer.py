@@ -228,7 +228,11 @@ def test_receipts_that_come_after_the_broker_closed_the_producer_count() -> None
                 return
             peer.say("CLOSE_PRODUCER", producer_id=send.producer_id, request_id=2**64 - 1)
             refuse(pb.TopicTerminatedError)(peer, arrived[4])
-            loop.call_later(0.1, lambda: [receipt(peer, each) for each in arrived[:4]])
+            loop.call_later(0.1, late, peer)
+
+        def late(peer: Peer) -> None:
+            for each in arrived[:4]:
+                receipt(peer, each)
 
         broker.handlers["SEND"] = closing
         async with client_of(broker) as client:
