@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -25,7 +26,7 @@ COMES_S: Final = 30.0
 """For what must come: long, because machines are busy."""
 LEAVES_S: Final = 90.0
 """Until the place of a member that left is free: Pulsar keeps it for a minute."""
-SILENCE_S: Final = 1.5
+_quiet_s: ContextVar[float] = ContextVar("quiet_s")
 """For what must not come."""
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ def play(target: Target, story: Story, **options: Any) -> None:
     """Run a story with a client; afterwards nothing of the client is left."""
 
     async def scene() -> None:
+        _quiet_s.set(target.quiet_s)
         async with target.client(**options) as client:
             await story(Scene(target, client))
         assert client.connections.count == 0
@@ -140,8 +142,9 @@ async def drain(
     return found
 
 
-async def silence(consumer: Receiving[Any], seconds: float = SILENCE_S) -> None:
-    came = await consumer.receive_many(1, timeout=seconds)
+async def silence(consumer: Receiving[Any], seconds: float | None = None) -> None:
+    """Nothing comes for so long; unless told, as long as such a server may take."""
+    came = await consumer.receive_many(1, timeout=seconds or _quiet_s.get())
     assert not came, f"{came[0]!r} came: {came[0].data!r}"
 
 

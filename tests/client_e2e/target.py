@@ -86,6 +86,8 @@ class Target:
     namespace: str = field(default_factory=lambda: f"public/e2e-{secrets.token_hex(4)}")
     version: str = ""
     features: set[Feature] = field(default_factory=set)
+    quiet_s: float = 1.5
+    """What comes at all comes within this time, if nothing holds it up."""
 
     def admin(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Status and answer of the admin interface below `/admin/v2/`."""
@@ -179,6 +181,8 @@ def targeted(folder: Path, environment: Mapping[str, str] = os.environ) -> Itera
     process.start()
     try:
         target = Target(process.service_url, process.admin_url, process=process)
+        if isinstance(process, ServerProcess):
+            target.quiet_s = 0.3
         target.explore()
         yield target
     finally:

@@ -66,9 +66,9 @@ def test_changes_lose_and_repeat_nothing(target: Target, change: Change, routing
         topic = await scene.scalable(2)
         consumer = await scene.client.queue_consumer(topic, "s", initial_position=FIRST)
         async with await scene.client.producer(topic, routing=routing) as producer:
-            await changed_while_sending(scene, topic, producer, 1000, change)
-        found = await drain(consumer, 1000, consumer.ack)
-        assert numbers(found) == list(range(1000))
+            await changed_while_sending(scene, topic, producer, 600, change)
+        found = await drain(consumer, 600, consumer.ack)
+        assert numbers(found) == list(range(600))
         await silence(consumer)
 
     play(target, story)
@@ -80,9 +80,9 @@ def test_a_stream_keeps_the_order_of_each_key(target: Target, change: Change) ->
         topic = await scene.scalable(2)
         consumer = await scene.client.stream_consumer(topic, "s", initial_position=FIRST)
         async with await scene.client.producer(topic) as producer:
-            await changed_while_sending(scene, topic, producer, 1000, change)
-        found = await drain(consumer, 1000, consumer.ack_cumulative)
-        assert numbers(found) == list(range(1000))
+            await changed_while_sending(scene, topic, producer, 600, change)
+        found = await drain(consumer, 600, consumer.ack_cumulative)
+        assert numbers(found) == list(range(600))
         assert in_order(found)
         await silence(consumer)
 

@@ -6,6 +6,7 @@ The numbers are those of the scenarios in docs/reference/transaction-scenarios.m
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -23,10 +24,17 @@ from tests.client_e2e.scene import (
     send,
     silence,
 )
-from tests.client_e2e.target import Feature, Target
+from tests.client_e2e.target import SERVER, SERVICE_URL, Feature, Target
 from tests.client_e2e.test_transactions import WAYS, Way
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        SERVER not in os.environ and SERVICE_URL not in os.environ,
+        reason="takes minutes: `make e2e` and `make e2e-pulsar` run it",
+    ),
+]
 
 COMMITTED = TransactionState.COMMITTED
 Move = Callable[[Scene], Awaitable[None]]
@@ -116,7 +124,7 @@ def test_committed_acknowledgements_stay(own_target: Target, way: Way, move: Mov
                 assert txn.state is COMMITTED
             await move(scene)
         async with await scene.client.queue_consumer(topic, "s") as again:
-            await silence(again, 5.0)
+            await silence(again, 3.0)
 
     play(own_target, story, operation_timeout=120.0)
 
@@ -142,7 +150,7 @@ def test_acknowledgements_of_related_names_stay(own_target: Target, way: Way, mo
         await move(scene)
         for name in names:
             async with await scene.client.queue_consumer(topic, name) as again:
-                await silence(again, 5.0)
+                await silence(again, 3.0)
 
     play(own_target, story, operation_timeout=120.0)
 
@@ -166,7 +174,7 @@ def test_a_commit_after_a_move_applies_the_acknowledgements(
             await txn.commit()
             assert txn.state is COMMITTED
         async with await scene.client.queue_consumer(topic, "s") as again:
-            await silence(again, 5.0)
+            await silence(again, 3.0)
 
     play(own_target, story, operation_timeout=120.0)
 
@@ -185,7 +193,7 @@ def test_an_open_transaction_on_a_fresh_topic_stays_unseen(
             await send(producer, range(10), txn=txn)
             await move(scene)
             consumer = await scene.client.queue_consumer(topic, "s", initial_position=FIRST)
-            await silence(consumer, 5.0)
+            await silence(consumer, 3.0)
             await txn.commit()
             assert numbers(await drain(consumer, 10, consumer.ack)) == list(range(10))
 

@@ -8,9 +8,9 @@ A message is arrived, then handed out (the application has it), then settled: ac
 given back to be delivered again.
 
 Invariants:
-1. What the application has, or has acknowledged, is never handed to it again, whatever the broker
-   delivers after a lost connection. What it gave back, or what a transaction that was aborted had
-   acknowledged, is.
+1. What the application has, or has acknowledged, be it in a transaction that is not decided yet, is
+   never handed to it again, whatever the broker delivers. What it gave back, or what a transaction
+   that was aborted had acknowledged, is.
 2. An acknowledgement is kept until the broker has confirmed it: a lost connection only puts it
    back to those that must be sent.
 3. A batch-index set that is sent has the bits of all messages that were not acknowledged here, so
@@ -65,7 +65,7 @@ def bit_of(index: int) -> int:
 class _Entry:
     """An entry of which something is not settled."""
 
-    __slots__ = ("confirmed", "held", "open", "size")
+    __slots__ = ("confirmed", "held", "missed", "open", "pending", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -75,6 +75,10 @@ class _Entry:
         """As far as the broker has said that it knows, these are not acknowledged."""
         self.held = 0
         """Handed out, and not settled."""
+        self.pending = 0
+        """Acknowledged in transactions that are not decided."""
+        self.missed = 0
+        """Delivered again meanwhile."""
 
 
 class IndividualAcks:
@@ -97,7 +101,11 @@ class IndividualAcks:
         """
         left = all_of(size) & (unacked or ~0)
         entry = self._entries.get(position)
-        return left if entry is None else left & entry.open & ~entry.held
+        if entry is None:
+            return left
+        left &= entry.open & ~entry.held
+        entry.missed |= left & entry.pending
+        return left & ~entry.pending
 
     def admit(self, position: Position, size: int, unacked: int = 0) -> int:
         """As `arrived`; and all that is to be handed out is the application's from now on."""
@@ -149,17 +157,28 @@ class IndividualAcks:
         entry.held &= ~mask
         self._waiting[position] = None
 
-    def give_back_among(self, position: Position, mask: int) -> None:
-        """As `give_back`, for those messages of an entry that are set in `mask`."""
+    def ack_in_txn(self, position: Position, mask: int, size: int) -> None:
+        """A transaction acknowledges those messages of an entry that are set in `mask`."""
+        entry = self._entry(position, max(size, mask.bit_length()))
+        entry.held &= ~mask
+        entry.pending |= mask
+
+    def decided(self, position: Position, mask: int, *, committed: bool) -> bool:
+        """The transaction has ended; True: what was delivered again meanwhile must come again."""
         entry = self._entries.get(position)
-        if entry is not None:
-            entry.held &= ~mask
-            self._tidy(position, entry)
+        if entry is None:
+            return False
+        missed = entry.missed & mask
+        entry.pending &= ~mask
+        entry.missed &= ~mask
+        if committed:
+            entry.open &= ~mask
+            entry.confirmed &= ~mask
+        self._tidy(position, entry)
+        return not committed and missed > 0
 
     def give_back(self, position: Position, index: int) -> None:
-        """The application does not have it any more: it is delivered again, or a transaction has
-        acknowledged it.
-        """
+        """The application does not have it any more: it is delivered again."""
         entry = self._entries.get(position)
         if entry is not None:
             entry.held &= ~bit_of(index)
@@ -236,7 +255,8 @@ class IndividualAcks:
         return entry
 
     def _tidy(self, position: Position, entry: _Entry) -> None:
-        if not entry.held and position not in self._waiting and position not in self._sent:
+        is_known = position in self._waiting or position in self._sent
+        if not entry.held and not entry.pending and not is_known:
             del self._entries[position]
 
 

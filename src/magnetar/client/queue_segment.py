@@ -4,8 +4,9 @@ Owns: `QueueSegment`, for queue consumers and all consumers of regular topics, a
 `SharedStreamSegment`, for a segment that several stream consumers share by entry buckets.
 
 Invariants:
-1. What the application has is not handed out again, whatever the broker delivers after a lost
-   connection; what it gave back, or had for longer than `processing_timeout`, is asked for again.
+1. What the application has, or a transaction that is not decided has acknowledged, is not handed
+   out again, whatever the broker delivers; what it gave back, or had for longer than
+   `processing_timeout`, is asked for again.
 2. No more is fetched while `unacked_max` entries are not settled.
 3. A message that was delivered too often goes to the dead letters instead of the application, once
    however often it is given back or delivered meanwhile.
@@ -110,31 +111,40 @@ class QueueSegment(SegmentConsumer):
         chunk_ids: Sequence[MessageId] = (),
     ) -> Acknowledged:
         """Acknowledge one message in a transaction; an abort brings it back."""
-        items = []
+        parts: list[AckItem] = []
+        masks: list[int] = []
         for each in chunk_ids or (message_id,):
-            left = 0
-            if each.batch_index >= 0:
-                size = size_from(each.batch_index, each.batch_size)
-                left = all_of(size) & ~bit_of(each.batch_index)
-            items.append(AckItem(each.position, left, each.batch_size))
-        acked = self._acked_in(txn, items)
+            size = size_from(each.batch_index, each.batch_size) if each.batch_index >= 0 else 1
+            left = all_of(size) & ~bit_of(each.batch_index)
+            parts.append(AckItem(each.position, left, each.batch_size))
+            masks.append(bit_of(each.batch_index))
+        acked = self._acked_in(txn, parts, masks)
         self._settle(message_id.position, message_id.batch_index)
-        for each in chunk_ids or (message_id,):
-            self._acks.give_back(each.position, each.batch_index)
+        self._now_pending(parts, masks)
         return acked
 
-    def _acked_in(self, txn: AckTransaction, items: Sequence[AckItem]) -> Acknowledged:
+    def _acked_in(
+        self, txn: AckTransaction, items: Sequence[AckItem], masks: Sequence[int]
+    ) -> Acknowledged:
+        """`masks`: the messages that are acknowledged, where the items have those that are not."""
         generation = self.generation
 
         def on_end(committed: bool) -> None:
-            # What the broker had is delivered again by itself.
-            if not committed and acked.has_failed and generation == self.generation:
-                for each in items:
-                    self._nacked.set(each.position, self.loop.time())
-                self.news.advance()
+            if generation != self.generation:
+                return
+            for item, mask in zip(items, masks, strict=True):
+                missed = self._acks.decided(item.position, mask, committed=committed)
+                # What the broker had is delivered again by itself.
+                if missed or (not committed and acked.has_failed):
+                    self._nacked.set(item.position, self.loop.time())
+            self.news.advance()
 
         acked = self.acked_in(txn, items, cumulative=False, on_end=on_end)
         return acked
+
+    def _now_pending(self, items: Sequence[AckItem], masks: Sequence[int]) -> None:
+        for item, mask in zip(items, masks, strict=True):
+            self._acks.ack_in_txn(item.position, mask, item.batch_size)
 
     def ack_rows(self, position: Position, mask: int, size: int) -> Acknowledged:
         """Acknowledge those messages of an entry that are set in `mask`."""
@@ -146,9 +156,10 @@ class QueueSegment(SegmentConsumer):
         self, txn: AckTransaction, position: Position, mask: int, size: int
     ) -> Acknowledged:
         """As `ack_rows`, in a transaction."""
-        acked = self._acked_in(txn, [AckItem(position, all_of(size) & ~mask, size)])
+        items, masks = [AckItem(position, all_of(size) & ~mask, size)], [mask]
+        acked = self._acked_in(txn, items, masks)
         self._settle_rows(position, mask)
-        self._acks.give_back_among(position, mask)
+        self._now_pending(items, masks)
         return acked
 
     def _settle_rows(self, position: Position, mask: int) -> None:

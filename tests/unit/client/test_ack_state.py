@@ -294,3 +294,29 @@ def test_an_acknowledgement_tells_whether_the_application_had_it() -> None:
     assert [item.unacked for item in acks.take(1)] == [0b101]
     assert [item.position for item in acks.take(5)] == [Position(1, 3)]
     assert acks.waiting == 0
+
+
+def test_what_a_transaction_acknowledged_waits_for_its_end() -> None:
+    acks = IndividualAcks()
+    place = Position(1, 2)
+    acks.handed_all(place, 0b11, 2)
+    acks.ack_in_txn(place, 0b01, 2)
+    acks.ack_in_txn(place, 0b10, 2)
+    # The first one is aborted, and the broker delivers the entry before it has the second ack.
+    assert not acks.decided(place, 0b01, committed=False)
+    assert acks.arrived(place, 2) == 0b01
+    acks.handed_all(place, 0b01, 2)
+    # What came in vain must be asked for, should the second one be aborted as well.
+    assert acks.decided(place, 0b10, committed=False)
+    assert acks.arrived(place, 2) == 0b10
+
+
+def test_what_a_transaction_has_committed_is_acknowledged() -> None:
+    acks = IndividualAcks()
+    place = Position(1, 2)
+    acks.handed_all(place, 0b11, 2)
+    acks.ack_in_txn(place, 0b10, 2)
+    assert acks.arrived(place, 2) == 0
+    assert not acks.decided(place, 0b10, committed=True)
+    acks.ack(place, 0, 2)
+    assert acks.take(10) == [AckItem(place, 0, 2)], "nothing of the entry is left"
