@@ -103,6 +103,34 @@ def test_two_transactions_cannot_have_the_same_message() -> None:
     play(story)
 
 
+def test_a_whole_batch_is_acknowledged_message_by_message() -> None:
+    """One of it that another transaction has acknowledged is a conflict, not a second result."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            consumer = await client.queue_consumer(NAME, "s", initial_position=FIRST)
+            async with await client.producer(NAME) as producer:
+                await asyncio.gather(*(producer.send(b"%d" % n, key="k") for n in range(4)))
+            found = await drain(consumer, 4)
+            assert {message.raw_id.batch_size for message in found} == {4}
+            first, second = await Txn.begin(client), await Txn.begin(client)
+            await consumer.ack(found[1], txn=first)
+            await first.end(pb.COMMIT)
+            with pytest.raises(TransactionConflict):
+                await consumer.ack_many(found, txn=second)
+            await second.end(pb.ABORT)
+            again = await drain(consumer, 3)
+            third = await Txn.begin(client)
+            await consumer.ack_many(again, txn=third)
+            await third.end(pb.COMMIT)
+            await consumer.close()
+            async with await client.queue_consumer(NAME, "s") as last:
+                await silence(last)
+
+    play(story)
+
+
 def test_a_stream_goes_back_when_its_transaction_is_aborted() -> None:
     async def story(stage: Stage) -> None:
         await stage.create(2)

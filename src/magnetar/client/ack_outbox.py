@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from magnetar.client.ack_state import AckItem
+from magnetar.client.ack_state import AckItem, all_of
 from magnetar.client.acknowledged import Acknowledged
 from magnetar.client.refusals import is_lost, is_passing
 from magnetar.errors import MagnetarError, RequestError
@@ -167,7 +167,10 @@ class AckOutbox:
             await group.txn.enlist_subscription(self._topic, self._subscription)
             group.is_sent = True
             for part in _parts(list(group.items.values())):
-                await ask(part, cumulative=group.cumulative, txn=txn_id)
+                items = part
+                if not group.cumulative:
+                    items = [each for item in part for each in _named(item)]
+                await ask(items, cumulative=group.cumulative, txn=txn_id)
                 for item in part:  # the next connection repeats what has no answer
                     del group.items[item.position]
         except MagnetarError as error:
@@ -208,3 +211,15 @@ def _parts(items: Sequence[AckItem]) -> Iterator[Sequence[AckItem]]:
     """What goes into one command each: a broker takes frames up to a limit."""
     for start in range(0, len(items), ACKS_PER_COMMAND):
         yield items[start : start + ACKS_PER_COMMAND]
+
+
+def _named(item: AckItem) -> list[AckItem]:
+    """All messages of a batch, but each of them named.
+
+    Who acknowledges an entry as a whole is not refused if another transaction has acknowledged one
+    of its messages: that message would have two results.
+    """
+    if item.unacked or item.batch_size < 2:
+        return [item]
+    first = 1
+    return [item._replace(unacked=all_of(item.batch_size) & ~first), item._replace(unacked=first)]
