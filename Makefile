@@ -34,7 +34,7 @@ endif
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 22
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv and install what the locks name
@@ -88,6 +88,14 @@ crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_E
 interop-java: $(STAMP) ## the official Java clients against our server; needs Java 17 and Maven
 	$(BIN)/python -m tests.interop_java.program
 	$(BIN)/pytest -v tests/interop_java
+
+.PHONY: e2e
+e2e: $(STAMP) ## the client's whole suite against our server, restarts included
+	MAGNETAR_E2E_SERVER=magnetar $(BIN)/pytest -q tests/client_e2e
+
+.PHONY: e2e-pulsar
+e2e-pulsar: $(STAMP) ## the same against Apache Pulsar 5.0.0-M1; needs Java 17 and Maven
+	MAGNETAR_E2E_SERVER=pulsar $(BIN)/pytest -v tests/client_e2e
 
 .PHONY: soak-fuzz
 soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parser

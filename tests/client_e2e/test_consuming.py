@@ -163,7 +163,7 @@ def test_what_takes_too_long_is_delivered_again(target: Target, kind: str) -> No
         await drain(consumer, 1)
         again = await consumer.receive(timeout=COMES_S)
         await consumer.ack(again)
-        await silence(consumer, 3.0)
+        await silence(consumer, 1.5)
 
     play(target, story)
 
@@ -360,7 +360,7 @@ def test_members_of_a_checkpoint_group_share_the_segments(target: Target) -> Non
             for _ in range(2)
         ]
         # What the first had of a segment before the second came may be read by both.
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(2 * scene.target.quiet_s)
         async with await scene.client.producer(topic) as producer:
             await send(producer, range(200), keys=40)
         found: list[Message[bytes]] = []

@@ -198,14 +198,14 @@ def test_a_checkpoint_resumes_across_a_change(
         async with await scene.client.producer(topic) as producer:
             await send(producer, range(60))
             async with await scene.client.checkpoint_consumer(
-                topic, start=FROM_EARLIEST, group=group
+                topic, start=FROM_EARLIEST, group=group, name="m"
             ) as first:
                 found = await drain(first, 30)
                 stored = first.checkpoint().to_bytes()
             await change(scene, topic)
             await send(producer, range(60, 120))
         async with await scene.client.checkpoint_consumer(
-            topic, start=Checkpoint.from_bytes(stored), group=group
+            topic, start=Checkpoint.from_bytes(stored), group=group, name="m"
         ) as second:
             found += await drain(second, 90)
             await silence(second)

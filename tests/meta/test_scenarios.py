@@ -30,7 +30,7 @@ def test_every_scenario_is_listed_once_and_has_a_test() -> None:
 def test_every_test_that_is_named_exists() -> None:
     named = TEST_ID.findall(PAGE.read_text("utf-8"))
     assert len(set(named)) > 60
-    assert [f"{path}::{name}" for path, name in named if name not in _tests_of(path)] == []
+    assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
 
 
 def test_every_line_of_the_other_lists_has_a_test() -> None:
@@ -41,6 +41,6 @@ def test_every_line_of_the_other_lists_has_a_test() -> None:
 
 
 @cache
-def _tests_of(path: str) -> frozenset[str]:
+def names_in(path: str) -> frozenset[str]:
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     return frozenset(each.name for each in tree.body if isinstance(each, ast.FunctionDef))
