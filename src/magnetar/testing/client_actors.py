@@ -27,14 +27,14 @@ from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
 from magnetar.client.codec import Compression
 from magnetar.client.consumer import Consumer
-from magnetar.client.message import Checkpoint, Message
+from magnetar.client.message import AnyMessageId, Checkpoint, Message
 from magnetar.client.nacks import RedeliveryDelay
 from magnetar.client.producer import Producer
 from magnetar.client.queue_consumer import QueueConsumer
 from magnetar.client.receiving import Receiving
 from magnetar.client.transactions import Transaction
 from magnetar.client.txn_state import TransactionState
-from magnetar.errors import AlreadyClosed, InvariantBroken, MagnetarError, TransactionAborted
+from magnetar.errors import AlreadyClosed, InvariantBroken, MagnetarError
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.scalable_world import ANY_HOST, PORT, ScalableWorld
@@ -149,19 +149,22 @@ class Applications:
             room = chance.choice((5, 10_000))
             options = _producing(chance)
             producer = await self._made(lambda: client.producer(TOPIC, max_pending=room, **options))
+            receipts: list[asyncio.Future[AnyMessageId]] = []
             for number in range(_MESSAGES):
                 if chance.random() < 0.15:
                     await self._write_together(client, producer, name, number, chance)
                 elif chance.random() < 0.8:
                     key, value = self._next(name, b"%d" % number, chance)
-                    await producer.submit(value, key=key)
+                    receipts.append(await producer.submit(value, key=key))
                 else:
                     await self._write_and_cancel(producer, name, number, chance, room)
                 await asyncio.sleep(chance.choice((0.0, 0.0, 0.01, 0.1)) * chance.random())
             try:
                 await producer.flush()
-            except TransactionAborted as error:  # of those that were aborted, it tells the first
+            except MagnetarError as error:  # of transactions that failed, it tells the first
                 self.world.note(f"{name}: {error.name}")
+            for receipt in receipts:
+                receipt.result()
             self.world.note(f"{name} is done")
 
     async def _write_and_cancel(
