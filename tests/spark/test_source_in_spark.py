@@ -10,14 +10,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.stage import TOPIC, Row, Stage, check
+from tests.spark.files import PATIENCE_S, Files
+from tests.spark.stage import TOPIC, Stage, check
 from tests.spark.test_source_times import let_time_pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
-
-_PATIENCE_S = 120
 
 
 @pytest.fixture(autouse=True)
@@ -28,61 +26,6 @@ def nothing_left_behind() -> None:
 def stream(spark: SparkSession, on: Stage, **options: str) -> DataFrame:
     given = {"startingOffsets": "earliest"} | options
     return spark.readStream.format("magnetar").options(**on.options(given)).load()
-
-
-class Files:
-    """A query into files, which Spark writes exactly once, and what is in them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def start(self, frame: DataFrame, *, available_now: bool = True) -> StreamingQuery:
-        picked = frame.selectExpr("cast(value AS STRING) value", "key", "segment", "messageId")
-        writer = picked.writeStream.format("json").option("path", str(self._folder / "out"))
-        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        return (writer.trigger(availableNow=True) if available_now else writer).start()
-
-    def run(self, frame: DataFrame) -> None:
-        query = self.start(frame)
-        assert query.awaitTermination(_PATIENCE_S)
-        assert query.exception() is None
-
-    def batches(self) -> list[int]:
-        return sorted(int(each.name) for each in self._log("offsets"))
-
-    def _log(self, name: str) -> list[Path]:
-        folder = self._folder / "checkpoint" / name
-        return [each for each in folder.iterdir() if each.name.isdecimal()]
-
-    def forget_last_commit(self) -> None:
-        """As after a crash behind the last batch: Spark runs it again."""
-        max(self._log("commits"), key=lambda each: int(each.name)).unlink()
-        for each in (self._folder / "checkpoint" / "commits").glob(".*.crc"):
-            each.unlink()
-
-    def rows(self) -> list[Row]:
-        """In the order of the batches."""
-        found: list[Row] = []
-        for file in self._files():
-            for line in file.read_text().splitlines():
-                row = json.loads(line)
-                value = row["value"].encode()
-                found.append(Row(row["key"], value, row["segment"], row["messageId"]))
-        return found
-
-    def _files(self) -> list[Path]:
-        log = self._folder / "out" / "_spark_metadata"
-        names = [each.name for each in log.iterdir() if each.name[0].isdecimal()]
-        compact = [int(each.partition(".")[0]) for each in names if each.endswith(".compact")]
-        first = max(compact, default=-1)
-        chosen = [each for each in names if int(each.partition(".")[0]) > first]
-        order = [f"{first}.compact"] if compact else []
-        order += sorted((each for each in chosen if each.isdecimal()), key=int)
-        return [
-            Path(json.loads(line)["path"].removeprefix("file://"))
-            for name in order
-            for line in (log / name).read_text().splitlines()[1:]
-        ]
 
 
 @pytest.mark.parametrize("name", ["magnetar", "pulsar"])
@@ -179,7 +122,7 @@ def test_a_windowed_aggregation_over_uneven_splits_drops_no_row(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(_PATIENCE_S)
+    assert query.awaitTermination(PATIENCE_S)
     found = {tuple(row) for row in spark.table("windows").collect()}
     dropped = [
         operator.numRowsDroppedByWatermark
@@ -221,5 +164,5 @@ def test_the_checkpoint_of_another_topic_is_told(
     files.run(stream(spark, on))
     query = files.start(stream(spark, on, topic="topic://public/default/another"))
     with pytest.raises(PySparkException, match="checkpoint folder of its own"):
-        query.awaitTermination(_PATIENCE_S)
+        query.awaitTermination(PATIENCE_S)
     assert TOPIC in str(query.exception())
