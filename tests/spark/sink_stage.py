@@ -7,21 +7,17 @@ the Python processes of its tasks.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 from magnetar.blocking import Client
-from tests.meta.tree import ROOT
 from tests.server.process import Running, served
 from tests.spark.driver import ROWS
+from tests.spark.driver_process import DriverProcess
 from tests.spark.reading import check_numbers, messages
 
 TOPIC = "topic://public/default/output"
@@ -30,30 +26,16 @@ _PATIENCE_S = 900.0
 _PROC = Path("/proc")
 
 
-class Driver:
+class Driver(DriverProcess):
     """A process of `tests.spark.driver`."""
 
     def __init__(self, plan: dict[str, Any], text: Path) -> None:
-        self._text = text
+        super().__init__("tests.spark.driver", plan, text)
         self._faults = Path(plan["faults"])
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        with text.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", json.dumps(plan)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env=environ,
-                start_new_session=True,
-            )
-
-    def text(self) -> str:
-        return self._text.read_text()
 
     def until_reached(self, number: int) -> None:
         """Until a fault has stopped something."""
-        self._until(lambda: (self._faults / f"reached-{number}").exists())
+        self.until(lambda: (self._faults / f"reached-{number}").exists())
 
     def holder(self, number: int) -> int:
         """The process that a fault has stopped."""
@@ -61,27 +43,6 @@ class Driver:
 
     def go_on(self, number: int) -> None:
         (self._faults / f"go-{number}").touch()
-
-    def kill(self) -> None:
-        """kill -9 of the driver, its JVM and all their processes."""
-        for pid in _of_session(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        deadline = time.monotonic() + _PATIENCE_S
-        while _of_session(self.process.pid) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-
-    def ended(self) -> int:
-        """Its exit code."""
-        return self.process.wait(_PATIENCE_S)
-
-    def _until(self, is_so: Any) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while not is_so():
-            assert self.process.poll() is None, self.text()
-            assert time.monotonic() < deadline, self.text()
-            time.sleep(_POLL_S)
 
 
 class SinkStage:
@@ -172,7 +133,7 @@ class SinkStage:
 
     def close(self) -> None:
         for driver in self._drivers:
-            if driver.process.poll() is None or _of_session(driver.process.pid):
+            if driver.is_alive:
                 driver.kill()
         self.client.close()
 
@@ -185,15 +146,3 @@ def sink_stage(folder: Path) -> Iterator[SinkStage]:
             yield stage
         finally:
             stage.close()
-
-
-def _of_session(session: int) -> list[int]:
-    found = []
-    for each in _PROC.iterdir():
-        if not each.name.isdecimal():
-            continue
-        with suppress(OSError):
-            fields = (each / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(each.name))
-    return found
