@@ -112,15 +112,15 @@ def patiently(
             except MagnetarError as error:
                 pause = backoff.next()
                 if not is_passing(error) or clock.monotonic() + pause > deadline:
-                    raise _told(error, what, asked) from error
+                    if isinstance(error, NotConnected):
+                        raise _not_reached(error, what, asked) from error
+                    raise
             await clock.sleep(pause)
 
     return client.run(attempts)
 
 
-def _told(error: MagnetarError, what: str, asked: AsyncClient) -> MagnetarError:
-    if not isinstance(error, NotConnected):
-        return error
+def _not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConnected:
     url = asked.connections.settings.service_url
     return NotConnected(
         f"no broker can be reached at {url} for {what}: {error.args[0]}",

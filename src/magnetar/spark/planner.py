@@ -173,9 +173,8 @@ class Planner:
             checked = plan.check(topic, known, view)
             places[topic] = checked.place
             losses += checked.losses
-        if self._frozen is None:
-            gone = sorted(start.topics.keys() - views.keys())
-            losses += [f"{topic} was deleted before all of it was read" for topic in gone]
+        gone = sorted(start.topics.keys() - views.keys())
+        losses += [f"{topic} was deleted before all of it was read" for topic in gone]
         tell(losses, self._options)
         return places
 
