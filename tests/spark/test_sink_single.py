@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from magnetar.errors import (
     CheckpointMismatch,
     MagnetarError,
     ProducerFenced,
+    ServiceNotReady,
     TransactionAborted,
     WriterConflict,
 )
@@ -95,6 +97,25 @@ def test_without_claims_a_lost_attempt_is_committed(
     assert len(writing.found(20, TOPIC)) == 20, "the rule that was switched off was needed"
 
 
+def test_an_attempt_that_comes_late_cannot_claim(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has read the claims, and is about to end the transaction."""
+    made = single(writing)
+    done = tasks(made, write_id(0), range(10))
+    real = single_writes._end
+
+    def late(*how: Any) -> None:
+        with pytest.raises(ServiceNotReady, match="another driver's"):
+            tasks(made, write_id(0), range(10))
+        real(*how)
+
+    monkeypatch.setattr(single_writes, "_CLAIM_S", 0.2)
+    monkeypatch.setattr(single_writes, "_end", late)
+    made.commit(0, done)
+    check_numbers(writing.found(10, TOPIC), range(10))
+
+
 def test_a_task_is_not_tried_again(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "_attempt", lambda: (1, 7))
     with pytest.raises(TransactionAborted, match="cannot be tried again"):
@@ -130,24 +151,26 @@ def test_a_driver_that_was_replaced_cannot_send_its_token(
     """It has read that nothing is committed, and another driver commits the batch then."""
     old, new = single(writing), single(writing)
     done = tasks(old, write_id(0), range(10))
-    real = single_writes._end
+    real = single_writes._exclusive
 
-    def overtaken(
-        mode: single_writes.Mode,
-        producer: Producer[bytes],
-        write: WriteId,
-        txn: TxnId,
-        rows: int,
-    ) -> None:
-        monkeypatch.setattr(single_writes, "_end", real)
-        new.commit(0, tasks(new, write_id(0, "run-2"), range(10)))
-        real(mode, producer, write, txn, rows)
+    def overtaken(mode: single_writes.Mode, topic: str) -> Producer[bytes]:
+        if topic.endswith("-claims"):
+            monkeypatch.setattr(single_writes, "_exclusive", real)
+            new.commit(0, tasks(new, write_id(0, "run-2"), range(10)))
+        return real(mode, topic)
 
-    monkeypatch.setattr(single_writes, "_end", overtaken)
+    monkeypatch.setattr(single_writes, "_exclusive", overtaken)
     with pytest.raises(ProducerFenced):
         old.commit(0, done)
     old.abort(done)
     check_numbers(writing.found(10, TOPIC), range(10))
+
+
+def test_what_a_dead_driver_left_open_is_ended_with_the_next_commit(writing: Writing) -> None:
+    tasks(single(writing), write_id(0), range(5))  # and its driver dies
+    again = single(writing)
+    again.commit(0, tasks(again, write_id(0, "run-2"), range(5)))
+    check_numbers(writing.found(5, TOPIC), range(5))
 
 
 def test_another_query_of_that_name_is_refused(writing: Writing) -> None:

@@ -96,7 +96,7 @@ def test_a_query_is_stopped_while_it_writes_and_while_it_commits(tmp_path: Path)
 
 def test_transactions_time_out_before_a_commit_and_while_nobody_is_there(tmp_path: Path) -> None:
     """F13."""
-    options = {"transactionTimeout": "3s"}
+    options = {"transactionTimeout": "20s"}
     with sink_stage(tmp_path) as stage:
         waits = stage.driver(99, {"point": "before-commit", "batch": 1}, options=options)
         waits.until_reached(0)

@@ -16,7 +16,7 @@ Invariants:
    a driver that died between token and commit holds up nobody.
 3. A batch is committed only if the attempts that wrote in its transaction are exactly those that
    Spark handed to the driver: with one transaction for all, what a lost attempt wrote cannot be
-   told apart, and the batch is run again.
+   told apart, and the batch is run again. One that has not claimed by then cannot do so any more.
 """
 
 from __future__ import annotations
@@ -89,11 +89,25 @@ def claims_of(notes: Iterable[Note], txn: TxnId) -> list[int]:
     return [each.attempt for each in notes if each.kind == "claim" and TxnId(*each.txn) == txn]
 
 
+def orphans_in(notes: Iterable[Note], txn: TxnId) -> list[TxnId]:
+    """Transactions that were claimed before this one, and that nobody has ended.
+
+    Their drivers are gone or replaced. Until they end nobody reads what comes after them.
+    """
+    found: dict[TxnId, None] = {}
+    for each in notes:
+        if each.kind == "claim":
+            if TxnId(*each.txn) == txn:
+                break
+            found[TxnId(*each.txn)] = None
+    return [*found]
+
+
 def check_attempts(write: WriteId, claimed: Sequence[int], parts: Sequence[Part]) -> None:
     """Raise unless just those attempts wrote that Spark has chosen (invariant 3)."""
     chosen = {each.attempt for each in parts if each.txn is not None}
     lost = sorted(set(claimed) - chosen)
-    if lost or len(claimed) != len(set(claimed)):
+    if lost:
         raise TransactionAborted(
             f"{write} was not committed: a task of it was run more than once (attempt {lost})",
             hint=RETRY_HINT,

@@ -4,7 +4,8 @@ Owns: `begin`, on the driver before the tasks; `SingleTask`, a task's side; `com
 What the notes mean is `single_commit`'s to say.
 
 Invariants:
-1. A task writes only after its claim is stored.
+1. A task writes only after its claim is stored. From the moment at which a driver reads the claims
+   until it has ended the transaction, no more can be stored.
 2. The token is sent after everything else of the transaction is durable, and the transaction ends
    right after it.
 
@@ -21,11 +22,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from magnetar.blocking import Client, Consumer, Producer, Transaction
+from magnetar.client.client import Client as AsyncClient
 from magnetar.client.producer_settings import AccessMode
 from magnetar.errors import (
     DeadlineExceeded,
     InvalidTxnStatus,
     MagnetarError,
+    ProducerBusy,
+    ServiceNotReady,
     TransactionAborted,
     TransactionNotFound,
 )
@@ -33,11 +37,13 @@ from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.logs import logger
 from magnetar.spark import group_commit
 from magnetar.spark.group_commit import Part, Plan, WriteId
+from magnetar.spark.links import patiently
 from magnetar.spark.single_commit import (
     Note,
     Notes,
     check_attempts,
     claims_of,
+    orphans_in,
     refuse_retry,
 )
 from magnetar.wire.messages import TxnId
@@ -45,6 +51,8 @@ from magnetar.wire.messages import TxnId
 _LOG: Final = logger(__name__)
 _SUBSCRIPTION: Final = "magnetar-spark"
 _CLAIMS: Final = "-claims"
+_CLAIM_S: Final = 90.0
+"""How long a task waits for its claim: longer than a broker needs to give up a dead connection."""
 
 
 class Mode:
@@ -61,9 +69,14 @@ class Mode:
     def topic(self, write: WriteId) -> str:
         return f"{self._commit_topic}-{quote(write.application, safe='')}"
 
-    def begin(self) -> TxnId:
-        """On the driver, before the tasks of a batch."""
-        return self.client.transaction(timeout=self.timeout_s, scalable=self.scalable).txn_id
+    def begin(self, retry_s: float) -> TxnId:
+        """On the driver, before the tasks of a batch; brokers out of reach are waited for."""
+
+        async def attempt(asked: AsyncClient) -> TxnId:
+            begun = await asked.transaction(timeout=self.timeout_s, scalable=self.scalable)
+            return begun.txn_id
+
+        return patiently(self.client, "the transaction of a batch", attempt, retry_s)
 
     def joined(self, txn: TxnId, *, ends_here: bool = False) -> Transaction:
         return self.client.join_transaction(
@@ -95,6 +108,8 @@ class SingleTask:
 
     def begin(self) -> Plan:
         """Say that this attempt is going to write."""
+        if self._retry:
+            self._abort()
         refuse_retry(self._write, self._retry)
         claim = Note(
             "claim",
@@ -103,8 +118,17 @@ class SingleTask:
             txn=(self._txn_id.most, self._txn_id.least),
             attempt=self._attempt,
         )
-        with self._mode.client.producer(self._mode.topic(self._write) + _CLAIMS) as producer:
-            producer.send(claim.to_bytes())
+        topic = self._mode.topic(self._write) + _CLAIMS
+
+        async def attempt(asked: AsyncClient) -> None:
+            try:
+                async with await asked.producer(topic) as producer:
+                    await producer.send(claim.to_bytes())
+            except ProducerBusy as error:
+                # A driver that was replaced is about to commit, or died a moment ago.
+                raise ServiceNotReady(f"{topic} is another driver's: {error}") from error
+
+        patiently(self._mode.client, "the claim of a task", attempt, _CLAIM_S)
         self._txn = self._mode.joined(self._txn_id)
         return Plan.WRITE
 
@@ -121,7 +145,14 @@ class SingleTask:
         return group_commit.refused(self._write, error, self._mode.timeout_s)
 
     def give_up(self) -> None:
-        """The batch cannot be committed any more."""
+        """What this attempt wrote cannot be told from the rest: nothing of the batch may stay.
+
+        An attempt that has not written anything is no harm to those that did.
+        """
+        if self._txn is not None:
+            self._abort()
+
+    def _abort(self) -> None:
         try:
             self._mode.abort(self._txn_id)
         except MagnetarError as error:
@@ -139,9 +170,7 @@ def commit(
     txn = next((each.txn for each in told if each.txn is not None), None)
     rows = sum(each.rows for each in told)
     topic = mode.topic(write)
-    with mode.client.producer(
-        topic, access_mode=AccessMode.EXCLUSIVE_WITH_FENCING, batching=False
-    ) as producer:
+    with _exclusive(mode, topic) as producer:
         notes = _read(mode, topic, producer, write)
         group_commit.check_writer(write, notes.known)
         if group_commit.plan(write, notes.committed_in(write.generation)) is Plan.SKIP:
@@ -151,10 +180,15 @@ def commit(
                 group_commit.check_repeated(write, notes.known, rows)
             return
         if txn is None:
-            txn = mode.begin()
-        else:
-            check_attempts(write, claims_of(_claims(mode, topic, write), txn), told)
-        _end(mode, producer, write, txn, rows)
+            _end(mode, producer, write, mode.begin(0.0), rows)
+            return
+        # Until the end of the transaction nobody else can claim to write in it.
+        with _exclusive(mode, topic + _CLAIMS) as gate:
+            claims = _claims(mode, topic + _CLAIMS, gate, write)
+            for orphan in orphans_in(claims, txn):
+                mode.abort(orphan)
+            check_attempts(write, claims_of(claims, txn), told)
+            _end(mode, producer, write, txn, rows)
 
 
 def abort(mode: Mode, parts: Sequence[Part | None]) -> None:
@@ -205,14 +239,11 @@ def _read(mode: Mode, topic: str, producer: Producer[bytes], write: WriteId) -> 
     return notes
 
 
-def _claims(mode: Mode, topic: str, write: WriteId) -> list[Note]:
+def _claims(mode: Mode, topic: str, gate: Producer[bytes], write: WriteId) -> list[Note]:
     """What tasks have claimed since the last commit."""
     found: list[Note] = []
-    with (
-        mode.client.producer(topic + _CLAIMS, batching=False) as producer,
-        _consumer(mode.client, topic + _CLAIMS) as consumer,
-    ):
-        nonce = _fence(producer, write)
+    nonce = _fence(gate, write)
+    with _consumer(mode.client, topic) as consumer:
         while True:
             message = _next(mode, consumer)
             note = Note.from_bytes(message.value)
@@ -220,6 +251,12 @@ def _claims(mode: Mode, topic: str, write: WriteId) -> list[Note]:
                 consumer.ack_cumulative(message).wait()
                 return found
             found.append(note)
+
+
+def _exclusive(mode: Mode, topic: str) -> Producer[bytes]:
+    """A producer that shuts all others out, those that are there and those that come."""
+    access = AccessMode.EXCLUSIVE_WITH_FENCING
+    return mode.client.producer(topic, access_mode=access, batching=False)
 
 
 def _fence(producer: Producer[bytes], write: WriteId) -> str:

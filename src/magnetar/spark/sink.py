@@ -179,7 +179,7 @@ class Sink:
                 f"{topic} cannot be written exactly once: the server has no transaction groups",
                 hint="use a persistent:// topic, or semantics = at-least-once",
             )
-        return replace(self, single=mode.begin())
+        return replace(self, single=mode.begin(self.options["retryTimeout"]))
 
     def commit(self, sequence: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = _parts(messages)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from magnetar.errors import MagnetarError
 from magnetar.spark import group_commit
@@ -23,6 +23,8 @@ from magnetar.txn import decisions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Group, Header, Membership, State
 from magnetar.wire.messages import TxnId
+
+W = TypeVar("W")
 
 APP = "app"
 ROWS = ("a", "b")
@@ -276,7 +278,17 @@ class Model:
                     yield replace(_abort(world, header), expiries=world.expiries - 1)
 
 
-def explore(model: Model, most: int = 400_000) -> int:
+class Explored(Protocol[W]):
+    """A model of something."""
+
+    def first(self) -> W: ...
+
+    def check(self, world: W, /) -> None: ...
+
+    def successors(self, world: W, /) -> Iterator[W]: ...
+
+
+def explore(model: Explored[W], most: int = 400_000) -> int:
     """Visit every state; how many there are. Raises `Harm`."""
     first = model.first()
     seen, waiting = {first}, [first]
