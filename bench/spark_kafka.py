@@ -25,6 +25,7 @@ def main() -> None:
     chosen = [str(path) for path in jars.glob("*.jar") if path.name.startswith(CONNECTOR)]
     builder = SparkSession.builder.master(f"local[{PARTITIONS},4]").appName("kafka")
     builder = builder.config("spark.jars", ",".join(chosen)).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.sql.shuffle.partitions", str(PARTITIONS))
     spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
     found = {size: measured(spark, address, size, folder / size.split()[0]) for size in SIZES}

@@ -26,7 +26,7 @@ from magnetar.cli.pipeline import need
 from magnetar.cli.quickstart_report import Moments, quantile, verdict_in_words
 from magnetar.cli.quickstart_report import plots as drawn
 from magnetar.cli.report_page import page as made_page
-from magnetar.cli.shop import Traffic, traffic
+from magnetar.cli.shop import Traffic, moments_of, traffic
 
 if TYPE_CHECKING:
     from magnetar.cli.quickstart_run import Seen, Tell
@@ -68,6 +68,9 @@ _LINES_EVERY: Final = 0.05
     show_default=True,
     help="Orders per second.",
 )
+@click.option(
+    "--kills", type=click.IntRange(0, 20), default=1, show_default=True, help="Of the driver."
+)
 @click.option("--seed", type=int, default=8, show_default=True, help="Of the shop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
@@ -77,6 +80,7 @@ def quickstart(
     page: Path,
     seconds: float,
     rate: int,
+    kills: int,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -86,7 +90,7 @@ def quickstart(
 
     shop = traffic(seed=seed, seconds=seconds, orders_per_second=rate)
     with data_folder(data) as folder, _told() as tell:
-        seen = asyncio.run(run(folder.absolute(), shop, tell))
+        seen = asyncio.run(run(folder.absolute(), shop, moments_of(kills, seed=seed), tell))
     moments = Moments(
         seconds=seen.seconds, sent=seen.sent, received=seen.received, expected=shop.expected
     )
@@ -94,6 +98,7 @@ def quickstart(
     _write_page(page, seen, moments, facts)
     if as_json:
         found = {"seed": seed, "page": str(page), "batches": seen.batches}
+        found["killed_batches"] = seen.killed_batches
         click.echo(json.dumps(found | asdict(seen.verdict), indent=2))
     else:
         print_table(("what", "value", ""), facts, none="")
@@ -135,6 +140,7 @@ def _told() -> Iterator[Tell]:
 
 def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple[str, str, str]]:
     values = [value for _, value in moments.latencies()]
+    killed = ", ".join(f"batch {number}" for number in seen.killed_batches)
     changes = sum(not mark.is_kill for mark in seen.marks)
     p50, p99 = (quantile(values, share) if values else 0.0 for share in (0.5, 0.99))
     return [
@@ -144,7 +150,7 @@ def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple
         ("missing", f"{seen.verdict.missing:,}", ""),
         ("twice", f"{seen.verdict.doubled:,}", ""),
         ("unexpected", f"{seen.verdict.unexpected:,}", ""),
-        ("batches", f"{seen.batches:,}", f"batch {seen.killed_batch} was killed on its way"),
+        ("batches", f"{seen.batches:,}", f"killed on their way: {killed or 'none'}"),
         ("splits and merges", f"{changes:,}", "of the topics, while in use"),
         ("latency p50", f"{p50:,.0f} ms", "from a payment to its result, committed and read"),
         ("latency p99", f"{p99:,.0f} ms", "with the time in which the driver was dead"),

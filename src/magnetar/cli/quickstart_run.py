@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,7 @@ class Seen:
     """When each event was handed to the client."""
     received: list[Received] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    killed_batch: int = -1
+    killed_batches: list[int] = field(default_factory=list)
     batches: int = 0
     verdict: Verdict = field(default_factory=lambda: Verdict(0, 0, 0, 0, 0))
 
@@ -77,15 +77,15 @@ class Seen:
         return max(last, self.sent[-1] if self.sent else 0.0)
 
 
-async def run(folder: Path, traffic: Traffic, tell: Tell) -> Seen:
-    """The whole run."""
+async def run(folder: Path, traffic: Traffic, kills: Sequence[float], tell: Tell) -> Seen:
+    """The whole run; `kills` are moments, as shares of the time of the traffic."""
     tell("starting a broker on embedded storage", 0.0)
     with served(folder / "broker") as server:
         async with Client(server.url) as client, AdminClient(server.admin_url) as admin:
             for topic in _TOPICS.values():
                 await admin.put(scalable_path(topic), numInitialSegments="1")
             driver = Driver(folder, server.url)
-            return await _Stage(client, admin, driver, traffic, tell).run()
+            return await _Stage(client, admin, driver, traffic, kills, tell).run()
 
 
 async def _both(*works: Coroutine[Any, Any, None]) -> None:
@@ -101,12 +101,19 @@ async def _both(*works: Coroutine[Any, Any, None]) -> None:
 
 class _Stage:
     def __init__(
-        self, client: Client, admin: AdminClient, driver: Driver, traffic: Traffic, tell: Tell
+        self,
+        client: Client,
+        admin: AdminClient,
+        driver: Driver,
+        traffic: Traffic,
+        kills: Sequence[float],
+        tell: Tell,
     ) -> None:
         self._client = client
         self._admin = admin
         self._driver = driver
         self._traffic = traffic
+        self._kills = kills
         self._tell = tell
         self._seen = Seen()
         self._started = time.monotonic()
@@ -202,23 +209,30 @@ class _Stage:
 
     async def _disturb(self) -> None:
         """Splits, merges and the kill, spread over the time of the traffic."""
-        await self._at(0.10, "split orders")
+        await self._at(0.08, "orders: 1 to 2 segments")
         await self._split("orders")
-        await self._at(0.20, "split settled")
+        await self._at(0.15, "settled: 1 to 4, payments: 1 to 2")
         await self._split("settled")
-        await self._at(0.30, "split orders, payments")
-        await self._split("orders")
+        await self._split("settled")
         await self._split("payments")
-        await self._at(0.40)
-        self._seen.killed_batch = await self._driver.kill_in_batch()
-        self._mark(f"kill -9 in batch {self._seen.killed_batch}", is_kill=True)
+        await self._at(0.22, "orders: 2 to 4 segments")
+        await self._split("orders")
+        for share in self._kills:
+            await self._at(share)
+            await self._kill()
+        await self._at(0.75, "orders: 4 to 1 segments")
+        await self._merge("orders")
+        await self._at(0.85, "settled: 4 to 1 segments")
+        await self._merge("settled")
+
+    async def _kill(self) -> None:
+        """The driver, in mid-batch, and start it again."""
+        batch = await self._driver.kill_in_batch()
+        self._seen.killed_batches.append(batch)
+        self._mark(f"kill -9 in batch {batch}", is_kill=True)
         self._driver.start()
         await self._driver.until_working()
         self._mark("driver works again", is_kill=True)
-        await self._at(0.75, "merge orders")
-        await self._merge("orders")
-        await self._at(0.85, "merge settled")
-        await self._merge("settled")
 
     async def _at(self, share: float, what: str | None = None) -> None:
         """Wait for that share of the traffic's time, and note what is done then."""
@@ -233,14 +247,14 @@ class _Stage:
         self._seen.marks.append(Mark(self._now(), what, is_kill))
 
     async def _split(self, name: str) -> None:
-        """The oldest active segment, in two."""
-        active = await self._active(name)
-        await self._admin.post(f"{scalable_path(_TOPICS[name])}/split/{active[0]}")
+        """Every segment that takes messages, in two."""
+        for number in await self._active(name):
+            await self._admin.post(f"{scalable_path(_TOPICS[name])}/split/{number}")
 
     async def _merge(self, name: str) -> None:
-        """The two lowest active segments, into one."""
-        first, second, *_ = await self._active(name)
-        await self._admin.post(f"{scalable_path(_TOPICS[name])}/merge/{first}/{second}")
+        """All segments that take messages, into one."""
+        numbers = "/".join(map(str, await self._active(name)))
+        await self._admin.post(f"{scalable_path(_TOPICS[name])}/merge/{numbers}")
 
     async def _active(self, name: str) -> list[int]:
         """Segments that take messages, in the order of their keys."""

@@ -28,6 +28,7 @@ _IN_TWO_PARTS: Final = 0.10
 _STRAY: Final = 0.02
 """Payments for orders that do not exist: a join must drop them."""
 _PAID_WITHIN_MS: Final = (50, 4000)
+_KILLED_BETWEEN: Final = (0.30, 0.65)
 
 
 class Event(NamedTuple):
@@ -109,6 +110,14 @@ def traffic(*, seed: int, seconds: float, orders_per_second: int) -> Traffic:
         events.extend(_payments(chance, number, order, at_ms))
     events.sort(key=lambda event: (event.at_ms, event.topic, event.value))
     return Traffic(tuple(events), _joined(events))
+
+
+def moments_of(kills: int, *, seed: int) -> list[float]:
+    """When the driver is killed: shares of the traffic's time, one at random in each part of it."""
+    first, last = _KILLED_BETWEEN
+    part = (last - first) / max(1, kills)
+    chance = _Chance(seed)
+    return [first + part * (number + chance.below(1000) / 1000) for number in range(kills)]
 
 
 def _payments(chance: _Chance, number: int, order: str, at_ms: int) -> Iterator[Event]:

@@ -14,7 +14,7 @@ from magnetar.cli.plots import Line, Mark, plot
 from magnetar.cli.quickstart_driver import pipeline_text
 from magnetar.cli.quickstart_report import Moments, plots, verdict_in_words
 from magnetar.cli.report_page import page
-from magnetar.cli.shop import Settled, judged, settled, traffic
+from magnetar.cli.shop import Settled, judged, moments_of, settled, traffic
 from magnetar.spark.pipeline_file import parsed
 from tests.meta.tree import ROOT
 
@@ -28,6 +28,13 @@ def test_a_seed_gives_the_same_shop_everywhere() -> None:
     assert (first.topic, json.loads(first.value)["id"]) == ("orders", "o-0000000")
     assert len(SHOP.events) == 1242, "these numbers are the same on every machine"
     assert len(SHOP.expected) == 629
+
+
+def test_kills_are_spread_over_the_middle() -> None:
+    moments = moments_of(5, seed=3)
+    assert moments == moments_of(5, seed=3) == sorted(moments)
+    assert all(0.30 <= each <= 0.65 for each in moments)
+    assert moments_of(0, seed=3) == []
 
 
 def test_the_shop_has_what_makes_a_join_hard() -> None:
