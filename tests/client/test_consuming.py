@@ -425,23 +425,6 @@ def test_a_message_is_sought_in_its_own_partition() -> None:
     play(story)
 
 
-def test_seeking_into_a_batch() -> None:
-    async def story(stage: Stage) -> None:
-        async with new_client(stage) as client:
-            consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
-            await send(client, 100, REGULAR)
-            found = await drain(consumer, 100, consumer.ack)
-            for number in (70, 1):
-                target = found[number].id
-                assert isinstance(target, MessageId)
-                assert target.batch_index > 0, "otherwise this shows nothing"
-                await consumer.seek(target)
-                again = await drain(consumer, 100 - number, consumer.ack)
-                assert numbers(again) == numbers(found[number:])
-
-    play(story)
-
-
 @pytest.mark.parametrize("batching", [True, False])
 def test_a_reader_that_includes_its_start(batching: bool) -> None:
     async def story(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Consumers of scalable topics that are moved: to a message, to a time, to an end of the topic."""
+"""Consumers that are moved: to a message, to a time, to an end of the topic."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from random import Random
 
 import pytest
 
+from magnetar.client.connection import BrokerConnection
 from magnetar.client.message import Message
 from magnetar.client.stream_consumer import StreamConsumer
 from magnetar.errors import AlreadyClosed, ConsumerNotFound, InvalidValue, NotAllowed
-from magnetar.model.ids import EARLIEST, LATEST, ScalableMessageId
+from magnetar.model.ids import EARLIEST, LATEST, MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.seeds import EPOCH_MS
+from magnetar.wire.commands import NAMES
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client.stage import Kept, new_client, play
 from tests.client.test_consuming import REGULAR, drain, in_order, numbers, send, silence
 from tests.client.test_producing_in_trouble import cut_links
@@ -230,3 +233,44 @@ def test_harm_of_reading_children_before_the_controller_knows_of_the_seek(
     monkeypatch.setattr(StreamConsumer, "_until_parents_first", at_once)
     with pytest.raises(AssertionError):
         check()
+
+
+def test_what_was_acknowledged_goes_before_a_seek(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind it, at Pulsar, it would acknowledge what comes again."""
+    asked: list[str] = []
+    write = BrokerConnection.write
+
+    def noted(self: BrokerConnection, frame: bytes) -> None:
+        size = int.from_bytes(frame[4:8], "big")
+        asked.append(NAMES[pb.BaseCommand.FromString(frame[8 : 8 + size]).type])
+        write(self, frame)
+
+    monkeypatch.setattr(BrokerConnection, "write", noted)
+
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            await send(client, 1, REGULAR)
+            consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
+            consumer.ack(await consumer.receive(timeout=5.0))
+            await consumer.seek(EARLIEST)
+            assert (await consumer.receive(timeout=5.0)).value == b"0"
+
+    play(story)
+    assert "ACK" not in asked[asked.index("SEEK") :]
+
+
+def test_seeking_into_a_batch() -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
+            await send(client, 100, REGULAR)
+            found = await drain(consumer, 100, consumer.ack)
+            for number in (70, 1):
+                target = found[number].id
+                assert isinstance(target, MessageId)
+                assert target.batch_index > 0, "otherwise this shows nothing"
+                await consumer.seek(target)
+                again = await drain(consumer, 100 - number, consumer.ack)
+                assert numbers(again) == numbers(found[number:])
+
+    play(story)

@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -39,7 +40,11 @@ from magnetar.client.message import Message, MessageId
 from magnetar.client.nacks import Deadlines
 from magnetar.client.segment_consumer import Home, SegmentConsumer, SegmentSpec
 from magnetar.client.wire_ids import wire_position
+from magnetar.errors import DeadlineExceeded, RequestError
 from magnetar.model.ids import Position
+from magnetar.runtime.logs import logger
+
+_LOG: Final = logger(__name__)
 
 REDELIVERIES_PER_COMMAND: Final = 1000
 EARLY_S: Final = 1.0
@@ -218,8 +223,22 @@ class QueueSegment(SegmentConsumer):
 
     async def seek(self, **target: Any) -> None:
         """Move the subscription; nothing that was received before counts any more."""
+        if self._outbox.has_work:
+            # Behind the seek, an acknowledgement from before it would be one of what comes again.
+            await self._until_sent()
         await self.ask_again("SEEK", **target)
         self._begin_anew()
+
+    async def _until_sent(self) -> None:
+        timeout_s = self.home.connections.settings.operation_timeout
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.acked()
+        except TimeoutError as error:
+            text = f"{self.wire_topic}: acknowledgements were not sent within {timeout_s} s"
+            raise DeadlineExceeded(text) from error
+        except RequestError as error:  # whoever acknowledged that was told
+            _LOG.info("refused-before-seek", topic=self.wire_topic, reason=str(error))
 
     def _begin_anew(self) -> None:
         """Nothing that was received counts any more: the broker decides what comes."""
