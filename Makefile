@@ -95,6 +95,7 @@ e2e: $(STAMP) ## the client's whole suite against our server, restarts included
 
 .PHONY: e2e-pulsar
 e2e-pulsar: $(STAMP) ## the same against Apache Pulsar 5.0.0-M1; needs Java 17 and Maven
+	$(BIN)/python -m tests.client_e2e.pulsar
 	MAGNETAR_E2E_SERVER=pulsar $(BIN)/pytest -v tests/client_e2e
 
 .PHONY: soak-fuzz

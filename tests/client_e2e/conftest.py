@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +17,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_e2e.target import SERVICE_URL, Feature, Target, targeted
+from tests.client_e2e.target import SERVER, SERVICE_URL, Feature, Target, targeted
 
+_TEST_SECONDS = 300
 _EXPECTED = Path(__file__).with_name("expected_failures.toml")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*features): what the server has to offer")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A server that was asked for may take its time: to start, and to answer."""
+    if not {SERVER, SERVICE_URL} & os.environ.keys():
+        return
+    for item in items:
+        if item.path.parent == _EXPECTED.parent and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
 
 
 @dataclass(frozen=True)
@@ -76,4 +87,4 @@ def only_what_is_offered(request: pytest.FixtureRequest, target: Target) -> None
 
 
 def pytest_report_header() -> str:
-    return f"client-e2e: {SERVICE_URL} or MAGNETAR_E2E_SERVER choose the server"
+    return f"client-e2e: {SERVICE_URL} or {SERVER} choose the server"

@@ -11,12 +11,13 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import IO, Final
 
 from tests.interop.serving import ask_admin
-from tests.interop_java.maven import MavenProject
+from tests.interop_java.maven import BuildFailed, MavenProject, lacking
 
 PULSAR: Final = MavenProject(Path(__file__).with_name("pom.xml"), "pulsar")
 
@@ -147,3 +148,20 @@ def _free_port() -> int:
         taken.bind((_HOST, 0))
         port: int = taken.getsockname()[1]
     return port
+
+
+def main() -> int:
+    """Fetches it, for `make e2e-pulsar`: there, what a machine lacks is a failure."""
+    reason = lacking()
+    if reason is None:
+        try:
+            PULSAR.build()
+        except BuildFailed as error:
+            reason = str(error)
+    if reason is not None:
+        sys.stderr.write(f"magnetar: cannot fetch Apache Pulsar: {reason}\n")
+    return int(reason is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
