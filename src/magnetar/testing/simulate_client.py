@@ -33,7 +33,13 @@ from magnetar.testing.history import Findings
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm, layout_at
 from magnetar.testing.scalable_world import DiskHost, ScalableWorld, SharedHost, SharedServers
 from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
-from magnetar.testing.watched_runs import ServiceBugs, ended, is_alive, unhandled
+from magnetar.testing.watched_runs import (
+    ServiceBugs,
+    ended,
+    is_alive,
+    small_limits,
+    unhandled,
+)
 
 _NAME: Final = TopicName.parse(TOPIC)
 _HOSTS: Final = "abc"
@@ -65,7 +71,7 @@ class ClientRun:
         self.counts: Counter[str] = Counter()
         self._random = Random(f"client {seed}")
         self._session_seconds = self._random.choice((2.0, 5.0))
-        self._world = ScalableWorld(seed, self.findings, _small_limits(self._random))
+        self._world = ScalableWorld(seed, self.findings, _limits(self._random))
         self._applications = Applications(self._world)
 
     def go(self) -> Report:
@@ -208,18 +214,10 @@ class ClientRun:
         await ended(tasks, found, _END_SECONDS, may_be_late=lambda: bool(found.violations))
 
 
-def _small_limits(random: Random) -> Limits:
-    """Limits so small that everything that waits, turns over or expires does so often."""
+def _limits(random: Random) -> Limits:
     return Limits().override(
         {
-            "journal_file_bytes": 256 * 1024,
-            "journal_files_max": 4,
-            "storage_settle_seconds": random.choice((0.1, 1.0)),
-            "cursor_flush_seconds": random.choice((0.1, 1.0)),
-            "managed_ledger_ledger_entries": random.choice((10, 50, 5000)),
-            "connection_keepalive_seconds": random.choice((2.0, 30.0)),
-            "connection_liveness_seconds": random.choice((0.5, 5.0)),
-            "subscription_read_entries": random.choice((3, 500)),
+            **small_limits(random),
             "scalable_grace_period_seconds": random.choice((4.0, 60.0)),
             "scalable_auto_scale_interval_seconds": random.choice((2.0, 20.0)),
             "scalable_entry_bucket_budget": random.choice((1, 4)),

@@ -43,7 +43,13 @@ from magnetar.testing.scalable_history import violations
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm, layout_at
 from magnetar.testing.scalable_world import DiskHost, ScalableWorld, SharedHost, SharedServers
 from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
-from magnetar.testing.watched_runs import ServiceBugs, ended, is_alive, unhandled
+from magnetar.testing.watched_runs import (
+    ServiceBugs,
+    ended,
+    is_alive,
+    small_limits,
+    unhandled,
+)
 
 TOPIC: Final = TopicName.parse("topic://public/default/orders")
 
@@ -65,7 +71,7 @@ class ScalableRun:
         self.counts: Counter[str] = Counter()
         self._random = Random(f"scalable {seed}")
         self._session_seconds = self._random.choice((2.0, 5.0))
-        self._world = ScalableWorld(seed, self.findings, _small_limits(self._random))
+        self._world = ScalableWorld(seed, self.findings, _limits(self._random))
         self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
 
     def go(self) -> Report:
@@ -268,18 +274,10 @@ class ScalableRun:
         await ended(tasks, found, _END_SECONDS, may_be_late=lambda: bool(found.violations))
 
 
-def _small_limits(random: Random) -> Limits:
-    """Limits so small that everything that waits, turns over or expires does so often."""
+def _limits(random: Random) -> Limits:
     return Limits().override(
         {
-            "journal_file_bytes": 256 * 1024,
-            "journal_files_max": 4,
-            "storage_settle_seconds": random.choice((0.1, 1.0)),
-            "cursor_flush_seconds": random.choice((0.1, 1.0)),
-            "managed_ledger_ledger_entries": random.choice((10, 50, 5000)),
-            "connection_keepalive_seconds": random.choice((2.0, 30.0)),
-            "connection_liveness_seconds": random.choice((0.5, 5.0)),
-            "subscription_read_entries": random.choice((3, 500)),
+            **small_limits(random),
             "failover_switch_seconds": random.choice((0.2, 1.0)),
             "scalable_grace_period_seconds": random.choice((1.0, 4.0, _LONG_GRACE_SECONDS)),
             "scalable_auto_scale_interval_seconds": random.choice((2.0, 20.0)),

@@ -44,7 +44,13 @@ from magnetar.testing.txn_session import INPUT, ORDERS, Session, TxnStage
 from magnetar.testing.txn_trouble import DOOMED_SUBSCRIPTION, TxnTrouble
 from magnetar.testing.txn_truth import place_of
 from magnetar.testing.txn_world import TxnDiskHost, TxnServers, TxnSharedHost, TxnWorld
-from magnetar.testing.watched_runs import ServiceBugs, ended, is_alive, unhandled
+from magnetar.testing.watched_runs import (
+    ServiceBugs,
+    ended,
+    is_alive,
+    small_limits,
+    unhandled,
+)
 
 TOPIC: Final = TopicName.parse(ORDERS)
 WORK: Final = "work"
@@ -83,7 +89,7 @@ class TxnRun:
         self._random = Random(f"txn {seed}")
         self._session_seconds = self._random.choice((2.0, 5.0))
         self._course = course or Course()
-        limits = _small_limits(self._random).override(self._course.limits)
+        limits = _limits(self._random).override(self._course.limits)
         self._world = TxnWorld(seed, self.findings, limits)
         self._stage = TxnStage(self._world, TxnHistory(self._world))
 
@@ -298,18 +304,10 @@ async def _create_inputs(server: Server) -> None:
         await topic.create_subscription(name, EARLIEST)
 
 
-def _small_limits(random: Random) -> Limits:
-    """Limits so small that everything that waits, turns over or expires does so often."""
+def _limits(random: Random) -> Limits:
     return Limits().override(
         {
-            "journal_file_bytes": 256 * 1024,
-            "journal_files_max": 4,
-            "storage_settle_seconds": random.choice((0.1, 1.0)),
-            "cursor_flush_seconds": random.choice((0.1, 1.0, 5.0)),
-            "managed_ledger_ledger_entries": random.choice((4, 10, 50)),
-            "connection_keepalive_seconds": random.choice((2.0, 30.0)),
-            "connection_liveness_seconds": random.choice((0.5, 5.0)),
-            "subscription_read_entries": random.choice((3, 500)),
+            **small_limits(random, flush_seconds=(0.1, 1.0, 5.0), ledger_entries=(4, 10, 50)),
             "failover_switch_seconds": random.choice((0.2, 1.0)),
             "scalable_auto_scale_interval_seconds": 20.0,
             "txn_retention_seconds": random.choice((1.0, 5.0, 20.0)),

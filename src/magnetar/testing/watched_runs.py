@@ -1,7 +1,8 @@
 """What every simulated run with brokers looks out for.
 
 Owns: `ServiceBugs`, errors in what brokers write to the log; `unhandled`, errors that nobody took;
-`ended`, actors that do not end, or end with an error. All of them become findings.
+`ended`, actors that do not end, or end with an error. All of them become findings. `small_limits`,
+what makes such a run worth its time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, Final
 
 from magnetar.errors import MagnetarError
@@ -67,3 +69,22 @@ async def ended(
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, Exception):
             findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
+
+
+def small_limits(
+    random: Random,
+    *,
+    flush_seconds: Sequence[float] = (0.1, 1.0),
+    ledger_entries: Sequence[int] = (10, 50, 5000),
+) -> dict[str, float]:
+    """Limits so small that everything that waits, turns over or expires does so often."""
+    return {
+        "journal_file_bytes": 256 * 1024,
+        "journal_files_max": 4,
+        "storage_settle_seconds": random.choice((0.1, 1.0)),
+        "cursor_flush_seconds": random.choice(flush_seconds),
+        "managed_ledger_ledger_entries": random.choice(ledger_entries),
+        "connection_keepalive_seconds": random.choice((2.0, 30.0)),
+        "connection_liveness_seconds": random.choice((0.5, 5.0)),
+        "subscription_read_entries": random.choice((3, 500)),
+    }
