@@ -26,19 +26,19 @@ from typing import Any, Final
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import follow, present_life
 from magnetar.testing.client_actors import TOPIC, Applications
 from magnetar.testing.history import Findings
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm, layout_at
 from magnetar.testing.scalable_world import DiskHost, ScalableWorld, SharedHost, SharedServers
-from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
+from magnetar.testing.seeds import Report, alone
 from magnetar.testing.watched_runs import (
     ServiceBugs,
     ended,
     is_alive,
     small_limits,
     unhandled,
+    watched,
 )
 
 _NAME: Final = TopicName.parse(TOPIC)
@@ -75,18 +75,10 @@ class ClientRun:
         self._applications = Applications(self._world)
 
     def go(self) -> Report:
-        bugs = ClientBugs(self.findings, is_alive)
-        log = logging.getLogger("magnetar")
-        log.addHandler(bugs)
-        try:
-            virtual_time.run(self._main(), until=LIFE_SECONDS_MAX)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
-            self.findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
-        finally:
-            log.removeHandler(bugs)
-            for host in self._world.hosts.values():
-                if isinstance(host, DiskHost):
-                    host.close()
+        watched(self._main(), self.findings, ClientBugs(self.findings, is_alive))
+        for host in self._world.hosts.values():
+            if isinstance(host, DiskHost):
+                host.close()
         return self._reported()
 
     def _reported(self) -> Report:

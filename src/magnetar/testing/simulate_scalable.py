@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -28,7 +27,6 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import GroupRecord
-from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import follow
 from magnetar.testing.history import Findings
 from magnetar.testing.scalable_actors import (
@@ -42,13 +40,14 @@ from magnetar.testing.scalable_actors import (
 from magnetar.testing.scalable_history import violations
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm, layout_at
 from magnetar.testing.scalable_world import DiskHost, ScalableWorld, SharedHost, SharedServers
-from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
+from magnetar.testing.seeds import Report, alone
 from magnetar.testing.watched_runs import (
     ServiceBugs,
     ended,
     is_alive,
     small_limits,
     unhandled,
+    watched,
 )
 
 TOPIC: Final = TopicName.parse("topic://public/default/orders")
@@ -75,18 +74,10 @@ class ScalableRun:
         self._stage = Stage(self._world, Recorder(self._world), str(TOPIC))
 
     def go(self) -> Report:
-        bugs = ServiceBugs(self.findings, is_alive)
-        log = logging.getLogger("magnetar")
-        log.addHandler(bugs)
-        try:
-            virtual_time.run(self._main(), until=LIFE_SECONDS_MAX)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
-            self.findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
-        finally:
-            log.removeHandler(bugs)
-            for host in self._world.hosts.values():
-                if isinstance(host, DiskHost):
-                    host.close()
+        watched(self._main(), self.findings, ServiceBugs(self.findings, is_alive))
+        for host in self._world.hosts.values():
+            if isinstance(host, DiskHost):
+                host.close()
         for text in violations(self._stage.recorder.events(), drained=self._stage.over):
             self.findings.broken(text)
         return self._reported()

@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -30,12 +29,11 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
-from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import follow
 from magnetar.testing.history import Findings
 from magnetar.testing.scalable_trouble import Operator, Trouble, calm
 from magnetar.testing.scalable_world import DiskHost
-from magnetar.testing.seeds import LIFE_SECONDS_MAX, Report, alone, where
+from magnetar.testing.seeds import Report, alone
 from magnetar.testing.txn_actors import publish, read, transform, write
 from magnetar.testing.txn_group_actors import lead
 from magnetar.testing.txn_history import TxnHistory
@@ -50,6 +48,7 @@ from magnetar.testing.watched_runs import (
     is_alive,
     small_limits,
     unhandled,
+    watched,
 )
 
 TOPIC: Final = TopicName.parse(ORDERS)
@@ -94,18 +93,10 @@ class TxnRun:
         self._stage = TxnStage(self._world, TxnHistory(self._world))
 
     def go(self) -> Report:
-        bugs = ServiceBugs(self.findings, is_alive)
-        log = logging.getLogger("magnetar")
-        log.addHandler(bugs)
-        try:
-            virtual_time.run(self._main(), until=LIFE_SECONDS_MAX)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
-            self.findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
-        finally:
-            log.removeHandler(bugs)
-            for host in self._world.hosts.values():
-                if isinstance(host, DiskHost):
-                    host.close()
+        watched(self._main(), self.findings, ServiceBugs(self.findings, is_alive))
+        for host in self._world.hosts.values():
+            if isinstance(host, DiskHost):
+                host.close()
         return self._reported()
 
     def _reported(self) -> Report:

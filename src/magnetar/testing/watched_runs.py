@@ -1,23 +1,24 @@
 """What every simulated run with brokers looks out for.
 
 Owns: `ServiceBugs`, errors in what brokers write to the log; `unhandled`, errors that nobody took;
-`ended`, actors that do not end, or end with an error. All of them become findings. `small_limits`,
-what makes such a run worth its time.
+`ended`, actors that do not end, or end with an error; `watched`, a whole life. All of them become
+findings. `small_limits`, what makes such a run worth its time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final
 
 from magnetar.errors import MagnetarError
+from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import present_life
 from magnetar.testing.broker_world import Bugs
 from magnetar.testing.history import Findings
-from magnetar.testing.seeds import where
+from magnetar.testing.seeds import LIFE_SECONDS_MAX, where
 
 _CRASHES: Final = frozenset({"service-task-crashed", "controller-crashed"})
 
@@ -69,6 +70,18 @@ async def ended(
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, Exception):
             findings.broken(f"{where(result)}: {type(result).__name__}: {result}")
+
+
+def watched(main: Coroutine[Any, Any, None], findings: Findings, bugs: ServiceBugs) -> None:
+    """Run a life on virtual time: what it raises, or brokers write as an error, is a finding."""
+    log = logging.getLogger("magnetar")
+    log.addHandler(bugs)
+    try:
+        virtual_time.run(main, until=LIFE_SECONDS_MAX)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
+        findings.broken(f"{where(error)}: {type(error).__name__}: {error}")
+    finally:
+        log.removeHandler(bugs)
 
 
 def small_limits(
