@@ -159,7 +159,7 @@ class SingleModel:
         return None if None in driver.parts else (world, driver._replace(step="fence"))
 
     def _fence(self, world: World, driver: Driver) -> tuple[World, Driver]:
-        note = Note("fence", "g", driver.batch, nonce=driver.run)
+        note = Note("fence", "g", driver.batch, nonce=_nonce(driver))
         world = replace(world, owner=driver.run, notes=(*world.notes, note))
         return world, driver._replace(step="read")
 
@@ -168,7 +168,7 @@ class SingleModel:
         found = Notes()
         for note in world.notes:
             state = world.txns[note.txn[1]].state if note.kind == "token" else "COMMITTED"
-            if note.kind == "fence" and note.nonce == driver.run:
+            if note.kind == "fence" and note.nonce == _nonce(driver):
                 return self._decide(world, driver, found)
             if state == "OPEN":
                 return self.meets_undecided(world, driver, found)
@@ -249,3 +249,7 @@ class SingleModel:
                     parts[attempt.partition] = attempt.number
                 drivers[place] = driver._replace(parts=tuple(parts))
         return replace(world, drivers=tuple(drivers))
+
+
+def _nonce(driver: Driver) -> str:
+    return f"{driver.run}-{driver.txn}"
