@@ -41,4 +41,4 @@ def test_links_lead_somewhere(name: str) -> None:
 
 def test_the_tutorial_shows_commands() -> None:
     text = (FOLDER / "tutorial.md").read_text("utf-8")
-    assert len(CALL.findall("\n".join(SHELL.findall(text)))) >= 10
+    assert len(CALL.findall("\n".join(SHELL.findall(text)))) >= 9
