@@ -29,6 +29,11 @@ _PAUSE_S = 0.01
 _DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups first: each runs on one worker from its first test to its last, and takes long."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test after which new threads or file descriptors exist."""
