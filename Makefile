@@ -64,7 +64,7 @@ check: lint ## lint and the fast tests: below a minute, before every commit
 
 .PHONY: test
 test: lint ## everything: check, slow tests, a short simulation, a crash sample
-	$(BIN)/pytest -q -n 3 --dist loadgroup --durations 25 -m "not soak" tests
+	$(BIN)/pytest -q -n 4 --dist loadgroup --durations 25 -m "not soak" tests
 	$(MAKE) sim SEED= SEEDS=$(TEST_SEEDS)
 	$(MAKE) crash CRASH_KILLS=$(TEST_KILLS) CRASH_CUTS=$(TEST_CUTS) CRASH_EVERY=$(TEST_EVERY)
 
