@@ -38,7 +38,7 @@ def found(spark, views):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("pipeline")
 def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
