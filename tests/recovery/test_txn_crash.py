@@ -28,23 +28,22 @@ BROKEN_SERVER = Path(__file__).with_name("broken_txn_server.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_txn_crash_sample(tmp_path: Path) -> None:
-    outcome = asyncio.run(TxnKills(tmp_path, 3, SEED).run())
-    history = outcome.history
-    assert history.texts == []
-    assert outcome.kills == 3
-    assert history.inputs >= 600
-    assert min(history.events[each] for each in ("committed", "aborted", "left alone")) > 10
+def test_samples_of_one_seed_run_side_by_side(tmp_path: Path) -> None:
+    async def both() -> list[TxnOutcome]:
+        new = TxnKills(tmp_path / "new", 3, SEED)
+        mixed = TxnKills(tmp_path / "mixed", 3, SEED, legacy_share=0.7)
+        return await asyncio.gather(new.run(), mixed.run())
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_txn_crash_sample_of_both_kinds(tmp_path: Path) -> None:
-    outcome = asyncio.run(TxnKills(tmp_path, 3, SEED, legacy_share=0.7).run())
-    history = outcome.history
-    assert history.texts == []
-    assert outcome.kills == 3
-    kinds = [is_metadata(each.txn) for each in history.attempts.values()]
+    for folder in ("new", "mixed"):
+        (tmp_path / folder).mkdir()
+    outcomes = asyncio.run(both())
+    for outcome in outcomes:
+        history = outcome.history
+        assert history.texts == []
+        assert outcome.kills == 3
+        assert history.inputs >= 600
+        assert min(history.events[each] for each in ("committed", "aborted", "left alone")) > 10
+    kinds = [is_metadata(each.txn) for each in outcomes[1].history.attempts.values()]
     assert min(kinds.count(True), kinds.count(False)) > 50
 
 

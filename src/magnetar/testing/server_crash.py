@@ -182,7 +182,7 @@ class ServerKills:
         if not await process.until_ready():
             if plan.point and not process.is_alive:
                 return True
-            raise RemoteProtocolError("the server did not become ready")
+            raise RemoteProtocolError(f"the server did not become ready: {process.said}")
         self.outcome.starts.append(process.ready_seconds)
         await self._check(process)
         moments = Moments()

@@ -25,6 +25,7 @@ from magnetar.errors import DeadlineExceeded, StorageError
 
 READY_SECONDS: Final = 20.0
 END_SECONDS: Final = 20.0
+_SAID_CHARACTERS: Final = 1000
 
 SERVE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "serve")
 """`magnetar serve`, whatever the PATH."""
@@ -96,6 +97,12 @@ class ServerProcess:
     @property
     def is_alive(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """The end of what it wrote to its standard error."""
+        text = Path(self.errors.name).read_text(errors="replace")
+        return text[-_SAID_CHARACTERS:].strip()
 
     async def died_within(self, seconds: float) -> bool:
         try:

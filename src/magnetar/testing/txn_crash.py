@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import secrets
 import shutil
 import socket
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from magnetar.errors import MagnetarError, RemoteProtocolError
+from magnetar.errors import MagnetarError, RemoteProtocolError, ServiceNotReady
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.testing.driver import Driver
 from magnetar.testing.server_crash_process import SERVE, ServerProcess, died_by_kill
@@ -66,6 +67,8 @@ _SHORT_RETENTION: Final = "txn_retention_seconds = 1.0\ntxn_collect_seconds = 0.
 _PORTS: Final = range(20_000, 30_000)
 """Below those that systems give to connections: nobody takes it while the server is down."""
 
+_PORTS_TRIED: Final = 100
+
 
 @dataclass(slots=True)
 class TxnOutcome:
@@ -98,7 +101,7 @@ class TxnKills:
         self._kills = kills
         self._chance = Random(f"transaction kills {seed}")
         self._command = serve
-        self._ports = [_free_port(self._chance) for _ in range(2)]
+        self._ports = _free_ports(2)
         self._load = TxnLoad(
             self._history, self._ports[0], seed, workers=workers, legacy_share=legacy_share
         )
@@ -147,7 +150,7 @@ class TxnKills:
 
     async def _serve(self, process: ServerProcess) -> None:
         if not await process.until_ready():
-            raise RemoteProtocolError("the server did not become ready")
+            raise RemoteProtocolError(f"the server did not become ready: {process.said}")
         self.outcome.slowest_start = max(self.outcome.slowest_start, process.ready_seconds)
         if not self._history.inputs:
             await self._prepare()
@@ -225,7 +228,7 @@ class TxnKills:
         process = self._start(_SHORT_RETENTION if forgotten else "")
         try:
             if not await process.until_ready():
-                raise RemoteProtocolError("the server did not become ready")
+                raise RemoteProtocolError(f"the server did not become ready: {process.said}")
             if forgotten:
                 await until_forgotten(self._history, self._server)
             await check_served(self._history, self._server, name, forgotten=forgotten)
@@ -258,15 +261,16 @@ class TxnKills:
             self._history.fault(TxnFault.FAILED, f"exit code {code}")
 
 
-def _free_port(chance: Random) -> int:
-    while True:
-        port = chance.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-        return port
+def _free_ports(count: int) -> list[int]:
+    """Not by the seed: runs of one seed at a time would take the same ports."""
+    found: list[int] = []
+    for port in secrets.SystemRandom().sample(_PORTS, _PORTS_TRIED):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ServiceNotReady(f"no {count} of {_PORTS_TRIED} ports tried are free")
 
 
 # --- the program
