@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-SIZES: Final = {"100 B": (100, 600_000), "1 KiB": (1024, 200_000)}
+SIZES: Final = {"100 B": (100, 2_000_000), "1 KiB": (1024, 500_000)}
 """Bytes of a value, and how many rows of them."""
 
 ROUNDS: Final = 4

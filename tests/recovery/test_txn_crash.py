@@ -29,7 +29,7 @@ BROKEN_SERVER = Path(__file__).with_name("broken_txn_server.py")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_samples_of_one_seed_run_side_by_side(tmp_path: Path) -> None:
-    async def both() -> list[TxnOutcome]:
+    async def both() -> tuple[TxnOutcome, TxnOutcome]:
         new = TxnKills(tmp_path / "new", 3, SEED)
         mixed = TxnKills(tmp_path / "mixed", 3, SEED, legacy_share=0.7)
         return await asyncio.gather(new.run(), mixed.run())

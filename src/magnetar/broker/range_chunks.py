@@ -22,6 +22,7 @@ from magnetar.broker.entries import EntryView
 from magnetar.broker.range_view import RangeView
 from magnetar.ledger.api import Entry
 from magnetar.model.ids import Position
+from magnetar.wire.messages import payload_offset
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of all chunks of a message that is answered as a whole."""
@@ -36,7 +37,7 @@ _CHUNKS_TAG: Final = b"\xd8\x01"
 
 def chunk_of(payload: bytes) -> EntryView | None:
     """An entry that is a chunk; None: it is none. Those that cannot be one are not parsed."""
-    if payload.find(_CHUNKS_TAG) < 0:
+    if payload.find(_CHUNKS_TAG, 0, payload_offset(payload)) < 0:
         return None
     view = EntryView(_NOWHERE, payload)
     return view if view.is_chunk else None

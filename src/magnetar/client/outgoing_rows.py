@@ -61,6 +61,7 @@ class OutgoingRows:
     """Some rows, in the order in which they are to be sent."""
 
     __slots__ = (
+        "_before",
         "_codes",
         "_ends",
         "_hashes",
@@ -89,7 +90,8 @@ class OutgoingRows:
         self._hashes: Any = None
         """Of each key, its place among entry buckets, once that is known."""
         self._ends: memoryview
-        """For each row, about how many bytes there are up to it."""
+        """For each row, about how many bytes there are up to it; before the first, `_before`."""
+        self._before = 0
 
     @classmethod
     def of(cls, batch: Any) -> OutgoingRows | None:
@@ -119,7 +121,8 @@ class OutgoingRows:
         sizes = pa.compute.add(
             pa.compute.binary_length(self._heads), pa.compute.binary_length(self._values)
         )
-        total = pa.compute.cumulative_sum(pa.compute.add(sizes.cast(pa.int64()), _ROOM_BYTES))
+        room = _number(pa, _ROOM_BYTES)
+        total = pa.compute.cumulative_sum(pa.compute.add(sizes, room).cast(pa.int64()))
         self._ends = memoryview(total.buffers()[1] or b"").cast("q")
 
     def slice(self, start: int, count: int) -> OutgoingRows:
@@ -138,6 +141,7 @@ class OutgoingRows:
         if self._codes is not None:
             part._codes = self._codes.slice(start, count)
         part._ends = self._ends[start : start + count]
+        part._before = self._ends[start - 1] if start else self._before
         return part
 
     # --- where they go
@@ -193,22 +197,14 @@ class OutgoingRows:
 
     def fitting(self, start: int, end: int, *, messages_max: int, bytes_max: int) -> int:
         """How many from `start` on make a batch: one at least, and none from `end` on."""
-        before = self._ends[start - 1] if start else self._base
+        before = self._ends[start - 1] if start else self._before
         found = bisect_right(self._ends, before + bytes_max, start + 1, end)
         return min(found - start, messages_max)
 
     @property
-    def _base(self) -> int:
-        """Where the sizes of a slice begin."""
-        if not self.num_rows:
-            return 0
-        first = len(self._heads[0].as_py()) + len(self._values[0].as_py()) + _ROOM_BYTES
-        return self._ends[0] - first
-
-    @property
     def size(self) -> int:
         """About how many bytes they have."""
-        return self._ends[-1] - self._base if self.num_rows else 0
+        return self._ends[-1] - self._before if self.num_rows else 0
 
     # --- what they are
 
@@ -217,7 +213,8 @@ class OutgoingRows:
         pa = arrow.computing()
         numbers, rest = _sequence_fields(pa, first_sequence, self.num_rows)
         length = pa.compute.binary_length
-        sizes = pa.compute.add(pa.compute.add(length(self._heads), length(numbers)), len(rest))
+        sizes = pa.compute.add(length(self._heads), length(numbers))
+        sizes = pa.compute.add(sizes, _number(pa, len(rest)))
         parts = [None, self._heads, numbers, _one(pa, rest)]
         if self._tails is not None:
             sizes = pa.compute.add(sizes, length(self._tails))
@@ -393,6 +390,13 @@ def _sizes_table() -> Any:
 @cache
 def _one(pa: Any, value: bytes) -> Any:
     return pa.scalar(value, pa.binary())
+
+
+@cache
+def _number(pa: Any, value: int) -> Any:
+    """For sums with lengths. Kept: without pandas, Arrow looks for it at every number it is given,
+    in all folders of the path."""
+    return pa.scalar(value, pa.int32())
 
 
 def _joined(pa: Any, parts: Sequence[Any]) -> Any:

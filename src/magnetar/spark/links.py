@@ -28,6 +28,7 @@ from magnetar.client.settings import TlsSettings
 from magnetar.errors import InvalidSetting, MagnetarError, NotConnected
 from magnetar.runtime.clock import SystemClock
 from magnetar.spark.options import Options
+from magnetar.spark.worker_heap import keep_loaded
 
 R = TypeVar("R")
 
@@ -52,6 +53,7 @@ _lock = threading.Lock()
 
 def client_for(options: Options) -> Client:
     """The client of this process for these settings; nothing is connected yet."""
+    keep_loaded()
     options.required("serviceUrl", "pulsar://localhost:6650")
     place = (os.getpid(), *(options[name] for name in _NAMES))
     with _lock:

@@ -47,6 +47,9 @@ LOCAL_SETTINGS: Final = {
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
     ),
+    # Rows go to Python workers and back; over TCP every task waits 40 ms for an acknowledgement.
+    # Not for clusters: the path of a socket is short, those of their temporary folders are long.
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
