@@ -2,7 +2,8 @@
 
     python -m bench.spark_kafka ADDRESS JARS FOLDER
 
-It imports PySpark alone, and prints one line of JSON: rows per second by size and measure.
+It imports PySpark alone, and prints one line of JSON: by size and measure, rows per second of the
+first round and of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.spark_queries import PARTITIONS, ROUNDS, SIZES, Target, drained, reading, transformed
+from bench.spark_queries import (
+    PARTITIONS,
+    ROUNDS,
+    SIZES,
+    Rates,
+    Target,
+    drained,
+    reading,
+    transformed,
+)
 
 CONNECTOR = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
 KEYS = 1000
@@ -33,7 +43,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def measured(spark: SparkSession, address: str, size: str, folder: Path) -> dict[str, float]:
+def measured(spark: SparkSession, address: str, size: str, folder: Path) -> dict[str, Rates]:
     length, count = SIZES[size]
     folder.mkdir()
     broker = {"kafka.bootstrap.servers": address}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.report import ROOT
+from bench.spark_queries import Rates
 from magnetar.spark.java import java_home
 
 PEERS: Final = ROOT / "build" / "peers" / "kafka"
@@ -47,7 +48,7 @@ transaction.state.log.min.isr=1
 """
 
 
-def kafka_rates(folder: Path) -> dict[str, dict[str, float]]:
+def kafka_rates(folder: Path) -> dict[str, dict[str, Rates]]:
     """Rows per second by size and measure."""
     python, jars = _environment()
     with _kafka(jars, folder / "kafka") as address:
@@ -60,8 +61,11 @@ def kafka_rates(folder: Path) -> dict[str, dict[str, float]]:
             timeout=RUN_SECONDS,
             check=True,
         )
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {
+        size: {measure: Rates(*rates) for measure, rates in measured.items()}
+        for size, measured in found.items()
+    }
 
 
 def _environment() -> tuple[Path, Path]:

@@ -1,8 +1,8 @@
 """Streaming queries, timed the same way whatever they read and write.
 
 It relies on PySpark alone: the environment of a peer, which has no Magnetar, uses it too. A figure
-is taken from the progress that Spark reports, so that the start of a query does not count; the JVM
-is warm, since every query runs `ROUNDS` times and the middle one counts.
+is taken from the progress that Spark reports, so that the start of a query does not count. Every
+query runs `ROUNDS` times: the first has a JVM and workers that never ran it, the others are warm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIZES: Final = {"100 B": (100, 2_000_000), "1 KiB": (1024, 500_000)}
 """Bytes of a value, and how many rows of them."""
 
 ROUNDS: Final = 4
-"""The first only warms up."""
+"""The first is cold."""
 
 ONE_ROWS: Final = 40
 ONE_ROWS_WARM: Final = 10
@@ -39,6 +39,13 @@ class Target(NamedTuple):
     schema: str | None = None
 
 
+class Rates(NamedTuple):
+    """Rows per second, the first time and in the middle of the others."""
+
+    cold: float
+    warm: float
+
+
 def reading(spark: SparkSession, source: Target) -> DataFrame:
     reader = spark.readStream.format(source.format).options(**source.options)
     return (reader if source.schema is None else reader.schema(source.schema)).load()
@@ -48,8 +55,8 @@ def transformed(rows: DataFrame) -> DataFrame:
     return rows.where("length(value) > 0").selectExpr(*TRANSFORM)
 
 
-def drained(rows: DataFrame, sink: Callable[[int], Target], folder: Path) -> float:
-    """Rows per second of reading all that is there; `sink` gives one for each round."""
+def drained(rows: DataFrame, sink: Callable[[int], Target], folder: Path) -> Rates:
+    """Read all that is there; `sink` gives one for each round."""
     rates: list[float] = []
     for number in range(ROUNDS):
         checkpoint = folder / f"checkpoint-{number}"
@@ -65,7 +72,7 @@ def drained(rows: DataFrame, sink: Callable[[int], Target], folder: Path) -> flo
         seconds = sum(each["durationMs"]["triggerExecution"] for each in done) / 1000
         rates.append(read / seconds)
         shutil.rmtree(checkpoint)
-    return statistics.median(rates[1:])
+    return Rates(rates[0], statistics.median(rates[1:]))
 
 
 def generated(spark: SparkSession, rows: int, folder: Path) -> float:

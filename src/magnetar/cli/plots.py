@@ -23,6 +23,7 @@ _RIGHT: Final = 16
 _TOP: Final = 34
 _BOTTOM: Final = 30
 _TICKS: Final = 5
+_TEXT_HEIGHT: Final = 13
 _TIMES_MAX: Final = 14
 _STEPS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 3600)
 
@@ -108,7 +109,7 @@ def _grid(top: float, unit: str, seconds: float) -> Iterator[str]:
         y = _y(value, top)
         yield f'<path class="grid" d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}"/>'
         yield f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}">{_short(value)}</text>'
-    yield f'<text class="unit" x="{_LEFT - 8}" y="{_TOP - 8}">{escape(unit)}</text>'
+    yield f'<text class="unit" x="0" y="{_TOP - 8}">{escape(unit)}</text>'
     step = next(each for each in _STEPS if seconds / each <= _TIMES_MAX or each == _STEPS[-1])
     for number in range(int(seconds // step) + 1):
         x = _x(number * step, seconds)
@@ -116,16 +117,28 @@ def _grid(top: float, unit: str, seconds: float) -> Iterator[str]:
 
 
 def _marks(marks: Sequence[Mark], seconds: float) -> Iterator[str]:
-    for mark in marks:
-        x = _x(mark.at, seconds)
+    lines = [_x(mark.at, seconds) for mark in marks]
+    for mark, x, text_x in zip(marks, lines, _beside(lines), strict=True):
         yield (
             f'<path class="mark" d="M{x:.1f},{_TOP}V{HEIGHT - _BOTTOM}" '
             f'style="stroke:var({mark.colour})"><title>{escape(mark.text)}</title></path>'
         )
         yield (
             f'<text class="said" style="fill:var({mark.colour})" '
-            f'transform="translate({x + 4:.1f},{_TOP + 4}) rotate(90)">{escape(mark.text)}</text>'
+            f'transform="translate({text_x:.1f},{_TOP + 4}) rotate(90)">{escape(mark.text)}</text>'
         )
+
+
+def _beside(lines: Sequence[float]) -> list[float]:
+    """Where the texts of marks stand: right of their lines, none upon another or over the edge."""
+    places: list[float] = []
+    for x in lines:
+        places.append(max(x + 4, places[-1] + _TEXT_HEIGHT if places else 0.0))
+    edge = float(WIDTH - _TEXT_HEIGHT)
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], edge)
+        edge = places[number] - _TEXT_HEIGHT
+    return places
 
 
 def _short(value: float) -> str:

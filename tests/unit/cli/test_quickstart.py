@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from importlib.resources import files
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.cli.plots import Line, Mark, plot
+from magnetar.cli.plots import WIDTH, Line, Mark, plot
 from magnetar.cli.quickstart_driver import pipeline_text
 from magnetar.cli.quickstart_report import Moments, plots, verdict_in_words
 from magnetar.cli.report_page import page
@@ -95,6 +96,17 @@ def test_a_plot_is_well_formed_and_has_its_marks() -> None:
     assert len(lines) == 2, "a gap cuts the line"
     assert "kill -9" in [each.text for each in root.findall("text")]
     assert "500" in [each.text for each in root.findall("text")], "the end of the axis"
+
+
+@given(st.lists(st.floats(0, 60), min_size=1, max_size=20))
+def test_texts_of_marks_do_not_stand_upon_each_other(moments: list[float]) -> None:
+    marks = [Mark(at, f"mark {number}") for number, at in enumerate(sorted(moments))]
+    root = ElementTree.fromstring(plot("t", "ms", [], marks, 60.0))
+    said = [each for each in root.findall("text") if each.get("class") == "said"]
+    places = [float((each.get("transform") or "")[10:].split(",")[0]) for each in said]
+    assert len(places) == len(marks)
+    assert all(later - before > 12.8 for before, later in pairwise(places))
+    assert places[-1] <= WIDTH - 12
 
 
 def test_an_empty_plot_is_a_plot() -> None:
