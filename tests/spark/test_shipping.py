@@ -13,6 +13,9 @@ import pytest
 
 from magnetar.errors import ConfigError
 from magnetar.spark.shipping import environment_settings, pack
+from tests.spark.cluster import cluster
+from tests.spark.reading import check_numbers, messages
+from tests.spark.stage import Stage
 
 PIPELINE: Final = """
 name: shipped
@@ -24,6 +27,21 @@ steps:
 sinks:
   out: {format: parquet, options: {path: PATH/out}}
 trigger: available-now
+"""
+TOPICS: Final = """
+name: copied
+service_url: URL
+checkpoint: ./checkpoint
+sources:
+  numbers:
+    topic: topic://public/default/orders
+    options: {startingOffsets: earliest}
+    select: [key, value]
+sinks:
+  out: {topic: "topic://public/default/copies"}
+trigger: available-now
+spark:
+  settings: {spark.executor.memory: 512m, spark.executor.cores: "1", spark.cores.max: "2"}
 """
 STEPS: Final = """
 from pyspark.sql.functions import udf
@@ -49,20 +67,40 @@ def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
     file = tmp_path / "shipped.yaml"
     file.write_text(PIPELINE.replace("PATH", str(tmp_path)))
-    command = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
-    done = subprocess.run(
-        [*command, "run", str(file), "--master", "local-cluster[1,1,1024]"],
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = _run(file, "local-cluster[1,1,1024]")
     assert done.returncode == 0, done.stderr
     assert "shipped finished after" in done.stdout
     (written,) = (tmp_path / "out").glob("*.parquet")
     rows = parquet.read_table(written).to_pylist()
     assert {row["value"] for row in rows} == {"one", "two"}
     assert all("magnetar.zip" in row["at"] for row in rows)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("pipeline")
+def test_topics_are_copied_by_a_standalone_cluster(on: Stage, tmp_path: Path) -> None:
+    on.send(500)
+    on.split(0)
+    on.send(500)
+    file = tmp_path / "copied.yaml"
+    file.write_text(TOPICS.replace("URL", on.url))
+    with cluster(tmp_path) as master:
+        for _ in range(2):
+            done = _run(file, master)
+            assert done.returncode == 0, done.stderr
+    check_numbers(messages(on.client, "topic://public/default/copies", 1000), range(1000))
+
+
+def _run(file: Path, master: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
+    return subprocess.run(
+        [*command, "run", str(file), "--master", master],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
 
 
 def test_the_archive_has_what_executors_import(tmp_path: Path) -> None:
