@@ -23,6 +23,9 @@ settings.register_profile("magnetar", derandomize=True, deadline=None, print_blo
 settings.register_profile("quick", settings.get_profile("magnetar"), max_examples=20)
 settings.load_profile("magnetar")
 
+# JVMs of tests live for seconds: the second compiler would take most of their time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # A thread that was told to stop may need this long to be gone.
 _GRACE_S = 1.0
 _PAUSE_S = 0.01
