@@ -26,16 +26,13 @@ from magnetar.journal.format import FILE_HEADER_BYTES, encode_file_header
 from magnetar.managed_ledger.cursor_state import CursorState
 from magnetar.model.ids import Position
 from magnetar.testing.simulate_broker import simulate_broker
+from tests.simulation.search import first_violation
 
 SEEDS = 40
 
 
-def _first_violation() -> str:
-    for seed in range(SEEDS):
-        report = simulate_broker(seed)
-        if report.violations:
-            return f"seed {seed}: {report.violations[0]}"
-    return ""
+def _first_violation(first: int = 0) -> str:
+    return first_violation(simulate_broker, SEEDS, first)
 
 
 def test_receipts_before_the_sync_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +43,7 @@ def test_receipts_before_the_sync_are_caught(monkeypatch: pytest.MonkeyPatch) ->
         file._file.write(file.end, buffers)
 
     monkeypatch.setattr(JournalFile, "write_synced", sync_one_late)
-    assert _first_violation()
+    assert _first_violation(first=2)
 
 
 def test_swapped_receipts_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +122,7 @@ def test_keys_at_two_consumers_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(HashHolds, "allows", lambda *_: True)
     monkeypatch.setattr(HashHolds, "take", lambda *_: None)
     monkeypatch.setattr(HashHolds, "release", lambda *_: False)
-    assert "key k" in _first_violation()
+    assert "key k" in _first_violation(first=3)
 
 
 def test_redelivery_counts_of_what_nobody_asked_for_are_caught(

@@ -15,16 +15,13 @@ from magnetar.managed_ledger.cursor_store import CursorStore
 from magnetar.managed_ledger.cursors import Cursors
 from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan
 from magnetar.testing.simulate import simulate
+from tests.simulation.search import first_violation
 
 SEEDS = 30
 
 
-def _first_violation() -> str:
-    for seed in range(SEEDS):
-        report = simulate(seed)
-        if report.violations:
-            return f"seed {seed}: {report.violations[0]}"
-    return ""
+def _first_violation(first: int = 0) -> str:
+    return first_violation(simulate, SEEDS, first)
 
 
 @pytest.mark.slow  # a crash must come between the two writes
@@ -41,7 +38,7 @@ def test_chunks_written_after_the_record_are_caught(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(CursorStore, "_put_all", put_later)
     monkeypatch.setattr(CursorStore, "_collect_garbage", put_now)
-    assert "which does not exist" in _first_violation()
+    assert "which does not exist" in _first_violation(first=3)
 
 
 def test_a_ledger_used_before_it_is_recorded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +91,7 @@ def test_a_flush_that_joins_an_earlier_one_is_caught(monkeypatch: pytest.MonkeyP
             await cursor._flight
 
     monkeypatch.setattr(Cursor, "flush", join)
-    assert "after a flush" in _first_violation()
+    assert "after a flush" in _first_violation(first=2)
 
 
 def test_a_trim_that_asks_no_cursor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +101,4 @@ def test_a_trim_that_asks_no_cursor_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_seal_that_is_not_recorded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Appender, "_with_end", Appender._with_ledgers)
-    assert _first_violation()
+    assert _first_violation(first=4)

@@ -31,16 +31,13 @@ from magnetar.metadata.watches import Watchers
 from magnetar.runtime.disk import File
 from magnetar.testing.disk import SimulatedDisk
 from magnetar.testing.simulate import simulate
+from tests.simulation.search import first_violation
 
 SEEDS = 30
 
 
-def _first_violation() -> str:
-    for seed in range(SEEDS):
-        report = simulate(seed)
-        if report.violations:
-            return f"seed {seed}: {report.violations[0]}"
-    return ""
+def _first_violation(first: int = 0) -> str:
+    return first_violation(simulate, SEEDS, first)
 
 
 def _write(file: JournalFile, buffers: Sequence[bytes]) -> None:
@@ -51,7 +48,7 @@ def _write(file: JournalFile, buffers: Sequence[bytes]) -> None:
 
 def test_a_journal_that_does_not_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JournalFile, "write_synced", _write)
-    assert _first_violation()
+    assert _first_violation(first=1)
 
 
 def test_an_acknowledgement_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +72,7 @@ def test_a_torn_batch_taken_for_whole_is_caught(monkeypatch: pytest.MonkeyPatch)
             sequence, start = sequence + 1, stop
 
     monkeypatch.setattr(journal_format, "_records", unchecked)
-    assert _first_violation()
+    assert _first_violation(first=5)
 
 
 def test_a_full_disk_taken_for_success_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +81,12 @@ def test_a_full_disk_taken_for_success_is_caught(monkeypatch: pytest.MonkeyPatch
         journal.progress.advance()
 
     monkeypatch.setattr(Journal, "_refuse", go_on)
-    assert _first_violation()
+    assert _first_violation(first=2)
 
 
 def test_entries_kept_after_a_refusal_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileLedgers, "_forget_refused", lambda _: None)
-    assert _first_violation()
+    assert _first_violation(first=2)
 
 
 def test_ledger_files_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
