@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from magnetar.errors import MagnetarError
@@ -55,8 +55,7 @@ class Driver(NamedTuple):
     """By task, the attempt that Spark chose."""
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """Everything there is."""
 
     txns: tuple[Txn, ...] = ()
@@ -78,7 +77,7 @@ class World:
             return self
         txns = list(self.txns)
         txns[txn] = txns[txn]._replace(state=state)
-        return replace(self, txns=tuple(txns))
+        return self._replace(txns=tuple(txns))
 
 
 @dataclass(frozen=True)
@@ -108,21 +107,26 @@ class SingleModel:
                 raise Harm(f"batch {batch}: {dict(seen)}, done: {world.done}")
 
     def successors(self, world: World) -> Iterator[World]:
+        """The same, once for all that come to the same."""
+        return map(tidied, self.steps(world))
+
+    def steps(self, world: World) -> Iterator[World]:
+        """Everything that may happen next."""
         if world.started < self.runs:
             drivers = (*world.drivers, Driver(f"r{world.started}"))
-            yield replace(world, drivers=drivers, started=world.started + 1)
+            yield world._replace(drivers=drivers, started=world.started + 1)
         for place, driver in enumerate(world.drivers):
             for after, then in self._driver_steps(world, driver):
                 kept = list(after.drivers)
                 kept[place : place + 1] = [] if then is None else [then]
-                yield replace(after, drivers=tuple(kept))
+                yield after._replace(drivers=tuple(kept))
         for attempt in world.attempts:
             others = tuple(each for each in world.attempts if each is not attempt)
-            yield from self._task_steps(replace(world, attempts=others), attempt)
+            yield from self._task_steps(world._replace(attempts=others), attempt)
         if world.expiries:
             for txn, each in enumerate(world.txns):
                 if each.state == "OPEN":
-                    yield replace(world.ended(txn, "ABORTED"), expiries=world.expiries - 1)
+                    yield world.ended(txn, "ABORTED")._replace(expiries=world.expiries - 1)
 
     # --- the driver
 
@@ -138,14 +142,14 @@ class SingleModel:
         if driver.step == "write" and world.spare:
             for task, chosen in enumerate(driver.parts):
                 if chosen is None:
-                    yield self._try(replace(world, spare=world.spare - 1), driver, task), driver
+                    yield self._try(world._replace(spare=world.spare - 1), driver, task), driver
 
     def _begin(self, world: World, driver: Driver) -> tuple[World, Driver] | None:
         left = [batch for batch in range(self.batches) if batch not in world.done]
         if not left:
             return None
         txn = len(world.txns)
-        world = replace(world, txns=(*world.txns, Txn(left[0])))
+        world = world._replace(txns=(*world.txns, Txn(left[0])))
         driver = Driver(driver.run, "write", left[0], txn, (None,) * len(self.tasks))
         for task in range(len(self.tasks)):
             world = self._try(world, driver, task)
@@ -153,14 +157,14 @@ class SingleModel:
 
     def _try(self, world: World, driver: Driver, task: int) -> World:
         attempt = Attempt(driver.run, driver.txn, task, world.numbers)
-        return replace(world, attempts=(*world.attempts, attempt), numbers=world.numbers + 1)
+        return world._replace(attempts=(*world.attempts, attempt), numbers=world.numbers + 1)
 
     def _write(self, world: World, driver: Driver) -> tuple[World, Driver] | None:
         return None if None in driver.parts else (world, driver._replace(step="fence"))
 
     def _fence(self, world: World, driver: Driver) -> tuple[World, Driver]:
         note = Note("fence", "g", driver.batch, nonce=_nonce(driver))
-        world = replace(world, owner=driver.run, notes=(*world.notes, note))
+        world = world._replace(owner=driver.run, notes=(*world.notes, note))
         return world, driver._replace(step="read")
 
     def _read(self, world: World, driver: Driver) -> tuple[World, Driver] | None:
@@ -202,7 +206,7 @@ class SingleModel:
     def _sent(self, world: World, driver: Driver, kind: Literal["announcement", "token"]) -> World:
         self.check_owner(world, driver)
         note = Note(kind, "g", driver.batch, txn=(0, driver.txn))
-        return replace(world, notes=(*world.notes, note))
+        return world._replace(notes=(*world.notes, note))
 
     def check_owner(self, world: World, driver: Driver) -> None:
         if world.owner != driver.run:
@@ -215,7 +219,7 @@ class SingleModel:
 
     def _mark(self, world: World, driver: Driver) -> tuple[World, Driver]:
         done = tuple(sorted({*world.done, driver.batch}))
-        return replace(world, done=done), Driver(driver.run)
+        return world._replace(done=done), Driver(driver.run)
 
     # --- the tasks
 
@@ -223,8 +227,7 @@ class SingleModel:
         yield world  # it died
         if not attempt.has_claimed and self.may_claim(world):
             claim = Note("claim", "g", 0, txn=(0, attempt.txn), attempt=attempt.number)
-            yield replace(
-                world,
+            yield world._replace(
                 claims=(*world.claims, claim),
                 attempts=(*world.attempts, attempt._replace(has_claimed=True)),
             )
@@ -232,7 +235,7 @@ class SingleModel:
             txns = list(world.txns)
             before = txns[attempt.txn]
             txns[attempt.txn] = before._replace(rows=before.rows + self.tasks[attempt.partition])
-            world = replace(world, txns=tuple(txns))
+            world = world._replace(txns=tuple(txns))
             yield self._told(world, attempt)
             yield world  # it died before Spark was told
 
@@ -248,7 +251,25 @@ class SingleModel:
                 if parts[attempt.partition] is None:
                     parts[attempt.partition] = attempt.number
                 drivers[place] = driver._replace(parts=tuple(parts))
-        return replace(world, drivers=tuple(drivers))
+        return world._replace(drivers=tuple(drivers))
+
+
+def tidied(world: World) -> World:
+    """Worlds that differ only in what nobody can see are one.
+
+    Nobody sees in which order attempts were started and claims were made. What a task does in a
+    transaction that is over shows only to the driver that began it.
+    """
+    driven = {each.txn for each in world.drivers}
+    shows = {at for at, each in enumerate(world.txns) if at in driven or each.state == "OPEN"}
+    return world._replace(
+        claims=tuple(sorted((each for each in world.claims if each.txn[1] in driven), key=_number)),
+        attempts=tuple(sorted(each for each in world.attempts if each.txn in shows)),
+    )
+
+
+def _number(claim: Note) -> int:
+    return claim.attempt
 
 
 def _nonce(driver: Driver) -> str:

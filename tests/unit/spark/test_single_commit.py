@@ -12,7 +12,7 @@ from magnetar.spark.group_commit import Known, Part, WriteId
 from magnetar.spark.single_commit import Note, Notes
 from magnetar.wire.messages import TxnId
 from tests.unit.spark.group_model import Harm, explore
-from tests.unit.spark.single_model import Driver, SingleModel, World
+from tests.unit.spark.single_model import Driver, SingleModel, World, tidied
 
 WRITE = WriteId("app", "query", "run", 5)
 
@@ -40,6 +40,18 @@ def test_no_order_of_events_loses_or_repeats_a_row(name: str) -> None:
 @pytest.mark.parametrize("name", LARGE)
 def test_no_longer_order_does_either(name: str) -> None:
     assert explore(LARGE[name], 3_000_000) > 5_000
+
+
+def test_worlds_that_are_taken_for_one_have_the_same_futures() -> None:
+    for model in MODELS.values():
+        seen, waiting = {model.first()}, [model.first()]
+        while waiting:
+            world = waiting.pop()
+            futures = set(model.steps(world))
+            one = tidied(world)  # in which a step that nobody can see is no step
+            assert {one, *map(tidied, futures)} == {one, *model.successors(one)}
+            waiting += futures - seen
+            seen |= futures
 
 
 def test_every_batch_can_be_done_in_the_model() -> None:
