@@ -106,6 +106,10 @@ soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parse
 soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSACTIONS=100000
 	$(BIN)/python -m magnetar.testing.txn_soak --transactions $(TRANSACTIONS)
 
+.PHONY: soak-models
+soak-models: $(STAMP) ## the largest models and stores, whole: what `make test` sees a part of
+	$(BIN)/pytest -v -m soak tests/unit tests/recovery
+
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## the slow faults of Spark queries: kills, timeouts, a cluster of two hosts
 	$(BIN)/pytest -v -m soak tests/spark

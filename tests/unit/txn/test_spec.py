@@ -52,14 +52,17 @@ DESIGNED: Final = {
     "group_decides_alone",
     "decided_ids_kept",
 }
-# Explored whole in a moment; the others are left to `make test`.
+# Explored whole in a moment; the others are left to `make test`, the large to `make soak-models`.
 QUICK: Final = {"store-failures", "split", "group-winners", "group-fencing", "group-member"}
+# What `make test` sees of a large one: every order of its first fifteen steps or so.
+BEGINNING: Final = 20_000
 # Enough of each scenario to meet every action in one of them.
 GLANCE: Final = 6_000
 
 
 def _marked(name: str) -> ParameterSet:
     marks = [] if name in QUICK else [pytest.mark.slow, pytest.mark.timeout(300)]
+    marks += [pytest.mark.soak] if name in LARGE else []
     return pytest.param(name, marks=marks, id=name)
 
 
@@ -71,6 +74,15 @@ def test_nothing_breaks_under_all_rules(name: str) -> None:
     assert report.complete
     assert report.at_rest > 0, "a world that never rests checks no leak"
     assert report.states == SCENARIOS[name].states, "the scenario changed: tell its new size"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_nothing_breaks_at_the_beginning_of_a_large_one(name: str) -> None:
+    report = explore(World(SCENARIOS[name], Rules()), states_max=BEGINNING)
+    assert report.violation is None, str(report.violation)
+    sys.stdout.write(f"{name}: every order of {report.depth} steps, {report.states} states\n")
+    assert report.depth >= 12
 
 
 @pytest.mark.slow
