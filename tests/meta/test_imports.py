@@ -45,7 +45,7 @@ def test_contracts_name_every_package_that_exists() -> None:
 
 
 def _is_pure(module: Module) -> bool:
-    first_line = (ast.get_docstring(module.syntax) or "").partition("\n")[0]
+    first_line = module.docstring.partition("\n")[0]
     return module.name.startswith(PURE_PACKAGES) or bool(PURE.search(first_line))
 
 
@@ -57,11 +57,11 @@ def _is_allowed(imported: str, pure: set[str]) -> bool:
 
 
 def _imports(module: Module, known: Container[str]) -> Iterator[tuple[int, str]]:
-    """Line and full name of each module imported, inside functions and type checks too."""
-    for node in ast.walk(module.syntax):
+    """Line and full name of each module imported."""
+    for node in module.imports:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = _absolute(module, node)
             inner = {f"{base}.{alias.name}" for alias in node.names}
             for name in sorted({name if name in known else base for name in inner}):

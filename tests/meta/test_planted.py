@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow  # each copies the tree and runs a checker on it
 BIN = Path(sys.executable).parent
 IMPORT_CONTRACTS = (str(BIN / "lint-imports"), "--no-logo", "--no-cache")
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-PURITY = (*PYTEST, "tests/meta/test_imports.py")
-SIZES = (*PYTEST, "tests/meta/test_tidy.py", "-k", "short")
+PURITY = (*PYTEST, "tests/meta/test_imports.py", "-k", "pure")
+SIZES = (*PYTEST, "tests/meta/test_tidy.py", "-k", "modules_are_short")
 
 LEAKING_TESTS = '''"""Planted."""
 import os, threading

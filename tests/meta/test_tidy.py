@@ -5,9 +5,8 @@ Relies on `tree.py` for the files. Each test lists every offender, so that one r
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.meta.tree import GENERATED_FOLDERS, files, modules, text_of, tracked_files
@@ -44,9 +43,10 @@ def test_modules_are_short() -> None:
 
 def test_functions_are_short() -> None:
     assert not [
-        f"{path}:{function.lineno} {function.name}: {lines} lines, at most {FUNCTION_LINES_MAX}"
-        for path, function in _functions()
-        if (lines := _lines(function)) > FUNCTION_LINES_MAX
+        f"{module.path}:{each.line} {each.name}: {each.lines} lines, at most {FUNCTION_LINES_MAX}"
+        for module in modules()
+        for each in module.functions
+        if each.lines > FUNCTION_LINES_MAX
     ]
 
 
@@ -64,16 +64,16 @@ def test_every_module_says_what_it_owns() -> None:
     assert not [
         f"{module.path}: no docstring"
         for module in modules()
-        if module.text.strip() and not ast.get_docstring(module.syntax)
+        if module.text.strip() and not module.docstring
     ]
 
 
 def test_names_say_what_a_thing_is() -> None:
     classes = [
-        f"{module.path}:{node.lineno} class {node.name}"
+        f"{module.path}:{each.line} class {each.name}"
         for module in modules()
-        for node in ast.walk(module.syntax)
-        if isinstance(node, ast.ClassDef) and BANNED_CLASS.search(node.name)
+        for each in module.classes
+        if BANNED_CLASS.search(each.name)
     ]
     paths = [
         str(module.path)
@@ -116,18 +116,6 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert not BANNED_CLASS.search("ManagedLedger")
     assert BANNED_MODULE.search("topic_utils")
     assert not BANNED_MODULE.search("utility_lines")
-
-
-def _functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for module in modules():
-        for node in ast.walk(module.syntax):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield module.path, node
-
-
-def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    assert function.end_lineno is not None
-    return function.end_lineno - function.lineno + 1
 
 
 def _found(pattern: re.Pattern[str], paths: Iterable[Path]) -> list[str]:

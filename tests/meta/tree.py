@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CODE_FOLDERS = ("src", "tests", "bench", "examples")
@@ -35,13 +36,29 @@ GENERATED_FOLDERS = frozenset(
 GENERATED_CODE = "_pb2"
 
 
+class Definition(NamedTuple):
+    """A class or function: where it begins, and how many lines it has."""
+
+    name: str
+    line: int
+    lines: int
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One Python file: `path` is relative to the root, `name` its dotted name."""
+    """One Python file: `path` is relative to the root, `name` its dotted name.
+
+    What is asked of it is taken down and its syntax dropped: all trees at once are a million
+    objects, which every collection of garbage after them would walk.
+    """
 
     path: Path
     text: str
-    syntax: ast.Module
+    docstring: str
+    classes: tuple[Definition, ...]
+    functions: tuple[Definition, ...]
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    """Those inside functions and type checks, too."""
 
     @property
     def name(self) -> str:
@@ -63,7 +80,22 @@ def modules() -> tuple[Module, ...]:
 
 def _parsed(path: Path) -> Module:
     text = (ROOT / path).read_text("utf-8")
-    return Module(path, text, ast.parse(text, str(path)))
+    syntax = ast.parse(text, str(path))
+    nodes = list(ast.walk(syntax))
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return Module(
+        path,
+        text,
+        ast.get_docstring(syntax) or "",
+        tuple(_definition(node) for node in nodes if isinstance(node, ast.ClassDef)),
+        tuple(_definition(node) for node in nodes if isinstance(node, functions)),
+        tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
+    )
+
+
+def _definition(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Definition:
+    assert node.end_lineno is not None
+    return Definition(node.name, node.lineno, node.end_lineno - node.lineno + 1)
 
 
 @cache
