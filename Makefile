@@ -108,7 +108,7 @@ soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSA
 
 .PHONY: soak-models
 soak-models: $(STAMP) ## the largest models and stores, whole: what `make test` sees a part of
-	$(BIN)/pytest -v -m soak tests/unit tests/recovery
+	$(BIN)/pytest -v -m soak tests/unit tests/recovery tests/client
 
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## the slow faults of Spark queries: kills, timeouts, a cluster of two hosts
