@@ -111,6 +111,20 @@ def translated(error: OSError, what: str, path: Path) -> StorageError:
     return DiskFull(text) if error.errno in _NO_SPACE else DiskFailed(text)
 
 
+def replace_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Give a file this content, durably: at any moment it is the old one or the new one, whole."""
+    unfinished = path.with_name(f"{path.name}.new")
+    disk.remove(unfinished)
+    file = disk.open(unfinished, create=True)
+    try:
+        file.write(0, [data])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(unfinished, path)
+    disk.sync_folder(path.parent)
+
+
 class LocalFile:
     """A file of the operating system."""
 

@@ -39,7 +39,7 @@ from magnetar.metadata.sqlite_engine import KIND_CHANGE, SqliteMetadata
 from magnetar.metadata.sqlite_home import SqliteHome
 from magnetar.runtime import metrics
 from magnetar.runtime.clock import Clock, SystemClock
-from magnetar.runtime.disk import Disk, FolderLock, LocalDisk
+from magnetar.runtime.disk import Disk, FolderLock, LocalDisk, replace_file
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.worker import ThreadWorker, Worker
@@ -262,14 +262,6 @@ def _read_or_make_format(disk: Disk, folder: Path) -> bytes:
 
 def _make_format(disk: Disk, folder: Path) -> bytes:
     store_id = secrets.token_bytes(STORE_ID_BYTES)
-    unfinished = folder / "FORMAT.new"
-    disk.remove(unfinished)
-    file = disk.open(unfinished, create=True)
-    try:
-        file.write(0, [msgspec.json.encode(StoreFormat(STORE_FORMAT, store_id.hex()))])
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(unfinished, folder / "FORMAT")
-    disk.sync_folder(folder)
+    found = StoreFormat(STORE_FORMAT, store_id.hex())
+    replace_file(disk, folder / "FORMAT", msgspec.json.encode(found))
     return store_id

@@ -6,9 +6,9 @@ Owns: the lock, the state file and the note of what the checkpoint belongs to, b
 Invariants:
 1. A run holds the lock from its first step to its end. Whoever has the lock is the only run on
    this machine, and a state without a lock is one of the past, whatever it says.
-2. The state file is replaced as a whole: a reader never sees half of it.
+2. Files are replaced as a whole, and durably: neither a reader nor a power loss finds half of one.
 3. A checkpoint belongs to the sources that made it. Another pipeline is refused before it can read
-   with positions that are not its own.
+   with positions that are not its own; so is any, if it cannot be read whose the checkpoint is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Final, Literal, Self
 import msgspec
 from msgspec import Struct
 
-from magnetar.errors import ConfigError, DeadlineExceeded, FolderInUse, NotAllowed
-from magnetar.runtime.disk import FolderLock, LocalDisk
+from magnetar.errors import ConfigError, DeadlineExceeded, FolderInUse, NotAllowed, StorageError
+from magnetar.runtime.disk import Disk, FolderLock, LocalDisk, replace_file
 from magnetar.spark.pipeline_file import Pipeline
 from magnetar.spark.pipeline_progress import QueryState
 
@@ -61,8 +61,9 @@ def state_folder(pipeline: Pipeline) -> Path:
 class StateFolder:
     """The folder as the run that has it sees it. Use it with `with`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = path
+        self._disk: Disk = disk or LocalDisk()
         self._lock: FolderLock | None = None
 
     @property
@@ -72,11 +73,12 @@ class StateFolder:
 
     def __enter__(self) -> Self:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"checkpoint: {self.path} cannot be made: {error}") from error
+            self._disk.make_folder(self.path.parent)
+            self._disk.make_folder(self.path)
+        except StorageError as error:
+            raise ConfigError(f"checkpoint: {error}") from error
         try:
-            self._lock = LocalDisk().lock(self.path / "lock")
+            self._lock = self._disk.lock(self.path / "lock")
         except FolderInUse as error:
             state = read_state(self.path)
             who = "another process" if state is None else f"process {state.pid}"
@@ -92,14 +94,13 @@ class StateFolder:
 
     def write(self, state: RunState) -> None:
         state.updated_at = time.time()
-        _replace(self.path / "state.json", msgspec.json.format(msgspec.json.encode(state)))
+        text = msgspec.json.format(msgspec.json.encode(state))
+        replace_file(self._disk, self.path / "state.json", text)
 
     def claim(self, identity: dict[str, list[str]]) -> None:
         """Note to which sources each sink's checkpoint belongs, or refuse others."""
         path = self.path / "identity.json"
-        known: dict[str, list[str]] = {}
-        if path.exists():
-            known = msgspec.json.decode(path.read_bytes(), type=dict[str, list[str]])
+        known = self._claimed(path)
         for sink, sources in identity.items():
             if sink in known and known[sink] != sources:
                 raise NotAllowed(
@@ -107,7 +108,24 @@ class StateFolder:
                     f"{', '.join(known[sink])}; this one reads {', '.join(sources)}",
                     hint="give the pipeline a `checkpoint` of its own, or the sink another name",
                 )
-        _replace(path, msgspec.json.encode(known | identity))
+        if known | identity != known:
+            replace_file(self._disk, path, msgspec.json.encode(known | identity))
+
+    def _claimed(self, path: Path) -> dict[str, list[str]]:
+        if not self._disk.exists(path):
+            return {}
+        file = self._disk.open(path)
+        try:
+            text = file.read(0, file.size())
+        finally:
+            file.close()
+        try:
+            return msgspec.json.decode(text, type=dict[str, list[str]])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{path} is damaged: {error}",
+                hint="if the checkpoint is this pipeline's, remove that file; it is made again",
+            ) from error
 
 
 def read_state(folder: Path) -> RunState | None:
@@ -116,8 +134,11 @@ def read_state(folder: Path) -> RunState | None:
         return msgspec.json.decode((folder / "state.json").read_bytes(), type=RunState)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{folder / 'state.json'} is damaged: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{folder / 'state.json'} is damaged: {error}",
+            hint="remove that file; the next run makes it again",
+        ) from error
 
 
 def is_running(folder: Path) -> bool:
@@ -147,9 +168,3 @@ def stop(folder: Path, seconds: float) -> RunState:
             )
         time.sleep(_PAUSE_SECONDS)
     return read_state(folder) or state
-
-
-def _replace(path: Path, data: bytes) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(data)
-    new.replace(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -19,6 +21,8 @@ from magnetar.spark.pipeline_state import (
     state_folder,
     stop,
 )
+from magnetar.testing.disk_model import DiskModel
+from magnetar.testing.recording_disk import RecordingDisk, Replay
 
 
 def _state(host: str | None = None) -> RunState:
@@ -71,10 +75,65 @@ def test_a_checkpoint_belongs_to_its_sources(tmp_path: Path) -> None:
         folder.claim({"second": ["magnetar payments"]})
 
 
-def test_a_damaged_state_is_told(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged"):
+DAMAGED = (b"", b"{", b"[]", b'{"name": 1}', bytes(40), b'{"\xff": []}')
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_state_is_told(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(text)
+    with pytest.raises(ConfigError, match="is damaged") as no:
         read_state(tmp_path)
+    assert "remove that file" in str(no.value)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_claim_is_told_and_not_taken_for_none(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "identity.json").write_bytes(text)
+    with StateFolder(tmp_path) as folder:
+        with pytest.raises(ConfigError, match=r"identity.json is damaged") as no:
+            folder.claim({"copied": ["magnetar orders"]})
+        assert "remove that file" in str(no.value)
+        assert (tmp_path / "identity.json").read_bytes() == text
+        (tmp_path / "identity.json").unlink()
+        folder.claim({"copied": ["magnetar orders"]})
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="checkpoint: "), StateFolder(tmp_path / "file" / "c"):
+        pass
+
+
+def test_a_power_loss_leaves_the_old_claim_or_the_new_one(tmp_path: Path) -> None:
+    """At every step of the disk; and once `claim` has returned, the new one."""
+    disk = RecordingDisk(tmp_path)
+    first, second = {"copied": ["magnetar orders"]}, {"more": ["magnetar payments"]}
+    steps = []
+    try:
+        with StateFolder(tmp_path / "checkpoint" / ".pipeline", disk) as folder:
+            for identity in (first, second):
+                folder.claim(identity)
+                steps.append(len(disk.recording.steps))
+    finally:
+        disk.close()
+    replay, chance = Replay({}, disk.recording.steps), Random(8)
+    for place in range(steps[-1] + 1):
+        replay.forward(place)
+        survivors = {_claim_in(replay.model, chance) for _ in range(20)}
+        allowed = {None, first["copied"][0], second["more"][0]}
+        assert survivors <= allowed
+        if place >= steps[0]:
+            assert None not in survivors, f"after step {place} the claim is gone"
+    assert survivors == {second["more"][0]}
+
+
+def _claim_in(model: DiskModel, chance: Random) -> str | None:
+    """Whose a checkpoint is by what a power loss left: the last source that is named."""
+    text = model.survive(chance).get("checkpoint/.pipeline/identity.json")
+    if text is None:
+        return None
+    claims: dict[str, list[str]] = json.loads(text)
+    return list(claims.values())[-1][0]
 
 
 def test_where_the_folder_is(tmp_path: Path) -> None:
