@@ -102,9 +102,12 @@ class Types(ast.NodeTransformer):
             return ast.Name("Future")
         return self.generic_visit(node)
 
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if ast.unparse(node.value) == "AsyncGenerator" and isinstance(node.slice, ast.Tuple):
+            return ast.Subscript(ast.Name("Iterator"), self.visit(node.slice.elts[0]))
+        return self.generic_visit(node)
+
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id == "AsyncIterator":
-            return ast.Name("Iterator")
         return ast.Name("Transaction") if node.id in TRANSACTIONS else node
 
 
@@ -197,7 +200,7 @@ class Writer:
             return f"return Transaction(self._thread, self._wait({made}))"
         if bare in HANDLES:
             return f"return {bare}(self._thread, self.{waits}({made}))"
-        if bare == "AsyncIterator":
+        if bare == "AsyncGenerator":
             return f"return self._pull({made})"
         if bare == "asyncio.Future":
             return f"return self._stored_later({made})"

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from itertools import count
 from typing import Any, Final, Literal, TypeAlias
 
@@ -224,11 +224,11 @@ class Ranges:
         end: RangePosition,
         *,
         isolation: Isolation = "committed",
-    ) -> AsyncIterator[RangePage]:
+    ) -> AsyncGenerator[RangePage, None]:
         """Everything from `start` to `end`, page by page; it never waits for a message.
 
         Pages may be empty, where everything is aborted. `RangeLost` if something of the range is
-        gone.
+        gone. Whoever stops before the end closes it.
         """
         source = self._source(await self._segment(number))
         pages: asyncio.Queue[RangePage | BaseException] = asyncio.Queue(PAGES_AHEAD - 1)

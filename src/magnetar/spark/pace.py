@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from magnetar.client.batch import open_entry
 from magnetar.errors import UnreadableMessage
@@ -172,13 +173,11 @@ class Pace:
         pages = ranges.read(
             part.number, position, paced.ends[part], isolation=self._watched.isolation
         )
-        try:
+        async with aclosing(pages):
             async for page in pages:
                 for entry in page.entries():
                     if (time := _publish_time(entry.headers_and_payload)) is not None:
                         return time
-        finally:
-            await _closed(pages)
         return None
 
 
@@ -209,7 +208,3 @@ def _publish_time(data: bytes) -> int | None:
         return int(open_entry(data).metadata.publish_time)
     except UnreadableMessage:
         return None
-
-
-async def _closed(pages: Any) -> None:
-    await pages.aclose()

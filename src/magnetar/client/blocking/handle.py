@@ -73,7 +73,7 @@ class Threaded(Generic[W]):
             except (StopAsyncIteration, AlreadyClosed):
                 return
 
-    def _pull(self, begin: Callable[[], AsyncIterator[R]]) -> Iterator[R]:
+    def _pull(self, begin: Callable[[], AsyncGenerator[R, None]]) -> Iterator[R]:
         """As `_iterate`, of something that has an end: a client that is closed is none."""
         iterator = self._thread.call(begin)
         try:
@@ -84,9 +84,8 @@ class Threaded(Generic[W]):
                     return
                 yield found
         finally:
-            if isinstance(iterator, AsyncGenerator):
-                with suppress(AlreadyClosed):  # then it ended with its client
-                    self._thread.wait(iterator.aclose)
+            with suppress(AlreadyClosed):  # then it ended with its client
+                self._thread.wait(iterator.aclose)
 
     def __repr__(self) -> str:
         return f"<blocking {self._wrapped!r}>"

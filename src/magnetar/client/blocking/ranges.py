@@ -98,7 +98,7 @@ class Ranges(Threaded[AsyncRanges]):
         """Everything from `start` to `end`, page by page; it never waits for a message.
 
         Pages may be empty, where everything is aborted. `RangeLost` if something of the range is
-        gone.
+        gone. Whoever stops before the end closes it.
         """
         return self._pull(lambda: self._wrapped.read(number, start, end, isolation=isolation))
 
