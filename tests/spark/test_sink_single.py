@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.blocking import Producer
+from magnetar.client.client import Client as AsyncClient
 from magnetar.errors import (
     CheckpointMismatch,
     MagnetarError,
@@ -18,7 +19,8 @@ from magnetar.errors import (
     TransactionAborted,
     WriterConflict,
 )
-from magnetar.spark import group_writes, single_writes, sink
+from magnetar.server.handlers import connecting
+from magnetar.spark import single_writes, sink
 from magnetar.spark.group_commit import WriteId
 from magnetar.spark.single_commit import Note
 from magnetar.wire.messages import TxnId
@@ -54,13 +56,25 @@ def test_a_batch_is_there_when_it_is_committed(writing: Writing) -> None:
 def test_a_server_without_groups_is_written_in_this_way(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_writes, "has_groups", lambda client: False)
-    made = writing.sink(topic=TOPIC)
-    assert made.mode == "single"
+    """It says so when a client connects; nothing is tried out on it."""
+    real = connecting._features
+    without = {"supports_transaction_groups": False}
+    asked: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(connecting, "_features", lambda context: real(context) | without)
+        patch.setattr(AsyncClient, "group_status", lambda _, name: asked.append(name))
+        made = writing.sink(topic=TOPIC)
+        assert made.mode == "single"
+    assert asked == []
     made.commit(0, tasks(made, write_id(0), range(5)))
     check_numbers(writing.found(5, TOPIC), range(5))
     with pytest.raises(MagnetarError, match="persistent://"):
         writing.sink()
+
+
+def test_a_server_with_groups_is_written_with_them(writing: Writing) -> None:
+    assert writing.sink().mode == "group"
+    assert writing.sink(topic=TOPIC).mode == "group"
 
 
 def test_a_batch_that_comes_again_is_not_committed_again(writing: Writing) -> None:

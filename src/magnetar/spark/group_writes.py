@@ -19,6 +19,7 @@ from magnetar.blocking import Client, Transaction, TransactionGroup
 from magnetar.client.client import Client as AsyncClient
 from magnetar.client.groups import GroupStatus, GroupTicket
 from magnetar.client.groups import TransactionGroup as AsyncTransactionGroup
+from magnetar.client.pool import retrying
 from magnetar.errors import (
     GroupFenced,
     InvalidTxnStatus,
@@ -173,16 +174,13 @@ def _is_over(error: MagnetarError) -> bool:
 
 
 def has_groups(client: Client) -> bool:
-    """Whether the server has transaction groups; asked once for each client."""
+    """Whether the server says that it has transaction groups; looked up once for each client."""
 
     async def ask(asked: AsyncClient) -> bool:
-        try:
-            await asked.group_status("magnetar")
-        except NotAllowed:
-            return False
-        except TransactionNotFound:
-            return True
-        return True
+        connections = asked.connections
+        timeout_s = connections.settings.operation_timeout
+        broker = await retrying("a write", connections.service, connections.backoff(), timeout_s)
+        return broker.features.supports_transaction_groups
 
     known = _HAS_GROUPS.get(client)
     if known is None:
