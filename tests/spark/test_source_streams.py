@@ -6,8 +6,10 @@ some of them once more with one, in `test_source_in_spark.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,40 @@ def test_a_split_between_the_log_and_the_read(on: Stage) -> None:
     assert len(query.batches[0]) == 40
     query.drain()
     query.check()
+
+
+def test_a_split_and_a_merge_in_the_middle_of_a_read(tmp_path: Path) -> None:
+    """A task has some rows, and many pages to go, when what it reads is sealed."""
+    with stage(tmp_path / "data", replace(LIMITS, range_page_entries=2)) as on:
+        on.send(40, one_by_one=True)
+        query = on.from_earliest()
+        for change in (lambda: on.split(0), lambda: on.merge(1, 2)):
+            reader = _Disturbed(query._task_reader, change)
+            query._task_reader = reader
+            while not reader.batches_after:
+                assert query.step()
+            assert reader.batches_after > 10
+            query._task_reader = reader.reader
+            on.send(40, one_by_one=True)
+        query.drain()
+        query.check()
+
+
+class _Disturbed:
+    """A task's reader; something happens after its first rows."""
+
+    def __init__(self, reader: Any, change: Callable[[], None]) -> None:
+        self.reader = reader
+        self.batches_after = 0
+        self._change = [change]
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        for batch in self.reader.read(partition):
+            yield batch
+            if self._change:
+                self._change.pop()()
+            else:
+                self.batches_after += 1
 
 
 def test_no_batch_has_a_segment_and_its_parent(on: Stage) -> None:
