@@ -437,6 +437,21 @@ def test_a_transaction_is_joined_by_other_processes_and_ended_by_one() -> None:
     play(story)
 
 
+def test_who_joins_a_transaction_that_ends_by_markers_asks_its_kind_of_coordinator() -> None:
+    """The first thing that a client asks: it does not know the coordinators yet."""
+
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as begins, new_client(stage) as client:
+            producer = await client.producer(REGULAR)
+            txn_id = (await begins.transaction(scalable=False, timeout=60)).txn_id
+            last = await client.join_transaction(txn_id, scalable=False, ends_here=True)
+            await producer.send(b"the token", txn=last)
+            await last.commit()
+            assert await payloads(stage, REGULAR) == [b"the token"]
+
+    play(story)
+
+
 def test_a_member_of_a_group_may_fail_or_be_aborted() -> None:
     async def story(stage: Stage) -> None:
         await stage.create(2)

@@ -81,7 +81,7 @@ class Coordinators(Service):
         async def attempt() -> Any:
             number = await self._next()
             fields: dict[str, Any] = {"tc_id": number, "txn_ttl_millis": _milliseconds(timeout_s)}
-            return await self._ask_once(number, "NEW_TXN", **self._kind(), **fields)
+            return await self._ask_once(number, "NEW_TXN", **await self._kind(), **fields)
 
         answer = await self._retrying("the beginning of a transaction", attempt)
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
@@ -90,32 +90,25 @@ class Coordinators(Service):
         self, number: int, timeout_s: float, application: str, epoch: int, sequence: int
     ) -> TxnId:
         """Begin a transaction of a group at the group's coordinator."""
-        answer = await self._retrying(
-            "the beginning of a transaction",
-            lambda: self._ask_once(
-                number,
-                "NEW_TXN",
-                **self._kind(),
-                tc_id=number,
-                txn_ttl_millis=_milliseconds(timeout_s),
-                group={"application": application, "epoch": epoch, "sequence": sequence},
-            ),
-        )
+
+        async def attempt() -> Any:
+            group = {"application": application, "epoch": epoch, "sequence": sequence}
+            fields: dict[str, Any] = {"tc_id": number, "txn_ttl_millis": _milliseconds(timeout_s)}
+            kind = await self._kind()
+            return await self._ask_once(number, "NEW_TXN", **kind, **fields, group=group)
+
+        answer = await self._retrying("the beginning of a transaction", attempt)
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
     async def ask(self, txn_id: TxnId, what: str, /, **fields: Any) -> Any:
         """Ask the coordinator of a transaction something about it."""
-        return await self._retrying(
-            what,
-            lambda: self._ask_once(
-                txn_id.most,
-                what,
-                **self._kind(),
-                txnid_most_bits=txn_id.most,
-                txnid_least_bits=txn_id.least,
-                **fields,
-            ),
-        )
+        ids = {"txnid_most_bits": txn_id.most, "txnid_least_bits": txn_id.least}
+
+        async def attempt() -> Any:
+            kind = await self._kind()
+            return await self._ask_once(txn_id.most, what, **kind, **ids, **fields)
+
+        return await self._retrying(what, attempt)
 
     async def ask_group(self, number: int | None, what: str, /, **fields: Any) -> Any:
         """Ask the coordinator of a group; any broker says which one it is."""
@@ -156,7 +149,9 @@ class Coordinators(Service):
                 self._greeted.pop(number, None)
             raise
 
-    def _kind(self) -> dict[str, Any]:
+    async def _kind(self) -> dict[str, Any]:
+        """What requests say of the kind of coordinators: it is not known before these are."""
+        await self._until_known()
         return {"scalable": True} if self._is_scalable else {}
 
     # --- who leads
@@ -190,7 +185,7 @@ class Coordinators(Service):
             leader = await self._connections.at(url)
         else:
             leader = await self._connections.lookup(str(ASSIGN_TOPIC.with_partition(number)))
-        await leader.request("TC_CLIENT_CONNECT_REQUEST", tc_id=number, **self._kind())
+        await leader.request("TC_CLIENT_CONNECT_REQUEST", tc_id=number, **await self._kind())
         if self._urls.get(number) == url:
             self._greeted[number] = leader
         return leader
