@@ -26,6 +26,10 @@ compile requirements/dev.txt pyproject.toml --group dev --constraints requiremen
     --constraints requirements/uv.txt
 # The last PySpark that Spark's Kafka connector can be had for (make bench-spark PEERS=1).
 printf 'pyspark==4.2.0\n' | compile requirements/peers.txt -
+# What Spark Connect's client needs beside Spark, for its one test: with pandas installed Spark, and
+# so our sessions, act otherwise, hence it is in no other lock.
+printf 'pandas\ngrpcio-status\nzstandard\n' | compile requirements/connect.txt - \
+    --constraints requirements/dev.txt
 for extra in arrow avro java otel oxia spark zookeeper; do
     compile "requirements/$extra.txt" pyproject.toml --extra "$extra" \
         --constraints requirements/runtime.txt

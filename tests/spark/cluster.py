@@ -1,7 +1,11 @@
-"""A standalone Spark cluster of two workers with different host names, on this machine."""
+"""A standalone Spark cluster of two workers with different host names, on this machine.
+
+Owns: `cluster`, and `Events`, what Spark wrote down of stages and tasks while a driver ran.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pyspark
 
@@ -28,12 +33,48 @@ SETTINGS = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "1s",
 }
+WHERE_THE_FILES_ARE = {"spark.speculation": "false", "spark.locality.wait": "60s"}
+"""A task that reads shuffle files runs, once, on a host that has some of them."""
 
 _CLASS = "org.apache.spark.deploy"
 _STARTED = re.compile(r"Starting Spark master at (spark://\S+)")
 _JOINED = "Registering worker"
 _PATIENCE_S = 900.0
 _POLL_S = 0.1
+
+
+class Events:
+    """The log of events of one driver, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self.settings = {
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": folder.as_uri(),
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.rolling.enabled": "false",
+        }
+
+    def ends(self) -> list[str]:
+        """How tasks ended, in Spark's words: `Success`, `FetchFailed`, `ExecutorLostFailure`."""
+        ended = self._of("SparkListenerTaskEnd")
+        return [str(each["Task End Reason"]["Reason"]) for each in ended]
+
+    def speculated(self) -> int:
+        """How many tasks were copies of slow ones."""
+        begun = self._of("SparkListenerTaskStart")
+        return sum(bool(each["Task Info"]["Speculative"]) for each in begun)
+
+    def retries(self) -> int:
+        """How many times a stage was run again."""
+        begun = self._of("SparkListenerStageSubmitted")
+        return sum(int(each["Stage Info"]["Stage Attempt ID"]) > 0 for each in begun)
+
+    def _of(self, kind: str) -> list[dict[str, Any]]:
+        lines = [line for each in self._folder.iterdir() for line in each.read_text().splitlines()]
+        found = [json.loads(line) for line in lines]
+        return [each for each in found if each["Event"] == kind]
 
 
 @contextmanager

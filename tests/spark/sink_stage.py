@@ -1,7 +1,8 @@
 """A server, queries that write to it in processes of their own, and what is there afterwards.
 
-Owns: `SinkStage`. A driver is killed with everything that it started (`Driver.kill`): its JVM and
-the Python processes of its tasks.
+Owns: `SinkStage`, on any server, and `ServedStage`, on one of its own that can be killed. A driver
+is killed with everything that it started (`Driver.kill`): its JVM and the Python processes of its
+tasks.
 """
 
 from __future__ import annotations
@@ -48,12 +49,11 @@ class Driver(DriverProcess):
 class SinkStage:
     """One topic, one checkpoint, and the drivers that use them."""
 
-    def __init__(self, folder: Path, servers: ExitStack) -> None:
+    def __init__(self, folder: Path, url: str, topic: str = TOPIC) -> None:
         self.folder = folder
-        self._servers = servers
-        self.server = self._serve()
-        self.url = f"pulsar://{self.server.host}:{self.server.port}"
-        self.client = Client(self.url)
+        self.url = url
+        self.topic = topic
+        self.client = Client(url)
         self.checkpoint = folder / "checkpoint"
         self._drivers: list[Driver] = []
 
@@ -64,7 +64,7 @@ class SinkStage:
         (place / "faults.json").write_text(json.dumps(faults))
         given = {
             "url": self.url,
-            "topic": TOPIC,
+            "topic": self.topic,
             "checkpoint": str(self.checkpoint),
             "faults": str(place),
             "until": until,
@@ -84,7 +84,7 @@ class SinkStage:
         """The topic has exactly the rows of the batches that are committed."""
         count = self.committed() + 1 if batches is None else batches
         expected = range(count * ROWS)
-        check_numbers(messages(self.client, TOPIC, len(expected)), expected)
+        check_numbers(messages(self.client, self.topic, len(expected)), expected)
 
     def until_committed(self, batch: int) -> None:
         deadline = time.monotonic() + _PATIENCE_S
@@ -103,7 +103,23 @@ class SinkStage:
         (commits / f".{batch}.crc").unlink(missing_ok=True)
 
     def rows(self) -> list[int]:
-        return sorted(int(each.value) for each in messages(self.client, TOPIC, 0))
+        return sorted(int(each.value) for each in messages(self.client, self.topic, 0))
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            if driver.is_alive:
+                driver.kill()
+        self.client.close()
+
+
+class ServedStage(SinkStage):
+    """With a server of its own."""
+
+    def __init__(self, folder: Path, servers: ExitStack) -> None:
+        self._servers = servers
+        self._data = folder
+        self.server = self._serve()
+        super().__init__(folder, f"pulsar://{self.server.host}:{self.server.port}")
 
     def until_nothing_is_open(self) -> None:
         """Until the transactions that were begun have timed out."""
@@ -122,27 +138,31 @@ class SinkStage:
         self.server = self._serve(self.server.port)
 
     def _serve(self, port: int = 0) -> Running:
-        return self._servers.enter_context(served(self.folder, port=port))
+        return self._servers.enter_context(served(self._data, port=port))
 
     def split(self, segment: int) -> None:
         """Split a segment of the topic in the middle."""
-        name = TOPIC.removeprefix("topic://")
+        name = self.topic.removeprefix("topic://")
         url = f"{self.server.admin_url}/admin/v2/scalable/{name}/split/{segment}"
         with urlopen(Request(url, method="POST")) as answer:
             assert answer.status < 300
 
-    def close(self) -> None:
-        for driver in self._drivers:
-            if driver.is_alive:
-                driver.kill()
-        self.client.close()
-
 
 @contextmanager
-def sink_stage(folder: Path) -> Iterator[SinkStage]:
+def sink_stage(folder: Path) -> Iterator[ServedStage]:
     with ExitStack() as servers:
-        stage = SinkStage(folder, servers)
+        stage = ServedStage(folder, servers)
         try:
             yield stage
         finally:
             stage.close()
+
+
+@contextmanager
+def sink_stage_at(folder: Path, url: str, topic: str = TOPIC) -> Iterator[SinkStage]:
+    """On a server that is somebody else's."""
+    stage = SinkStage(folder, url, topic)
+    try:
+        yield stage
+    finally:
+        stage.close()

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.cluster import SETTINGS, cluster, kill_executor_of
-from tests.spark.sink_stage import SinkStage, sink_stage
+from tests.spark.broker_pair import broker_pair
+from tests.spark.cluster import SETTINGS, WHERE_THE_FILES_ARE, Events, cluster, kill_executor_of
+from tests.spark.connect import connect_packages
+from tests.spark.sink_stage import SinkStage, sink_stage, sink_stage_at
 
 pytestmark = [
     pytest.mark.soak,
@@ -65,23 +67,40 @@ def test_a_task_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_speculation_and_lost_executors_on_two_hosts(tmp_path: Path) -> None:
-    """F10: the copy on the other host wins; an executor dies with the shuffle files it has."""
+    """F10: the copy on the other host wins; an executor dies with the shuffle files it has.
+
+    What was in them cannot be fetched any more, and the stage that made them is run again.
+    """
     with cluster(tmp_path) as master, sink_stage(tmp_path) as stage:
-        driver = stage.driver(
-            5,
+        copied = Events(tmp_path / "copied")
+        slow = stage.driver(
+            2,
             {"point": "mid-write", "batch": 1, "partition": 0},
-            {"point": "mid-write", "batch": 3, "partition": 1},
             master=master,
-            settings=SETTINGS,
+            settings=SETTINGS | copied.settings,
             shuffle=True,
         )
-        driver.until_reached(0)
+        slow.until_reached(0)
         stage.until_committed(1)  # while the first attempt is still held
-        driver.go_on(0)
-        driver.until_reached(1)
-        kill_executor_of(driver.holder(1))
-        assert driver.ended() == 0, driver.text()
+        slow.go_on(0)
+        assert slow.ended() == 0, slow.text()
         stage.check()
+        assert copied.speculated() >= 1
+
+        lost = Events(tmp_path / "lost")
+        dies = stage.driver(
+            5,
+            {"point": "mid-write", "batch": 4, "partition": 1},
+            master=master,
+            settings=SETTINGS | WHERE_THE_FILES_ARE | lost.settings,
+            shuffle=True,
+        )
+        dies.until_reached(0)
+        kill_executor_of(dies.holder(0))
+        assert dies.ended() == 0, dies.text()
+        stage.check()
+    assert {"ExecutorLostFailure", "FetchFailed"} <= set(lost.ends())
+    assert lost.retries() >= 1
 
 
 def test_a_query_is_stopped_while_it_writes_and_while_it_commits(tmp_path: Path) -> None:
@@ -95,7 +114,7 @@ def test_a_query_is_stopped_while_it_writes_and_while_it_commits(tmp_path: Path)
 
 
 def test_transactions_time_out_before_a_commit_and_while_nobody_is_there(tmp_path: Path) -> None:
-    """F13."""
+    """F13; and when the batch is run again, before its commit and after it."""
     options = {"transactionTimeout": "20s"}
     with sink_stage(tmp_path) as stage:
         waits = stage.driver(99, {"point": "before-commit", "batch": 1}, options=options)
@@ -109,7 +128,21 @@ def test_transactions_time_out_before_a_commit_and_while_nobody_is_there(tmp_pat
         dies.until_reached(0)
         dies.kill()
         stage.until_nothing_is_open()
-        done(stage, 4)
+        again = stage.driver(99, {"point": "before-commit", "batch": 2}, options=options)
+        again.until_reached(0)
+        stage.until_nothing_is_open()
+        again.go_on(0)
+        assert again.ended() == 1
+        assert "raise transactionTimeout" in again.text()
+        stage.check(2)
+        decided = stage.driver(99, {"point": "after-commit", "batch": 2}, options=options)
+        decided.until_reached(0)
+        decided.kill()
+        repeats = stage.driver(4, {"point": "before-commit", "batch": 2}, options=options)
+        repeats.until_reached(0)
+        stage.until_nothing_is_open()
+        repeats.go_on(0)
+        assert repeats.ended() == 0, repeats.text()
         stage.check()
 
 
@@ -126,6 +159,20 @@ def test_the_server_is_killed_at_every_point_of_a_batch(tmp_path: Path) -> None:
         code = driver.ended()
         stage.check()
         assert code == 0, driver.text()
+
+
+def test_segments_move_to_another_broker_at_every_point_of_a_batch(tmp_path: Path) -> None:
+    """F16: with a transaction open, after its last message, and on both sides of the decision."""
+    points = ("mid-write", "after-write", "before-commit", "lost-answer", "after-commit")
+    with broker_pair(tmp_path) as pair, sink_stage_at(tmp_path, pair.url) as stage:
+        faults = [{"point": point, "batch": n} for n, point in enumerate(points, 1)]
+        driver = stage.driver(7, *faults)
+        for number in range(len(points)):
+            driver.until_reached(number)
+            assert pair.move(stage.topic), "no segment is loaded anywhere"
+            driver.go_on(number)
+        assert driver.ended() == 0, driver.text()
+        stage.check()
 
 
 def test_a_name_that_belongs_to_another_query_is_refused(tmp_path: Path) -> None:
@@ -179,10 +226,9 @@ def test_modes_that_replace_rows_are_refused(tmp_path: Path) -> None:
         assert "async progress tracking" in text
 
 
-def test_spark_connect(tmp_path: Path) -> None:
-    """F30: the same over Spark Connect, whose client needs pandas."""
-    for module in ("pandas", "grpc_status", "zstandard"):
-        pytest.importorskip(module)
+def test_spark_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F30: the same over Spark Connect."""
+    monkeypatch.setenv("PYTHONPATH", str(connect_packages()))
     with sink_stage(tmp_path) as stage:
         remote = "connect:local[2,4]"
         driver = stage.driver(99, {"point": "after-commit", "batch": 1}, master=remote)
