@@ -107,7 +107,7 @@ def test_a_reader_that_stops_leaves_nothing_behind() -> None:
             (state,) = (await ranges.states([0])).values()
             pages = ranges.read(0, ORIGIN, state.stable)
             assert of(await anext(pages))
-            await pages.aclose()  # type: ignore[attr-defined]
+            await pages.aclose()
             names = [task.get_name() for task in asyncio.all_tasks()]
             assert not [name for name in names if "ranges of" in name]
 
