@@ -12,6 +12,8 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
+SEGMENTS = {"orders": [1, 2, 4, 1], "payments": [1, 2], "settled": [1, 2, 4, 1]}
+
 
 @pytest.mark.timeout(600)
 def test_the_main_job(tmp_path: Path) -> None:
@@ -19,6 +21,7 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert found["expected"] == found["found"] > 900
     assert len(found["killed_batches"]) == 1
     assert "kill -9 in batch" in text
+    assert found["segments"] == SEGMENTS
     assert "settled: 4 to 1 segments" in text
     assert text.count("<svg") == 3
 
@@ -29,8 +32,10 @@ def test_the_main_job(tmp_path: Path) -> None:
 def test_five_kills_while_topics_go_from_one_segment_to_four_and_back(
     tmp_path: Path, seed: int
 ) -> None:
+    """The source and the sink, while orders come in; kills fall where they fall."""
     found, _ = _run(tmp_path, seconds=120, rate=300, kills=5, seed=seed, limit=2900)
     assert len(found["killed_batches"]) == 5
+    assert found["segments"] == SEGMENTS
     assert found["expected"] > 30_000
 
 

@@ -97,8 +97,8 @@ def quickstart(
     facts = _facts(shop, seen, moments, seed)
     _write_page(page, seen, moments, facts)
     if as_json:
-        found = {"seed": seed, "page": str(page), "batches": seen.batches}
-        found["killed_batches"] = seen.killed_batches
+        found: dict[str, object] = {"seed": seed, "page": str(page), "batches": seen.batches}
+        found |= {"killed_batches": seen.killed_batches, "segments": seen.segments}
         click.echo(json.dumps(found | asdict(seen.verdict), indent=2))
     else:
         print_table(("what", "value", ""), facts, none="")

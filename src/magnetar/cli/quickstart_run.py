@@ -67,6 +67,8 @@ class Seen:
     received: list[Received] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     killed_batches: list[int] = field(default_factory=list)
+    segments: dict[str, list[int]] = field(default_factory=dict)
+    """How many take messages, by topic: at first, and after each change as the broker says."""
     batches: int = 0
     verdict: Verdict = field(default_factory=lambda: Verdict(0, 0, 0, 0, 0))
 
@@ -123,9 +125,11 @@ class _Stage:
             self._tell("starting Spark", 0.02)
             await self._driver.until_working()
             producers = [await self._client.producer(_TOPICS[name]) for name in _INPUTS]
+            for name in _TOPICS:
+                await self._active(name)
             self._started = time.monotonic()
             async with self._tail():
-                await _both(self._send(*producers), self._disturb())
+                await _both(self._send(*producers), self._reshape(), self._strike())
                 await self._drain()
             self._tell("stopping the pipeline", 0.95)
             await self._driver.stop()
@@ -207,8 +211,8 @@ class _Stage:
 
     # --- trouble
 
-    async def _disturb(self) -> None:
-        """Splits, merges and the kill, spread over the time of the traffic."""
+    async def _reshape(self) -> None:
+        """Splits and merges, spread over the time of the traffic; kills do not hold them up."""
         await self._at(0.08, "orders: 1 to 2 segments")
         await self._split("orders")
         await self._at(0.15, "settled: 1 to 4, payments: 1 to 2")
@@ -217,13 +221,15 @@ class _Stage:
         await self._split("payments")
         await self._at(0.22, "orders: 2 to 4 segments")
         await self._split("orders")
-        for share in self._kills:
-            await self._at(share)
-            await self._kill()
         await self._at(0.75, "orders: 4 to 1 segments")
         await self._merge("orders")
         await self._at(0.85, "settled: 4 to 1 segments")
         await self._merge("settled")
+
+    async def _strike(self) -> None:
+        for share in self._kills:
+            await self._at(share)
+            await self._kill()
 
     async def _kill(self) -> None:
         """The driver, in mid-batch, and start it again."""
@@ -250,11 +256,13 @@ class _Stage:
         """Every segment that takes messages, in two."""
         for number in await self._active(name):
             await self._admin.post(f"{scalable_path(_TOPICS[name])}/split/{number}")
+        await self._active(name)
 
     async def _merge(self, name: str) -> None:
         """All segments that take messages, into one."""
         numbers = "/".join(map(str, await self._active(name)))
         await self._admin.post(f"{scalable_path(_TOPICS[name])}/merge/{numbers}")
+        await self._active(name)
 
     async def _active(self, name: str) -> list[int]:
         """Segments that take messages, in the order of their keys."""
@@ -262,5 +270,8 @@ class _Stage:
         active = [each for each in record["segments"].values() if each["state"] == "ACTIVE"]
         if not active:
             raise DeadlineExceeded(f"{_TOPICS[name]} has no active segment")
+        counts = self._seen.segments.setdefault(name, [])
+        if counts[-1:] != [len(active)]:
+            counts.append(len(active))
         ordered = sorted(active, key=lambda each: int(each["hashRange"]["start"]))
         return [int(each["segmentId"]) for each in ordered]

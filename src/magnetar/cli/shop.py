@@ -29,6 +29,8 @@ _STRAY: Final = 0.02
 """Payments for orders that do not exist: a join must drop them."""
 _PAID_WITHIN_MS: Final = (50, 4000)
 _KILLED_BETWEEN: Final = (0.30, 0.65)
+"""A kill on its own is to be seen apart from splits and merges."""
+_OFTEN_KILLED_BETWEEN: Final = (0.05, 0.90)
 
 
 class Event(NamedTuple):
@@ -114,7 +116,7 @@ def traffic(*, seed: int, seconds: float, orders_per_second: int) -> Traffic:
 
 def moments_of(kills: int, *, seed: int) -> list[float]:
     """When the driver is killed: shares of the traffic's time, one at random in each part of it."""
-    first, last = _KILLED_BETWEEN
+    first, last = _KILLED_BETWEEN if kills == 1 else _OFTEN_KILLED_BETWEEN
     part = (last - first) / max(1, kills)
     chance = _Chance(seed)
     return [first + part * (number + chance.below(1000) / 1000) for number in range(kills)]
