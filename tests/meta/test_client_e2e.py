@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 
+from tests.meta.named_tests import TEST_ID, functions_in, missing
 from tests.meta.test_scenarios import PAGE as FINDINGS
-from tests.meta.test_scenarios import TEST_ID, names_in
 from tests.meta.tree import ROOT
 
 FOLDER = ROOT / "tests" / "client_e2e"
@@ -14,9 +14,9 @@ PAGE = ROOT / "docs" / "reference" / "client-e2e.md"
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = TEST_ID.findall(PAGE.read_text("utf-8"))
-    assert len(set(named)) > 40
-    assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
+    text = PAGE.read_text("utf-8")
+    assert len(set(TEST_ID.findall(text))) > 40
+    assert missing(text) == []
 
 
 def test_what_is_expected_to_fail_is_a_test_and_a_known_finding() -> None:
@@ -30,4 +30,4 @@ def test_what_is_expected_to_fail_is_a_test_and_a_known_finding() -> None:
             assert each["finding"] in findings, each
             assert each["why"].endswith("."), "a sentence"
             module, _, name = each["test"].partition("::")
-            assert name.partition("[")[0] in names_in(f"tests/client_e2e/{module}.py"), name
+            assert name.partition("[")[0] in functions_in(f"tests/client_e2e/{module}.py"), name
