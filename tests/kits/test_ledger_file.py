@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from magnetar.ledger.api import LedgerStore
 from magnetar.runtime import metrics
 from magnetar.runtime.limits import Limits
@@ -109,6 +111,7 @@ class TestFileLedgers(LedgerKit):
         return FileWorld(folder)
 
 
+@pytest.mark.slow  # the same items as above, with more work for the journal
 class TestCrampedFileLedgers(LedgerKit):
     NOT_APPLICABLE: ClassVar[Mapping[int, str]] = {
         3: "the largest entry does not fit into these journal files",

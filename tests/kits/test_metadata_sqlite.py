@@ -78,6 +78,10 @@ class TestEmbeddedMetadata(MetadataKit):
     def make_world(self, folder: Path) -> MetadataWorld:
         return EmbeddedWorld(folder)
 
+    @pytest.mark.slow  # thirty random runs with real syncs
+    def test_62_random_operations(self, tmp_path: Path) -> None:
+        super().test_62_random_operations(tmp_path)
+
 
 @pytest.mark.slow
 class TestEagerEmbeddedMetadata(TestEmbeddedMetadata):

@@ -36,13 +36,13 @@ QUERIES = Model(runs=("g", "h", "g"), layouts=((("a", "b"),),))
 RESTARTS = Model(runs=("g", "g", "g"), layouts=((("a",), ("b",)), (("a", "b"),)), zombies=False)
 
 MODELS = {
-    "speculation": SPECULATION,
     "timeouts": TIMEOUTS,
     "batches": BATCHES,
     "queries": QUERIES,
     "restarts": RESTARTS,
 }
 LARGE = {
+    "speculation": SPECULATION,
     "speculation-and-timeouts": replace(SPECULATION, expiries=1),
     "two-spare-attempts": replace(SPECULATION, spare=2),
     "three-runs-and-timeouts": replace(TIMEOUTS, runs=("g", "g", "g")),
