@@ -1,5 +1,7 @@
 """What every test gets: a hypothesis profile, and a check that it left nothing behind.
 
+Also which tests run on one worker, when several run at a time.
+
 Invariants:
 1. Property tests are derandomized: the same commit runs the same examples everywhere.
 2. A test that leaves a thread or an open file descriptor behind fails, by name. Fixtures of a
@@ -14,9 +16,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("magnetar", derandomize=True, deadline=None, print_blob=True)
 # `make check`, which has to be quick, runs fewer examples; `make test` runs all.
@@ -32,9 +36,27 @@ _PAUSE_S = 0.01
 _DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first: each runs on one worker from its first test to its last, and takes long."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+# One JVM after the other, and one session for the tests that share it. (Marks of the scheduler's
+# own do not work with this version of pytest.)
+_TOGETHER = {
+    "tests/spark/test_sink_in_spark.py": "session",
+    "tests/spark/test_source_in_spark.py": "session",
+    "tests/spark/test_pipeline_run.py": "pipelines",
+    "tests/spark/test_quickstart.py": "pipelines",
+    "tests/spark/test_sink_kills.py": "kills",
+}
+
+
+class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Tests of some files run on one worker, and begin first: those that are many, and long."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling | None:
+    return _Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(autouse=True)

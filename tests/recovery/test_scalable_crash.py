@@ -28,9 +28,13 @@ def _fork_server() -> None:
 
 
 def _run(
-    folder: Path, every: int, *changes: str, plant: Callable[[], None] = nothing
+    folder: Path,
+    every: int,
+    *changes: str,
+    plant: Callable[[], None] = nothing,
+    seed: int = SEED,
 ) -> dict[str, ChangeOutcome]:
-    kills = ScalableKills(folder, SEED, changes=changes, every=every, plant=plant)
+    kills = ScalableKills(folder, seed, changes=changes, every=every, plant=plant)
     return asyncio.run(kills.run())
 
 
@@ -46,6 +50,15 @@ def test_sample_of_kills(tmp_path: Path) -> None:
         assert outcome.finished
         assert outcome.undone, "the first step is the intent: torn, it never was"
         assert outcome.slowest < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_segment_may_have_few_messages(tmp_path: Path) -> None:
+    """With this seed one of those that are merged has two: they are not both acknowledged."""
+    outcome = _run(tmp_path, 50, "merge", seed=504245)["merge"]
+    assert outcome.violations == []
+    assert outcome.finished
 
 
 def _no_lineage() -> None:

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("pipeline")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MAGNETAR: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
 WAIT_SECONDS: Final = 200.0

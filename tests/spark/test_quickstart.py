@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
+pytestmark = [pytest.mark.slow]
 
 SEGMENTS = {"orders": [1, 2, 4, 1], "payments": [1, 2], "settled": [1, 2, 4, 1]}
 

@@ -58,7 +58,6 @@ def found(spark, views):
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("pipeline")
 def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
@@ -78,7 +77,6 @@ def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("pipeline")
 def test_topics_are_copied_by_a_standalone_cluster(on: Stage, tmp_path: Path) -> None:
     on.send(500)
     on.split(0)

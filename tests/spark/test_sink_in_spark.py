@@ -17,7 +17,7 @@ from magnetar.spark import foreach_batch_writer
 from tests.spark.reading import check_numbers, messages
 from tests.spark.stage import Stage, stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OUTPUT = "topic://public/default/copies"
 _PATIENCE_S = 300

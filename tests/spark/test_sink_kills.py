@@ -8,7 +8,7 @@ import pytest
 
 from tests.spark.sink_stage import sink_stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.xdist_group("kills")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def test_a_driver_is_killed_at_every_point_of_a_batch(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.xdist_group("spark"),
 ]
 
 NAMESPACE = "public/default"

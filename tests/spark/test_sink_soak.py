@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.xdist_group("spark"),
 ]
 
 

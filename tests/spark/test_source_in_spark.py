@@ -15,7 +15,7 @@ from tests.spark.files import PATIENCE_S, Files
 from tests.spark.stage import TOPIC, Stage, check
 from tests.spark.test_source_times import let_time_pass
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True)

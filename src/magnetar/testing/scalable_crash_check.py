@@ -189,7 +189,10 @@ def _stored(push: Delivered) -> Stored:
 
 
 async def fill(port: int, history: ChangeHistory, layout: SegmentLayout) -> None:
-    """Publish, and acknowledge the first messages of every segment on `rest`."""
+    """Publish, and acknowledge the first messages of every segment on `rest`.
+
+    The last one is left: whoever reads a segment to its end waits for that.
+    """
     driver = await Driver.connect(HOST, port)
     try:
         clients = TopicClients(driver, history, layout)
@@ -197,7 +200,7 @@ async def fill(port: int, history: ChangeHistory, layout: SegmentLayout) -> None
             key = history.key_names[sequence % len(history.key_names)]
             await clients.publish(sequence, key)
         for segment in layout.active:
-            first = (await clients.read(SUBSCRIPTIONS[1], segment))[:_ACKED_OF_EACH]
+            first = (await clients.read(SUBSCRIPTIONS[1], segment))[:-1][:_ACKED_OF_EACH]
             await clients.acknowledge(SUBSCRIPTIONS[1], segment, first)
             history.acked.update(each.sequence for each in first)
     finally:
