@@ -11,6 +11,7 @@ import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.ProducerBuilder;
 import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.PulsarClientException;
+import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.QueueConsumerBuilder;
 import org.apache.pulsar.client.api.v5.StreamConsumerBuilder;
 import org.apache.pulsar.client.api.v5.Transaction;
@@ -25,6 +26,9 @@ final class Server implements AutoCloseable {
     private static final Duration OPERATION = Duration.ofSeconds(10);
     /** Longer than any scenario: a transaction of it ends only when it is told to. */
     private static final Duration PATIENT = Duration.ofMinutes(2);
+
+    private static final int RECONNECTS = 20;
+    private static final long RECONNECT_MILLIS = 200;
 
     private final String serviceUrl;
     private final Admin admin;
@@ -119,6 +123,24 @@ final class Server implements AutoCloseable {
         return client.newQueueConsumer(Schema.string())
                 .subscriptionName(subscription)
                 .subscriptionInitialPosition(SubscriptionInitialPosition.EARLIEST);
+    }
+
+    /**
+     * Subscribes once the server is back. This client fails if it has not noticed yet that its
+     * connection died with the former process, and does not try again by itself.
+     */
+    QueueConsumer<String> queueAfterRestart(String subscription, String topic)
+            throws PulsarClientException, InterruptedException {
+        for (int left = RECONNECTS; ; left--) {
+            try {
+                return queues(subscription).topic(topic).subscribe();
+            } catch (PulsarClientException error) {
+                if (left == 0 || !String.valueOf(error.getMessage()).contains("Connection closed")) {
+                    throw error;
+                }
+                Thread.sleep(RECONNECT_MILLIS);
+            }
+        }
     }
 
     StreamConsumerBuilder<String> streams(String subscription) {

@@ -24,7 +24,7 @@ final class TransactionRestart implements Scenario {
             }
         }
         Conversation.ask("restart");
-        try (QueueConsumer<String> consumer = server.queues("later").topic(topic).subscribe()) {
+        try (QueueConsumer<String> consumer = server.queueAfterRestart("later", topic)) {
             new Received().takeAll(consumer::receive, sent.values(),
                     message -> consumer.acknowledge(message.id()));
         }

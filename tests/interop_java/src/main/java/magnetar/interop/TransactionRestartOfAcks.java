@@ -43,14 +43,14 @@ final class TransactionRestartOfAcks implements Scenario {
             before.commit();
             Conversation.ask("restart");
         }
-        try (QueueConsumer<String> consumer = server.queues("q").topic(topic).subscribe()) {
+        try (QueueConsumer<String> consumer = server.queueAfterRestart("q", topic)) {
             // What open transactions acknowledged is theirs until they end.
             new Received().takeAll(consumer::receive, only(sent, 3), message -> { });
         }
         after.commit();
         aborted.abort();
         Conversation.ask("restart");
-        try (QueueConsumer<String> consumer = server.queues("q").topic(topic).subscribe()) {
+        try (QueueConsumer<String> consumer = server.queueAfterRestart("q", topic)) {
             List<String> left = new ArrayList<>(only(sent, 2));
             left.addAll(only(sent, 3));
             new Received().takeAll(consumer::receive, left,

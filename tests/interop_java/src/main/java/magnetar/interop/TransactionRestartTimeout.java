@@ -23,7 +23,7 @@ final class TransactionRestartTimeout implements Scenario {
             sent.keyed(producer, COUNT);
         }
         Conversation.ask("restart");
-        try (QueueConsumer<String> consumer = server.queues("q").topic(topic).subscribe()) {
+        try (QueueConsumer<String> consumer = server.queueAfterRestart("q", topic)) {
             new Received().takeAll(consumer::receive, sent.values(),
                     message -> consumer.acknowledge(message.id()));
         }
