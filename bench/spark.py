@@ -43,6 +43,7 @@ from magnetar.spark.session import start
 MASTER: Final = f"local[{PARTITIONS},4]"
 FILL_ROWS: Final = 10_000
 KEYS: Final = 1000
+COLUMNS: Final = "key STRING, value BINARY"
 
 LATENCY_RATE: Final = 1000
 LATENCY_WARM_SECONDS: Final = 15.0
@@ -90,19 +91,20 @@ class Bench:
         length, count = SIZES[size]
         topic = self._topic(f"in-{length}", PARTITIONS)
         self._fill(topic, length, count)
-        source = reading(self._spark, self._ours(topic, startingOffsets="earliest"))
-        nowhere = Target("noop")
+        place, nowhere = self._ours(topic, startingOffsets="earliest"), Target("noop")
+        # Spark leaves out what a query does not need of its own sources; of ours a user says it.
+        source = reading(self._spark, place._replace(schema=COLUMNS))
         # Ours come first: their first round has a JVM as cold as a peer's.
         ours = drained(source, lambda _: nowhere, self.scratch())
         sinks = [self._topic(f"out-{length}-{number}", PARTITIONS) for number in range(ROUNDS)]
         moved = drained(transformed(source), lambda n: self._ours(sinks[n]), self.scratch())
 
+        everything = drained(reading(self._spark, place), lambda _: nowhere, self.scratch())
+
         rate = generated(self._spark, count, self.scratch())
         self.figure(f"rate source -> noop, {count:,} rows", rate, "rows/s")
         files = self._parquet(topic, count)
-        parquet = reading(
-            self._spark, Target("parquet", {"path": str(files)}, "key STRING, value BINARY")
-        )
+        parquet = reading(self._spark, Target("parquet", {"path": str(files)}, COLUMNS))
         plain = drained(parquet, lambda _: nowhere, self.scratch())
         out = self.scratch()
         copied = drained(
@@ -112,11 +114,13 @@ class Bench:
         )
         self.rates(f"parquet -> noop, {size}", plain)
         self.rates(f"source -> noop, {size}", ours, "parquet -> noop", plain)
+        self.rates(f"source -> noop, all columns, {size}", everything, "parquet -> noop", plain)
         copy = "parquet -> transform -> parquet"
         self.rates(f"{copy}, {size}", copied)
         self.rates(f"source -> transform -> exactly-once sink, {size}", moved, copy, copied)
         self.sink_rates[size] = moved
-        self.want(ours.warm >= NOOP_MIN[size], f"source -> noop, {size}: {ours.warm:,.0f} rows/s")
+        found = min(ours.warm, everything.warm)
+        self.want(found >= NOOP_MIN[size], f"source -> noop, {size}: {found:,.0f} rows/s")
         self.want(moved.warm >= SINK_MIN[size], f"to the sink, {size}: {moved.warm:,.0f} rows/s")
 
     def rates(
