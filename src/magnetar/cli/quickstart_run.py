@@ -126,7 +126,7 @@ class _Stage:
             await self._driver.until_working()
             producers = [await self._client.producer(_TOPICS[name]) for name in _INPUTS]
             for name in _TOPICS:
-                await self._active(name)
+                await self._note_segments(name)
             self._started = time.monotonic()
             async with self._tail():
                 await _both(self._send(*producers), self._reshape(), self._strike())
@@ -256,13 +256,17 @@ class _Stage:
         """Every segment that takes messages, in two."""
         for number in await self._active(name):
             await self._admin.post(f"{scalable_path(_TOPICS[name])}/split/{number}")
-        await self._active(name)
+        await self._note_segments(name)
 
     async def _merge(self, name: str) -> None:
         """All segments that take messages, into one."""
         numbers = "/".join(map(str, await self._active(name)))
         await self._admin.post(f"{scalable_path(_TOPICS[name])}/merge/{numbers}")
-        await self._active(name)
+        await self._note_segments(name)
+
+    async def _note_segments(self, name: str) -> None:
+        """How many take messages now, for the report."""
+        self._seen.segments.setdefault(name, []).append(len(await self._active(name)))
 
     async def _active(self, name: str) -> list[int]:
         """Segments that take messages, in the order of their keys."""
@@ -270,8 +274,5 @@ class _Stage:
         active = [each for each in record["segments"].values() if each["state"] == "ACTIVE"]
         if not active:
             raise DeadlineExceeded(f"{_TOPICS[name]} has no active segment")
-        counts = self._seen.segments.setdefault(name, [])
-        if counts[-1:] != [len(active)]:
-            counts.append(len(active))
         ordered = sorted(active, key=lambda each: int(each["hashRange"]["start"]))
         return [int(each["segmentId"]) for each in ordered]

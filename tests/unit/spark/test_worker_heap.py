@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -33,14 +34,28 @@ def test_a_worker_keeps_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gc.get_freeze_count() > 0
 
 
+class _Node:
+    """Something that can be a part of a cycle, and watched."""
+
+    me: _Node
+
+
 def test_garbage_of_later_tasks_is_still_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     _main_is("pyspark.daemon", monkeypatch)
     worker_heap.keep_loaded()
-    kept = gc.get_freeze_count()
-    cycle: list[object] = []
-    cycle.append(cycle)
+    node = _Node()
+    node.me = node
+    watched = weakref.ref(node)
+    worker_heap.keep_loaded()  # nothing was loaded since: the cycle is not kept
+    del node
+    gc.collect()
+    assert watched() is None
+
+
+def test_what_is_loaded_later_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    _main_is("pyspark.daemon", monkeypatch)
     worker_heap.keep_loaded()
-    assert gc.get_freeze_count() <= kept
+    kept = gc.get_freeze_count()
     monkeypatch.setitem(sys.modules, "loaded_since", ModuleType("loaded_since"))
     worker_heap.keep_loaded()
     assert gc.get_freeze_count() > kept
