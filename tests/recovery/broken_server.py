@@ -10,8 +10,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from magnetar.broker.dedup_log import DedupLog
-from magnetar.broker.subscription import Subscription
+from magnetar.broker.publish.dedup_log import DedupLog
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.cli.main import main
 from magnetar.journal.files import JournalFile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from magnetar.broker.topic_transactions import TopicTransactions
+from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.cli.main import main
 from magnetar.model.ids import Position
 from magnetar.txn.store import FoundAck, FoundPin, TxnStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.lineage import Lineage
+from magnetar.broker.publish.lineage import Lineage
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout_changes import LayoutChanges
 from magnetar.scalable.records import ScalableRecord

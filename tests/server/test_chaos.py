@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.runtime import logs
 from magnetar.server.app import Server

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.policies import TransactionKind
-from magnetar.broker.topic import Topic
+from magnetar.broker.policy.policies import TransactionKind
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import ServiceNotReady, WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.scalable.records import segment_topic

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.legacy_ends import LegacyEnds
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
 from magnetar.testing.driver import Driver, build_message

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.topic_subscriptions import TopicSubscriptions
+from magnetar.broker.topic.subscriptions import TopicSubscriptions
 from magnetar.errors import WireCode
 from magnetar.model.isolation import ISOLATION_PROPERTY, ReadIsolation
 from magnetar.model.names import TopicName

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.producer import Producer
+from magnetar.broker.publish.producer import Producer
 from magnetar.errors import MagnetarError, WireCode
 from magnetar.server.app import Server
 from magnetar.testing.driver import Driver, build_message

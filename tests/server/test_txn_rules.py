@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
-from magnetar.broker.topic_care import CARE_SECONDS
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.maintenance import CARE_SECONDS
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import WireCode
 from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName

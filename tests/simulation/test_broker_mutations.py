@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.acks import Ack
 from magnetar.broker.api import Receipt
-from magnetar.broker.consumer import Consumer
-from magnetar.broker.dedup import Dedup, Verdict
-from magnetar.broker.dispatch_state import DispatchState
-from magnetar.broker.key_shared import HashHolds
-from magnetar.broker.members import Member, Members
-from magnetar.broker.producer import Producer
-from magnetar.broker.redelivery import RedeliveryCounts
-from magnetar.broker.subscription import Subscription
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.key_shared import HashHolds
+from magnetar.broker.dispatch.members import Member, Members
+from magnetar.broker.dispatch.redelivery import RedeliveryCounts
+from magnetar.broker.publish.dedup import Dedup, Verdict
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.journal.files import JournalFile
 from magnetar.journal.format import FILE_HEADER_BYTES, encode_file_header
 from magnetar.managed_ledger.cursor_state import CursorState

@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.api import ConsumerOptions
-from magnetar.broker.lineage import Lineage
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.publish.lineage import Lineage
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.scalable import assignment, changes, groups, sessions

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from magnetar.broker.held_messages import HeldMessages
-from magnetar.broker.topic import Topic
-from magnetar.broker.topic_transactions import TopicTransactions, Waiting
-from magnetar.broker.txn_acks import TransactionalAcks
+from magnetar.broker.subscribe.pending_messages import HeldMessages
+from magnetar.broker.subscribe.txn_acks import TransactionalAcks
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.transactions import TopicTransactions, Waiting
 from magnetar.managed_ledger.appender import Appender
 from magnetar.managed_ledger.cursors import Cursors
 from magnetar.managed_ledger.managed_ledger import ManagedLedger

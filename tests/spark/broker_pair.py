@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from magnetar.broker.shared_ownership import SharedOwnership
-from magnetar.broker.topics import Topics
+from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.topics import Topics
 from magnetar.client.blocking.loop_thread import LoopThread
 from magnetar.errors import ServiceNotReady
 from magnetar.ledger.memory import MemoryLedgers

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from magnetar.broker.namespaces import Namespaces
-from magnetar.broker.policies import effective
+from magnetar.broker.policy.namespaces import Namespaces
+from magnetar.broker.policy.policies import effective
 from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout

@@ -17,11 +17,11 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from magnetar.broker.consumer import Consumer
-from magnetar.broker.loaded_topic import LoadedTopic
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Iterable
 from functools import reduce
 from typing import Final, TypeVar
 
-from magnetar.broker.lineage import NOTHING, Lineage
+from magnetar.broker.publish.lineage import NOTHING, Lineage
 from magnetar.errors import MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout

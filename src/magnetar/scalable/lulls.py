@@ -31,8 +31,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import SCALABLE_LULLS, TXN_HELD

@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from magnetar.broker.paths import SCALABLE_TOPICS, scalable_key
+from magnetar.broker.policy.paths import SCALABLE_TOPICS, scalable_key
 from magnetar.errors import CorruptMetadata
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record

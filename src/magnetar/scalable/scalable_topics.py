@@ -23,8 +23,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from magnetar.broker.api import ConsumerOptions
-from magnetar.broker.policies import effective
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.policies import effective
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.isolation import asked_isolation

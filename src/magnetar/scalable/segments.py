@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from magnetar.broker.api import ConsumerOptions, ProducerOptions
-from magnetar.broker.lineage import Lineage
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.publish.lineage import Lineage
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import SubscriptionNotFound, TopicNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.isolation import stored_isolation

@@ -24,14 +24,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from magnetar.broker.legacy_ends import LegacyEnds
-from magnetar.broker.namespaces import Cluster, Namespaces
-from magnetar.broker.ownership import SoleOwner
-from magnetar.broker.schemas import Schemas
-from magnetar.broker.shared_ownership import SharedOwnership
-from magnetar.broker.topic import TopicParts
-from magnetar.broker.topic_producers import ProducerNames
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.namespaces import Cluster, Namespaces
+from magnetar.broker.policy.schemas import Schemas
+from magnetar.broker.publish.producers import ProducerNames
+from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.ownership import SoleOwner
+from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.topic import TopicParts
+from magnetar.broker.topic.topics import Topics
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service

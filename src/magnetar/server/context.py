@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Coroutine, KeysView
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from magnetar.broker.schemas import Schemas
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.schemas import Schemas
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import NotAllowed
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock

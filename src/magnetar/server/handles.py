@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from magnetar.broker.consumer import Consumer, News
-from magnetar.broker.loaded_topic import LoadedTopic
-from magnetar.broker.nonpersistent import NonPersistentTopic
-from magnetar.broker.producer import Producer
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.transient import TransientSubscription
+from magnetar.broker.dispatch.consumer import Consumer, News
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.subscribe.nonpersistent_subscription import TransientSubscription
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.nonpersistent import NonPersistentTopic
 from magnetar.errors import MagnetarError
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
 from magnetar.wire.frames import command, encode_message, encode_receipt

@@ -9,8 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import TopicNotFound
 from magnetar.model.names import TopicName
 from magnetar.txn.collector import Leftover

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position

@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from magnetar.broker.lineage import Lineage
-from magnetar.broker.shared_ownership import SharedOwnership
-from magnetar.broker.topics import Topics
+from magnetar.broker.publish.lineage import Lineage
+from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
 from magnetar.model.names import TopicName
 from magnetar.scalable.autoscale import Sample

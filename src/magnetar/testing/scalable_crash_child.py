@@ -30,10 +30,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import uvloop
 
-from magnetar.broker.records import dedup_key
-from magnetar.broker.shared_ownership import SharedOwnership
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.records import dedup_key
+from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed, ServiceNotReady
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.managed_ledger.names import cursors_directory, managed_ledger_key

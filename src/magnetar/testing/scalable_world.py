@@ -22,8 +22,8 @@ from random import Random
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from magnetar.broker.shared_ownership import SharedOwnership
-from magnetar.broker.topics import Topics
+from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import MagnetarError, StorageError, Unavailable
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.api import MetadataStore

@@ -21,7 +21,7 @@ import logging
 from random import Random
 from typing import Any, Final
 
-from magnetar.broker.policies import Policies, RetentionPolicies
+from magnetar.broker.policy.policies import Policies, RetentionPolicies
 from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName

@@ -23,7 +23,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import TopicName

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName

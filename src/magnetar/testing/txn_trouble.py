@@ -18,7 +18,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
 from magnetar.server.app import Server

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from magnetar.broker.shared_ownership import OWNERS
+from magnetar.broker.topic.shared_ownership import OWNERS
 from magnetar.errors import MagnetarError, StorageError
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import MetadataStore

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from magnetar.broker.dispatch_state import DispatchState
-from magnetar.broker.plan import Change, DispatchLimits, JoinRefused, RefusalKind
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.plan import Change, DispatchLimits, JoinRefused, RefusalKind
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType

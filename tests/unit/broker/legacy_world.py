@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.stream_state import StreamRecord, stream_key
 from magnetar.txn.records import decode

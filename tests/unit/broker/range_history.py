@@ -13,12 +13,12 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from magnetar.broker import range_sizes
 from magnetar.broker.entries import EntryView
-from magnetar.broker.producer import Producer
-from magnetar.broker.range_read import read_page
-from magnetar.broker.range_view import RangeView
-from magnetar.broker.topic import Topic
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.ranges import sizes
+from magnetar.broker.ranges.read import read_page
+from magnetar.broker.ranges.view import RangeView
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import RangeLost
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.ledger_list import Retention
@@ -209,7 +209,7 @@ class RangeHistory:
     async def _read_again(self, view: RangeView, plan: Plan) -> None:
         start, end, messages = plan
         if start < self._first():
-            for work in (self._read, range_sizes.count):
+            for work in (self._read, sizes.count):
                 try:
                     await work(view, start, end)
                 except RangeLost:
@@ -217,7 +217,7 @@ class RangeHistory:
                 raise AssertionError(f"{start} is before {self._first()}, and nobody said so")
             return
         assert await self._read(view, start, end) == messages
-        found = await range_sizes.count(view, start, end)
+        found = await sizes.count(view, start, end)
         assert (found.messages, found.is_exact) == (len(messages), True)
         assert view.has_more(end) == any(end < each.behind <= self._stable() for each in self._kept)
         await self._cut(view, plan)
@@ -233,7 +233,7 @@ class RangeHistory:
         at, taken, used = start, 0, 0
         while True:
             limit = None if size is None else size - used
-            found = await range_sizes.cut(
+            found = await sizes.cut(
                 view, at, end, LIMITS, messages_max=wanted - taken, bytes_max=limit
             )
             at, taken, used = found.position, taken + found.messages, used + found.bytes
@@ -254,7 +254,7 @@ class RangeHistory:
     async def _pieces(self, view: RangeView, plan: Plan) -> None:
         start, end, messages = plan
         count = self.rng.randrange(1, 5)
-        cuts = range_sizes.pieces(view, start, end, count)
+        cuts = sizes.pieces(view, start, end, count)
         assert len(cuts) < count or count == 1
         bounds = [start, *cuts, end]
         assert bounds == sorted(bounds)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from magnetar.broker.acks import Ack
 from magnetar.broker.api import ConsumerOptions, Delivery
-from magnetar.broker.consumer import Consumer, News
-from magnetar.broker.subscription import Subscription, first_mark_delete
+from magnetar.broker.dispatch.consumer import Consumer, News
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import MessageId, Position

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.topic_transactions import merged
+from magnetar.broker.topic.transactions import merged
 from magnetar.model.ids import Position
 
 positions = st.builds(Position, st.integers(1, 3), st.integers(0, 20))

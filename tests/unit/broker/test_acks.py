@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.acks import Ack, run_end
+from magnetar.broker.subscribe.ack import Ack, run_end
 from magnetar.model.ids import Position
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.broker.api import Delivery
-from magnetar.broker.consumer import Consumer, News
-from magnetar.broker.dispatch_state import DispatchState
-from magnetar.broker.plan import Change, DispatchLimits
+from magnetar.broker.dispatch.consumer import Consumer, News
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.plan import Change, DispatchLimits
 from magnetar.errors import ServiceNotReady
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import SystemClock

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker import dedup as dedup_module
-from magnetar.broker.dedup import HOLES_MAX, Dedup, Verdict
-from magnetar.broker.lineage import Span
+from magnetar.broker.publish import dedup as dedup_module
+from magnetar.broker.publish.dedup import HOLES_MAX, Dedup, Verdict
+from magnetar.broker.publish.lineage import Span
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.ids import Position
 from magnetar.txn.txn_dedup import TxnRuns

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from magnetar.broker.dispatch_state import DispatchState
-from magnetar.broker.plan import Change, DispatchLimits, Plan
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.plan import Change, DispatchLimits, Plan
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from tests.unit.broker.dispatch_world import (

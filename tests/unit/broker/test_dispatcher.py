@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from magnetar.broker.consumer import News
-from magnetar.broker.transient import TransientSubscription
+from magnetar.broker.dispatch.consumer import News
+from magnetar.broker.subscribe.nonpersistent_subscription import TransientSubscription
 from magnetar.errors import CorruptEntry
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName

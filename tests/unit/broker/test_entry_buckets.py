@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.key_shared import AssignRefused, EntryBuckets, Moved
-from magnetar.broker.subscription import Subscription
+from magnetar.broker.dispatch.key_shared import AssignRefused, EntryBuckets, Moved
+from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.errors import ConsumerAssign, ConsumerBusy, NotAllowed
 from magnetar.model.hashing import FULL_RING, HASH_MAX, RING_SIZE, HashRange, bucket_hash, key_hash
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy

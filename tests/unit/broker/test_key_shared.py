@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.key_shared import (
+from magnetar.broker.dispatch.key_shared import (
     AssignRefused,
     ConsistentHashing,
     EntryBuckets,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.legacy_acks import LegacyAcks
-from magnetar.broker.topic import Topic
+from magnetar.broker.subscribe.legacy_txn_acks import LegacyAcks
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DiskFailed, ServiceNotReady, TooManyRequests, TransactionConflict
 from magnetar.managed_ledger.names import CURSORS, MANAGED_LEDGERS
 from magnetar.model.ids import Position

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.broker.legacy_ends import LegacyEnds
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.wire.messages import TxnId

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.broker import topic_transactions
 from magnetar.testing.virtual_time import run
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.legacy_work import LegacyWork
@@ -79,7 +78,7 @@ def shown_before_the_marker_is_durable(patch: pytest.MonkeyPatch) -> None:
 
 
 def markers_are_shown(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(topic_transactions, "trace_of", lambda _: None)
+    patch.setattr(transactions, "trace_of", lambda _: None)
 
 
 PLANTED = (

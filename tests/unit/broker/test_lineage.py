@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.dedup import Dedup, Verdict
-from magnetar.broker.lineage import (
+from magnetar.broker.publish.dedup import Dedup, Verdict
+from magnetar.broker.publish.lineage import (
     NOTHING,
     Lineage,
     Piece,

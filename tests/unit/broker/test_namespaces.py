@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from magnetar.broker.namespaces import DEFAULT, SYSTEM, Cluster, Namespaces, Tenant
-from magnetar.broker.policies import (
+from magnetar.broker.policy.namespaces import DEFAULT, SYSTEM, Cluster, Namespaces, Tenant
+from magnetar.broker.policy.policies import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
     InactiveTopicPolicies,

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.broker.api import AccessMode, ProducerOptions, Schema
-from magnetar.broker.nonpersistent import NonPersistentTopic
-from magnetar.broker.policies import TopicPolicies
-from magnetar.broker.transient import SENT_POSITION
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.subscribe.nonpersistent_subscription import SENT_POSITION
+from magnetar.broker.topic.nonpersistent import NonPersistentTopic
 from magnetar.errors import (
     ConsumerBusy,
     NotAllowed,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.api import DROPPED, Receipt
-from magnetar.broker.dedup import Dedup
-from magnetar.broker.producer import Producer
+from magnetar.broker.publish.dedup import Dedup
+from magnetar.broker.publish.producer import Producer
 from magnetar.errors import (
     ChecksumMismatch,
     DeadlineExceeded,

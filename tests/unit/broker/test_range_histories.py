@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.broker.range_view import RangeView
-from magnetar.broker.topic_transactions import TopicTransactions
+from magnetar.broker.ranges.view import RangeView
+from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import MagnetarError
 from magnetar.model.ranges import ORIGIN, RangePosition
 from magnetar.testing.virtual_time import run

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from magnetar.broker import range_sizes
-from magnetar.broker.range_cursors import move_cursor
-from magnetar.broker.range_read import read_page
-from magnetar.broker.range_view import RangeView
-from magnetar.broker.topic import Topic
+from magnetar.broker.ranges import sizes
+from magnetar.broker.ranges.cursors import move_cursor
+from magnetar.broker.ranges.read import read_page
+from magnetar.broker.ranges.view import RangeView
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import ConsumerBusy, NotAllowed, RangeLost
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.ledger_list import Retention
@@ -167,21 +167,19 @@ def test_an_end_that_cannot_be_read_is_refused() -> None:
 
 @pytest.mark.parametrize("batch", [None, 7])
 def test_long_ranges_are_estimated(batch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_sizes, "EXACT_ENTRIES", 100)
+    monkeypatch.setattr(sizes, "EXACT_ENTRIES", 100)
 
     async def scenario(world: TxnWorld) -> None:
         topic = await world.broker().topic()
         await send_many(topic, 1000, batch=batch)
         view = view_of(topic)
-        found = await range_sizes.count(view, ORIGIN, view.stable())
+        found = await sizes.count(view, ORIGIN, view.stable())
         assert not found.is_exact
         assert found.messages == 1000 * (batch or 1)
         assert found.bytes == pytest.approx(topic.ledger.size_bytes, rel=0.01)
-        middle = range_sizes.pieces(view, ORIGIN, view.stable(), 2)[0]
+        middle = sizes.pieces(view, ORIGIN, view.stable(), 2)[0]
         exact = 50 * (batch or 1)
-        found = await range_sizes.count(
-            view, middle, RangePosition(middle.ledger, middle.entry + 50)
-        )
+        found = await sizes.count(view, middle, RangePosition(middle.ledger, middle.entry + 50))
         assert (found.messages, found.is_exact) == (exact, True)
 
     in_txn_world(scenario)
@@ -191,7 +189,7 @@ def test_a_long_range_of_aborted_messages_does_not_count_as_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It might hold a message that no sample met."""
-    monkeypatch.setattr(range_sizes, "EXACT_ENTRIES", 10)
+    monkeypatch.setattr(sizes, "EXACT_ENTRIES", 10)
 
     async def scenario(world: TxnWorld) -> None:
         broker = world.broker()
@@ -201,7 +199,7 @@ def test_a_long_range_of_aborted_messages_does_not_count_as_empty(
         await broker.abort(T1)
         await quiet()
         view = view_of(topic)
-        assert (await range_sizes.count(view, ORIGIN, view.stable())).messages == 1
+        assert (await sizes.count(view, ORIGIN, view.stable())).messages == 1
         assert await texts(view, ORIGIN, view.stable()) == []
 
     in_txn_world(scenario)
@@ -221,9 +219,7 @@ def test_others_have_their_turn_while_a_range_is_walked() -> None:
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(other())
-        await range_sizes.cut(
-            view, ORIGIN, view.stable(), Limits(), messages_max=3000, bytes_max=None
-        )
+        await sizes.cut(view, ORIGIN, view.stable(), Limits(), messages_max=3000, bytes_max=None)
         assert turns >= 5
         task.cancel()
 
@@ -237,7 +233,7 @@ def test_a_walk_that_takes_long_answers_with_a_part() -> None:
         view, limits = view_of(topic), Limits(range_scan_entries=30)
         at, taken, parts = ORIGIN, 0, 0
         while True:
-            found = await range_sizes.cut(
+            found = await sizes.cut(
                 view, at, view.stable(), limits, messages_max=200 - taken, bytes_max=None
             )
             at, taken, parts = found.position, taken + found.messages, parts + 1
@@ -256,7 +252,7 @@ def test_positions_by_time() -> None:
             for number in range(10)
         ]
         view = view_of(topic)
-        at = [await range_sizes.at_time(view, EPOCH_MS + ms) for ms in (-5, 0, 1, 40, 90, 91)]
+        at = [await sizes.at_time(view, EPOCH_MS + ms) for ms in (-5, 0, 1, 40, 90, 91)]
         assert at == [
             *map(RangePosition.before, (positions[0], positions[0], positions[1], positions[4])),
             RangePosition.before(positions[9]),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.redelivery import RedeliveryCounts, ReplayQueue
+from magnetar.broker.dispatch.redelivery import RedeliveryCounts, ReplayQueue
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from magnetar.broker.api import Schema
-from magnetar.broker.policies import TopicPolicies
-from magnetar.broker.schemas import Schemas, is_schema, version_bytes, version_from
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.schemas import Schemas, is_schema, version_bytes, version_from
 from magnetar.errors import CorruptMetadata, IncompatibleSchema
 from magnetar.testing.virtual_time import run
 from tests.unit.broker.world import World

@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from magnetar.broker.acks import Ack
 from magnetar.broker.api import DROPPED, Receipt, Schema
-from magnetar.broker.lineage import NOTHING, Lineage, Piece
-from magnetar.broker.namespaces import DEFAULT
-from magnetar.broker.ownership import SoleOwner
-from magnetar.broker.paths import scalable_key
-from magnetar.broker.policies import InactiveTopicPolicies, Policies
-from magnetar.broker.producer import Producer
-from magnetar.broker.topic import Topic
-from magnetar.broker.topic_care import CARE_SECONDS
-from magnetar.broker.topics import ListMode, Topics
+from magnetar.broker.policy.namespaces import DEFAULT
+from magnetar.broker.policy.paths import scalable_key
+from magnetar.broker.policy.policies import InactiveTopicPolicies, Policies
+from magnetar.broker.publish.lineage import NOTHING, Lineage, Piece
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.topic.maintenance import CARE_SECONDS
+from magnetar.broker.topic.ownership import SoleOwner
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import ListMode, Topics
 from magnetar.errors import (
     DiskFailed,
     NotAllowed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.broker.stats import (
+from magnetar.broker.policy.stats import (
     WINDOW_S,
     PublisherStats,
     Rate,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from magnetar.broker.acks import Ack
-from magnetar.broker.subscription import Subscription, first_mark_delete
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.errors import (
     ConsumerAssign,
     ConsumerBusy,

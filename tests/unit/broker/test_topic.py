@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerOptions, Receipt, Schema
-from magnetar.broker.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
-from magnetar.broker.policies import TopicPolicies
-from magnetar.broker.producer import Producer
-from magnetar.broker.topic import Topic
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import (
     DiskFailed,
     IncompatibleSchema,

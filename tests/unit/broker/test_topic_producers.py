@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.broker.api import AccessMode
-from magnetar.broker.producer import Producer
-from magnetar.broker.topic import Topic
-from magnetar.broker.topics import Topics
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import ProducerBusy, ProducerFenced, TopicNotFound, Unavailable
 from magnetar.testing.virtual_time import run
 from tests.unit.broker.world import NAME, World, message, options, receipts

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from magnetar.broker.api import ProducerOptions, Schema
-from magnetar.broker.namespaces import DEFAULT, SYSTEM, Tenant
-from magnetar.broker.nonpersistent import NonPersistentTopic
-from magnetar.broker.policies import (
+from magnetar.broker.policy.namespaces import DEFAULT, SYSTEM, Tenant
+from magnetar.broker.policy.policies import (
     AutoTopicCreation,
     InactiveTopicPolicies,
     Policies,
     RetentionPolicies,
 )
-from magnetar.broker.topic import Topic
-from magnetar.broker.topic_care import CARE_SECONDS
-from magnetar.broker.topics import ListMode, Topics, topics_hash
+from magnetar.broker.topic.maintenance import CARE_SECONDS
+from magnetar.broker.topic.nonpersistent import NonPersistentTopic
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import ListMode, Topics, topics_hash
 from magnetar.errors import (
     DiskFailed,
     NotAllowed,

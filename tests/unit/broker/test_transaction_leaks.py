@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from magnetar.broker.acks import Ack
-from magnetar.broker.legacy_ends import LegacyEnds
-from magnetar.broker.topic import Topic
-from magnetar.broker.topic_care import CARE_SECONDS
-from magnetar.broker.topics import Topics
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.maintenance import CARE_SECONDS
+from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.repairs import Repairs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.broker.api import DROPPED
-from magnetar.broker.dedup import Dedup, Verdict
-from magnetar.broker.lineage import Span
+from magnetar.broker.publish.dedup import Dedup, Verdict
+from magnetar.broker.publish.lineage import Span
 from magnetar.errors import ServiceNotReady
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.ids import Position

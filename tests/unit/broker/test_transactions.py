@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from magnetar.broker.api import DROPPED, LastMessage
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import ManagedLedgerFenced, ServiceNotReady, Unavailable
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.model.ids import Position

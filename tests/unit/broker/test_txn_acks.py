@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.acks import Ack
+from magnetar.broker.subscribe.ack import Ack
 from magnetar.errors import (
     ConsumerNotFound,
     NotAllowed,

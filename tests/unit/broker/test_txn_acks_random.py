@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from magnetar.broker.acks import Ack
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import TransactionConflict
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.dispatch_state import DispatchState
-from magnetar.broker.plan import DispatchLimits
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.plan import DispatchLimits
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from magnetar.broker.acks import Ack
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType

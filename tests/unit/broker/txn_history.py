@@ -13,9 +13,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from magnetar.broker.consumer import Consumer
-from magnetar.broker.producer import Producer
-from magnetar.broker.topic import Topic
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DiskFailed, MagnetarError
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import State

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from magnetar.broker.api import Receipt
-from magnetar.broker.consumer import Consumer
+from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.entries import EntryView
-from magnetar.broker.policies import TopicPolicies
-from magnetar.broker.producer import Producer
-from magnetar.broker.records import TopicRecord
-from magnetar.broker.topic import Topic, TopicParts
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.records import TopicRecord
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from magnetar.broker.api import AccessMode, ConsumerOptions, ProducerOptions, Receipt
 from magnetar.broker.entries import EntryView
-from magnetar.broker.namespaces import Namespaces
-from magnetar.broker.policies import TopicPolicies
-from magnetar.broker.producer import Producer
-from magnetar.broker.records import TopicRecord
-from magnetar.broker.schemas import Schemas
-from magnetar.broker.topic import Topic, TopicParts
-from magnetar.broker.topic_producers import ProducerNames
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.namespaces import Namespaces
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.records import TopicRecord
+from magnetar.broker.policy.schemas import Schemas
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.publish.producers import ProducerNames
+from magnetar.broker.topic.topic import Topic, TopicParts
+from magnetar.broker.topic.topics import Topics
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.model.names import TopicName

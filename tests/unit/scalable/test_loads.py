@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from magnetar.broker.consumer import Consumer
-from magnetar.broker.loaded_topic import LoadedTopic
-from magnetar.broker.policies import TopicPolicies
-from magnetar.broker.producer import Producer
-from magnetar.broker.records import TopicRecord
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic, TopicParts
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.records import TopicRecord
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import NotAllowed, Unavailable
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.hashing import key_hash, segment_hash

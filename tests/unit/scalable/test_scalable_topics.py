@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.namespaces import Namespaces
-from magnetar.broker.topic import Topic
+from magnetar.broker.policy.namespaces import Namespaces
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import Conflict, InvalidLayout, NotAllowed, TopicNotFound, TopicTerminated
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout

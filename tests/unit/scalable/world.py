@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 from magnetar.broker.api import ConsumerOptions
-from magnetar.broker.consumer import Consumer
-from magnetar.broker.producer import Producer
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic, TopicParts
-from magnetar.broker.topics import Topics
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic, TopicParts
+from magnetar.broker.topic.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.limits import Limits

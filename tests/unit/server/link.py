@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from magnetar.broker.schemas import Schemas
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.schemas import Schemas
+from magnetar.broker.topic.topics import Topics
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.policies import AutoTopicCreation, Policies
+from magnetar.broker.policy.policies import AutoTopicCreation, Policies
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.limits import Limits

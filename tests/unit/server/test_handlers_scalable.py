@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.policies import AutoTopicCreation
-from magnetar.broker.topics import topics_hash
+from magnetar.broker.policy.policies import AutoTopicCreation
+from magnetar.broker.topic.topics import topics_hash
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.scalable.records import AutoScaleOverride, GroupRecord

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from magnetar.broker.schemas import Schemas
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.schemas import Schemas
+from magnetar.broker.topic.topics import Topics
 from magnetar.model.hashing import HashRange
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from magnetar.broker.namespaces import DEFAULT
+from magnetar.broker.policy.namespaces import DEFAULT
 from magnetar.errors import ServiceNotReady, TopicNotFound
 from magnetar.server.admin.exchange import (
     AdminServer,

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from magnetar.broker.namespaces import Cluster
+from magnetar.broker.policy.namespaces import Cluster
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName
 from magnetar.server.admin.errors import CONFLICT

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.schemas import Schemas
-from magnetar.broker.topics import Topics
+from magnetar.broker.policy.schemas import Schemas
+from magnetar.broker.topic.topics import Topics
 from magnetar.errors import InvalidArgument, InvalidTopicName
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.names import Domain, NamespaceName, TopicName, decoded

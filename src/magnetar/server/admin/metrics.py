@@ -20,9 +20,9 @@ from typing import Final
 from aiohttp import web
 from prometheus_client import Counter
 
-from magnetar.broker.stats import TopicStats
-from magnetar.broker.subscription import TYPE_NAMES, Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.policy.stats import TopicStats
+from magnetar.broker.subscribe.subscription import TYPE_NAMES, Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
 from magnetar.model.subscriptions import SubscriptionType

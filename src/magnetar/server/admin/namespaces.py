@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.policies import Policies
-from magnetar.broker.topics import ListMode
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.admin.errors import CONFLICT

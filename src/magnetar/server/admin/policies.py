@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.policies import (
+from magnetar.broker.policy.policies import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
     InactiveTopicPolicies,

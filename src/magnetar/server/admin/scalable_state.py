@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.stats import TopicStats
-from magnetar.broker.topic import Topic
+from magnetar.broker.policy.stats import TopicStats
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import ServiceNotReady, TopicNotFound
 from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import TopicName

@@ -8,8 +8,8 @@ import msgspec
 from aiohttp import web
 
 from magnetar.broker.api import Schema
-from magnetar.broker.policies import effective
-from magnetar.broker.schemas import NO_SCHEMA_TYPE, StoredSchema
+from magnetar.broker.policy.policies import effective
+from magnetar.broker.policy.schemas import NO_SCHEMA_TYPE, StoredSchema
 from magnetar.errors import IncompatibleSchema, InvalidArgument, TopicNotFound
 from magnetar.model.names import TopicName
 from magnetar.server.admin.exchange import (

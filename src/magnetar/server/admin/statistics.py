@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.stats import TopicStats, summed
-from magnetar.broker.topic import Topic
+from magnetar.broker.policy.stats import TopicStats, summed
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.ledger_list import LedgerSpan

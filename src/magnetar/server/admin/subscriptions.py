@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import NotAllowed, SubscriptionNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST as BEFORE_ALL
 from magnetar.model.ids import EARLIEST, LATEST, Position

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.topics import ListMode
+from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from magnetar.broker.topic import Topic
+from magnetar.broker.topic.topic import Topic
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.managed_ledger.names import encode_name
 from magnetar.model.ids import Position

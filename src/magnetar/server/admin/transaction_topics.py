@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import NotAllowed, ServiceNotReady, SubscriptionNotFound
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from magnetar.broker.acks import Ack
 from magnetar.broker.api import ConsumerOptions
-from magnetar.broker.consumer import Consumer
-from magnetar.broker.subscription import TYPE_NAMES, Subscription
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.subscription import TYPE_NAMES, Subscription
 from magnetar.errors import (
     ConsumerAssign,
     ConsumerBusy,

@@ -11,10 +11,10 @@ Invariant: a topic that is named is moved only after its subscription exists eve
 from __future__ import annotations
 
 from magnetar.broker.api import ConsumerOptions
-from magnetar.broker.range_cursors import move_cursor
-from magnetar.broker.range_view import RangeView
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic import Topic
+from magnetar.broker.ranges.cursors import move_cursor
+from magnetar.broker.ranges.view import RangeView
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import NotAllowed, SubscriptionNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.isolation import ReadIsolation

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from magnetar.broker.range_view import RangeView
+from magnetar.broker.ranges.view import RangeView
 from magnetar.errors import TooManyRequests, TopicNotFound
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.signal import Signal

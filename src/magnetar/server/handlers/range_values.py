@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from magnetar.broker.range_view import RangeView
-from magnetar.broker.topic import Topic
+from magnetar.broker.ranges.view import RangeView
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError, NotAllowed, TooManyRequests
 from magnetar.ledger.api import Entry
 from magnetar.model.isolation import ReadIsolation

@@ -17,8 +17,8 @@ at `range_scan_entries` entries.
 
 from __future__ import annotations
 
-from magnetar.broker import range_sizes
-from magnetar.broker.range_read import read_page
+from magnetar.broker.ranges import sizes
+from magnetar.broker.ranges.read import read_page
 from magnetar.model.names import TopicName
 from magnetar.runtime.metrics import RANGE_BYTES, RANGE_ENTRIES
 from magnetar.server.authority import Action
@@ -98,7 +98,7 @@ async def read(session: Session, body: pb.CommandRangeRead) -> None:
 async def counts(session: Session, body: pb.CommandRangeCounts) -> None:
     async def count(span: pb.RangeSpan) -> Fields:
         view = await named_view(session, span.topic, body.isolation)
-        found = await range_sizes.count(view, position_from(span.start), position_from(span.end))
+        found = await sizes.count(view, position_from(span.start), position_from(span.end))
         return {"messages": found.messages, "bytes": found.bytes, "is_exact": found.is_exact}
 
     found = await for_each(session, body.spans, count)
@@ -107,7 +107,7 @@ async def counts(session: Session, body: pb.CommandRangeCounts) -> None:
 
 async def cut(session: Session, body: pb.CommandRangeCut) -> None:
     view = await named_view(session, body.span.topic, body.isolation)
-    found = await range_sizes.cut(
+    found = await sizes.cut(
         view,
         position_from(body.span.start),
         position_from(body.span.end),
@@ -130,7 +130,7 @@ async def cut(session: Session, body: pb.CommandRangeCut) -> None:
 async def pieces(session: Session, body: pb.CommandRangePieces) -> None:
     view = await named_view(session, body.span.topic, body.isolation)
     start, end = position_from(body.span.start), position_from(body.span.end)
-    found = range_sizes.pieces(view, start, end, body.count)
+    found = sizes.pieces(view, start, end, body.count)
     session.write(
         command(
             "RANGE_PIECES_RESPONSE",
@@ -142,7 +142,7 @@ async def pieces(session: Session, body: pb.CommandRangePieces) -> None:
 
 async def at_time(session: Session, body: pb.CommandRangeAtTime) -> None:
     view = await named_view(session, body.topic, body.isolation)
-    found = await range_sizes.at_time(view, body.publish_time)
+    found = await sizes.at_time(view, body.publish_time)
     session.write(
         command(
             "RANGE_AT_TIME_RESPONSE", request_id=body.request_id, position=position_fields(found)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from magnetar.broker.topics import topics_hash
+from magnetar.broker.topic.topics import topics_hash
 from magnetar.errors import (
     InvalidTopicName,
     MagnetarError,

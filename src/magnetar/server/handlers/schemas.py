@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.schemas import StoredSchema, version_bytes, version_from
+from magnetar.broker.policy.schemas import StoredSchema, version_bytes, version_from
 from magnetar.errors import IncompatibleSchema, TopicNotFound
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import re2
 
-from magnetar.broker.topics import ListMode, topics_hash
+from magnetar.broker.topic.topics import ListMode, topics_hash
 from magnetar.errors import InvalidTopicName, NotAllowed
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.authority import Action

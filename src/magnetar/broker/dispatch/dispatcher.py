@@ -1,0 +1,374 @@
+"""Dispatch: the one coroutine per subscription that reads entries and hands them to consumers.
+
+Owns: `Dispatcher`, its loop, and the reading that dispatch needs.
+
+Invariants:
+1. It waits on one level-triggered Signal and uses no CPU while there is nothing to do: a step that
+   changed nothing is followed by a wait for the next advance.
+2. What a read brought is judged by the state of the moment at which it came back: consumers may
+   have gone, the cursor may have been rewound or reset. The cursor never returns entries from
+   before a rewind; entries that come back while nobody is connected are read again later.
+3. Nothing above the topic's `readable_end` is handed out, and what is not visible is acknowledged
+   instead of delivered.
+4. Memory: at most `subscription_read_entries` and `subscription_read_bytes` per step (one entry
+   comes whatever its size).
+5. A read that fails stops dispatch, with a metric and an error in the log, until an operator's or
+   client's action (seek, skip, a first consumer) gives it a new start. It never spins.
+
+Relies on: the topic to advance `wake` when entries became durable, when `readable_end` moved, and
+when it was terminated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final, Protocol
+
+from magnetar.broker.api import Delivery
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.membership import Membership
+from magnetar.broker.entries import EntryView
+from magnetar.errors import MagnetarError
+from magnetar.ledger.api import Entry
+from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.model.batch_indexes import words_of
+from magnetar.model.ids import Position
+from magnetar.model.names import TopicName
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import DISPATCHED_ENTRIES, SUBSCRIPTION_FAILURES
+from magnetar.runtime.signal import Signal
+from magnetar.txn.legacy.markers import is_txn_marker
+
+_LOG: Final = logger(__name__)
+
+_CHECKSUM_MAGIC: Final = b"\x0e\x01"
+_CHECKSUM_BYTES: Final = 6
+_SIZE_BYTES: Final = 4
+_BATCH_SIZE_TAG: Final = b"\x58"
+"""The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
+
+
+class ReadableTopic(Protocol):
+    """What a subscription needs of its topic."""
+
+    @property
+    def name(self) -> TopicName: ...
+
+    @property
+    def ledger(self) -> ManagedLedger: ...
+
+    def readable_end(self) -> Position:
+        """The last position that may be delivered."""
+        ...
+
+    def is_visible(self, entry: Entry) -> bool:
+        """Whether an entry up to `readable_end` is for consumers."""
+        ...
+
+
+class Uncommitted:
+    """A topic as a subscription sees it that reads what is not committed: all durable messages.
+
+    A topic has no subscriptions before its transactions are recovered, so neither is there this.
+    """
+
+    def __init__(self, topic: ReadableTopic) -> None:
+        self._topic = topic
+
+    @property
+    def name(self) -> TopicName:
+        return self._topic.name
+
+    @property
+    def ledger(self) -> ManagedLedger:
+        return self._topic.ledger
+
+    def readable_end(self) -> Position:
+        return self._topic.ledger.last_position()
+
+    def is_visible(self, entry: Entry) -> bool:
+        return not is_txn_marker(entry.payload)
+
+
+class ReadingCursor(Protocol):
+    """What dispatch needs of a cursor; what is withheld counts as acknowledged here."""
+
+    @property
+    def name(self) -> str: ...
+
+    read_position: Position
+
+    def backlog(self) -> int: ...
+
+    def is_acked(self, position: Position) -> bool: ...
+
+    def unacked_indexes(self, position: Position) -> int | None: ...
+
+    def ack(self, position: Position, unacked: int = 0) -> bool: ...
+
+    async def read(self, entries_max: int, bytes_max: int) -> list[Entry]: ...
+
+    def rewind(self) -> None: ...
+
+
+class Unsent(Delivery):
+    """A delivery as the choice sees it, before it has a consumer."""
+
+    __slots__ = ()
+
+    open_indexes: ClassVar[int | None] = None
+    """`num_messages` counts the open messages alone: there is nothing to take off."""
+
+    @property
+    def key_hash(self) -> int:
+        """Asked for on Key_Shared only."""
+        return EntryView(self.position, self.payload).key_hash
+
+
+class Dispatcher:
+    """Reads and hands out for one subscription."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        cursor: ReadingCursor,
+        membership: Membership,
+        *,
+        wake: Signal,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self._topic = topic
+        self._cursor = cursor
+        self._membership = membership
+        self._wake = wake
+        self._clock = clock
+        self._bytes_max = limits.subscription_read_bytes
+        self._rewind_at: float | None = None
+        self.failure: MagnetarError | None = None
+        """Why nothing is dispatched any more, if so."""
+
+    # --- what others ask of it
+
+    def rewind(self) -> None:
+        """Everything unacknowledged is to be delivered again, from the first on."""
+        self._rewind_at = None
+        self.failure = None
+        self._cursor.rewind()
+        if self._membership.state is not None:
+            self._membership.state.on_rewound()
+            self.take_back()
+        self._wake.advance()
+
+    def rewind_after(self, seconds: float) -> None:
+        """As `rewind`, but later; until then nothing is handed out."""
+        self._rewind_at = self._clock.monotonic() + seconds
+        self.take_back()
+        self._wake.advance()
+
+    def rewind_soon(self) -> None:
+        """As `rewind`, at once or when one is due anyhow."""
+        if self._rewind_at is None:
+            self.rewind()
+
+    def take_back(self) -> None:
+        """Empty the outboxes: what is in them will be read again."""
+        for consumer in self._membership.consumers:
+            consumer.drop_outbox()
+
+    def resume(self) -> None:
+        """What stopped dispatch may be over."""
+        self.failure = None
+        self._wake.advance()
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """Dispatch for ever."""
+        while True:
+            seen = self._wake.version
+            if self._rewind_at is not None:
+                left = self._rewind_at - self._clock.monotonic()
+                if left > 0:
+                    await self._wait(seen, left)
+                    continue
+                self.rewind()
+            try:
+                progressed = self.failure is None and await self._step()
+            except MagnetarError as error:
+                self._fail(error)
+                continue
+            if not progressed:
+                await self._wake.past(seen)
+
+    async def _wait(self, seen: int, seconds: float) -> None:
+        await self._wake.past_within(seen, seconds)
+
+    async def _step(self) -> bool:
+        """One read and what follows from it; False: nothing to do before the next advance."""
+        self._tell_end()
+        state = self._membership.state
+        wanted = None if state is None else state.next_read()
+        if wanted is None:
+            return False
+        if wanted.waiting:
+            return await self._serve_waiting(wanted.waiting)
+        return await self._serve_new(wanted.new_entries)
+
+    def _tell_end(self) -> None:
+        if self._topic.ledger.sealed and self._cursor.backlog() == 0:
+            for consumer in self._membership.consumers:
+                consumer.tell_end()
+
+    def _fail(self, error: MagnetarError) -> None:
+        self.failure = error
+        SUBSCRIPTION_FAILURES.inc()
+        _LOG.error(
+            "dispatch-stopped",
+            error,
+            topic=str(self._topic.name),
+            subscription=self._cursor.name,
+            position=str(self._cursor.read_position),
+        )
+
+    # --- new entries
+
+    async def _serve_new(self, entries_max: int) -> bool:
+        cursor = self._cursor
+        if cursor.read_position > self._topic.readable_end():
+            return False
+        entries = await cursor.read(entries_max, self._bytes_max)
+        state = self._membership.state
+        end = self._topic.readable_end()
+        if entries and entries[-1].position > end:
+            readable = [entry for entry in entries if entry.position <= end]
+            cursor.read_position = entries[len(readable)].position
+            entries = readable
+        if not entries or state is None:
+            return False
+        self._hand_out(state, self._visible(entries), are_new=True)
+        return True
+
+    def _visible(self, entries: list[Entry]) -> list[Entry]:
+        is_visible = self._topic.is_visible
+        visible = [entry for entry in entries if is_visible(entry)]
+        if len(visible) < len(entries):
+            shown = {entry.position for entry in visible}
+            for entry in entries:
+                if entry.position not in shown:
+                    self._cursor.ack(entry.position)
+            if self._topic.ledger.sealed:
+                self._wake.advance()  # the end may have been reached
+        return visible
+
+    # --- entries that wait
+
+    async def _serve_waiting(self, positions: list[Position]) -> bool:
+        seen = self._wake.version
+        present = self._drop_gone(positions)
+        entries = await self._read_all(present)
+        state = self._membership.state
+        if state is None:
+            return False
+        handed_out = self._hand_out(state, entries, are_new=False)
+        # Nothing handed out and nothing changed: the same step would only repeat itself.
+        return handed_out or len(present) < len(positions) or self._wake.version > seen
+
+    def _drop_gone(self, positions: list[Position]) -> list[Position]:
+        """Without those that were acknowledged or trimmed: they wait no more."""
+        state = self._membership.state
+        assert state is not None
+        present = []
+        for position in positions:
+            gone = self._topic.ledger.next_valid(position) != position
+            if gone or self._cursor.is_acked(position):
+                state.on_ack(None, position)
+            else:
+                present.append(position)
+        return present
+
+    async def _read_all(self, positions: list[Position]) -> list[Entry]:
+        """These entries, in as few reads as possible; fewer of them if they are many bytes."""
+        found: list[Entry] = []
+        room = self._bytes_max
+        for first, count in _runs(positions):
+            part = await self._topic.ledger.read(first, count, room)
+            last = Position(first.ledger_id, first.entry_id + count - 1)
+            part = [entry for entry in part if entry.position <= last]
+            size = sum([len(entry.payload) for entry in part])
+            if found and size > room:
+                break
+            found += part
+            room -= size
+            if room <= 0 or len(part) < count:
+                break
+        return found
+
+    # --- handing out
+
+    def _hand_out(self, state: DispatchState, entries: list[Entry], *, are_new: bool) -> bool:
+        unsent = self._judged(entries, state, are_new)
+        plan = state.plan(unsent) if are_new else state.plan_waiting(unsent)
+        if not plan.deliveries:
+            return False
+        # A consumer may have several turns; it and its session are told once.
+        by_key: dict[int, list[Unsent]] = {}
+        for key, given in plan.deliveries:
+            by_key.setdefault(key, []).extend(given)
+        for key, turns in by_key.items():
+            consumer = self._membership.get(key)
+            consumer.offer(turns)
+            if not are_new:
+                consumer.redelivered += sum([each.redelivery_count > 0 for each in turns])
+        DISPATCHED_ENTRIES.inc(sum(map(len, by_key.values())))
+        return True
+
+    def _judged(self, entries: list[Entry], state: DispatchState, are_new: bool) -> list[Unsent]:
+        """With their numbers of messages; of those that wait, with their redelivery counts."""
+        active = self._membership.active
+        epoch = None if active is None else active.epoch
+        judged: list[Unsent] = []
+        for position, payload in entries:
+            messages = messages_in(payload)
+            open_indexes = self._cursor.unacked_indexes(position) if messages > 1 else None
+            ack_set: tuple[int, ...] = ()
+            if open_indexes is not None:
+                messages, ack_set = open_indexes.bit_count(), words_of(open_indexes)
+            count = 0 if are_new else state.redelivery_count(position)
+            # Faster than the call of a named tuple: this is once per entry.
+            fields = (position, payload, messages, count, ack_set, epoch)
+            judged.append(_new(Unsent, fields))
+        return judged
+
+
+_new: Final = tuple.__new__
+_NOWHERE: Final = Position(0, 0)
+
+
+def messages_in(payload: bytes) -> int:
+    """How many messages an entry holds, without parsing most of those that hold one.
+
+    Metadata without the byte that begins the field cannot have the field.
+    """
+    start = _CHECKSUM_BYTES if payload.startswith(_CHECKSUM_MAGIC) else 0
+    body = start + _SIZE_BYTES
+    end = body + int.from_bytes(payload[start:body], "big")
+    if payload.find(_BATCH_SIZE_TAG, body, end) < 0:
+        return 1
+    return EntryView(_NOWHERE, payload).num_messages
+
+
+def _runs(positions: list[Position]) -> Iterator[tuple[Position, int]]:
+    """Consecutive positions of one ledger: the first, and how many."""
+    at = 0
+    while at < len(positions):
+        first = positions[at]
+        count = 1
+        while at + count < len(positions):
+            if positions[at + count] != (first.ledger_id, first.entry_id + count):
+                break
+            count += 1
+        yield first, count
+        at += count

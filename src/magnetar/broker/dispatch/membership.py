@@ -1,0 +1,193 @@
+"""The consumers of one subscription: who may join, and what their coming and going tells them.
+
+Owns: `Membership`: the connected consumers and the `DispatchState` that chooses between them.
+
+Invariants:
+1. There is a `state` exactly while there is a consumer; it is a new one whenever the first joins,
+   so the type may change while nobody is connected, and nothing of former consumers is left in it.
+2. All consumers of a subscription have the same type, and the same Key_Shared mode and order.
+   They share entry buckets all or not at all, and those that do name the same buckets.
+3. Failover: each change of the active consumer is told to every consumer; one that joins and is
+   not chosen is told so.
+
+Relies on: its owner to rewind the cursor when `join` or `leave` say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.plan import Change, DispatchLimits, JoinRefused, RefusalKind
+from magnetar.errors import ConsumerAssign, ConsumerBusy, MagnetarError
+from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
+
+_DEFAULT_POLICY: Final = KeySharedPolicy()
+
+
+class Joined(NamedTuple):
+    """A new consumer, and whether the cursor must be rewound for another active one."""
+
+    consumer: Consumer
+    rewind: bool
+
+
+class Totals(NamedTuple):
+    """What present and former consumers got."""
+
+    messages: int = 0
+    bytes: int = 0
+    redelivered: int = 0
+
+    def plus(self, consumer: Consumer) -> Totals:
+        return Totals(
+            self.messages + consumer.messages_out,
+            self.bytes + consumer.bytes_out,
+            self.redelivered + consumer.redelivered,
+        )
+
+
+class Membership:
+    """Who is connected to one subscription."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        subscription: str,
+        *,
+        wake: Signal,
+        clock: Clock,
+        limits: Limits,
+        consistent_hashing: bool = True,
+    ) -> None:
+        self._topic = topic
+        self._subscription = subscription
+        self._wake = wake
+        self._clock = clock
+        self._limits = limits
+        self._consistent_hashing = consistent_hashing
+        self._policy = _DEFAULT_POLICY
+        self._by_key: dict[int, Consumer] = {}
+        self._next_key = 0
+        self._former = Totals()
+        self.type: SubscriptionType | None = None
+        """That of the present or last consumers."""
+        self.state: DispatchState | None = None
+
+    @property
+    def consumers(self) -> Collection[Consumer]:
+        return self._by_key.values()
+
+    @property
+    def active(self) -> Consumer | None:
+        """The active consumer of an Exclusive or Failover subscription."""
+        key = None if self.state is None else self.state.active
+        return None if key is None else self._by_key[key]
+
+    def __contains__(self, consumer: object) -> bool:
+        return isinstance(consumer, Consumer) and self._by_key.get(consumer.key) is consumer
+
+    def get(self, key: int) -> Consumer:
+        return self._by_key[key]
+
+    def totals(self) -> Totals:
+        total = self._former
+        for consumer in self._by_key.values():
+            total = total.plus(consumer)
+        return total
+
+    def join(self, options: ConsumerOptions) -> Joined:
+        """Let a consumer in, or raise ConsumerBusy or ConsumerAssign."""
+        state = self.state
+        if state is None:
+            state = self._new_state(options)
+        else:
+            self._check_fits(options)
+        key = self._next_key
+        ranges = () if options.key_shared is None else options.key_shared.ranges
+        change = state.on_join(key, options.name, options.priority_level, ranges)
+        if isinstance(change, JoinRefused):
+            kind = ConsumerBusy if change.kind is RefusalKind.BUSY else ConsumerAssign
+            raise kind(f"{self._subscription}: {change.reason}")
+        self._next_key += 1
+        if self.state is None:
+            self.state, self.type = state, options.type
+            self._policy = options.key_shared or _DEFAULT_POLICY
+        consumer = self._by_key[key] = Consumer(
+            options,
+            key=key,
+            state=state,
+            wake=self._wake,
+            clock=self._clock,
+            limits=self._limits,
+        )
+        self._tell_active(change, consumer)
+        return Joined(consumer, change.rewind)
+
+    def leave(self, consumer: Consumer, error: MagnetarError | None = None) -> bool:
+        """A consumer is gone; True: the cursor must be rewound for another active one."""
+        if consumer not in self:
+            return False
+        assert self.state is not None
+        del self._by_key[consumer.key]
+        change = self.state.on_leave(consumer.key)
+        self._former = self._former.plus(consumer)
+        consumer.stop(error)
+        if not self._by_key:
+            self.state = None
+            return False
+        self._tell_active(change, None)
+        return change.rewind
+
+    def stop_all(self, error: MagnetarError | None) -> None:
+        """Everybody must go; each learns why."""
+        self.state = None
+        consumers, self._by_key = self._by_key, {}
+        for consumer in consumers.values():
+            self._former = self._former.plus(consumer)
+            consumer.stop(error)
+
+    def _new_state(self, options: ConsumerOptions) -> DispatchState:
+        limits = self._limits
+        return DispatchState(
+            options.type,
+            DispatchLimits(
+                read_entries=limits.subscription_read_entries,
+                look_ahead_entries=limits.subscription_look_ahead_entries,
+                unacked_per_consumer=limits.consumer_unacked_messages,
+                unacked_per_subscription=limits.subscription_unacked_messages,
+            ),
+            topic=str(self._topic),
+            partition=self._topic.partition,
+            key_shared=options.key_shared or _DEFAULT_POLICY,
+            consistent_hashing=self._consistent_hashing,
+        )
+
+    def _check_fits(self, options: ConsumerOptions) -> None:
+        if options.type is not self.type:
+            raise ConsumerBusy(
+                f"{self._subscription} has consumers of type {self.type!r}, not {options.type!r}"
+            )
+        policy = options.key_shared or _DEFAULT_POLICY
+        mine, theirs = self._policy, policy
+        if mine.entry_buckets != theirs.entry_buckets:
+            shared = "share" if mine.entry_buckets else "do not share"
+            raise ConsumerAssign(f"{self._subscription} has consumers that {shared} entry buckets")
+        if (mine.mode, mine.out_of_order) != (theirs.mode, theirs.out_of_order):
+            raise ConsumerBusy(f"{self._subscription} has consumers of another key-shared policy")
+
+    def _tell_active(self, change: Change, newcomer: Consumer | None) -> None:
+        if self.type is not SubscriptionType.FAILOVER:
+            return
+        if change.active_changed:
+            for each in self._by_key.values():
+                each.tell_activity(each.key == change.active)
+        elif newcomer is not None:
+            newcomer.tell_activity(False)

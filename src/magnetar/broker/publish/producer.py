@@ -1,0 +1,546 @@
+"""One producer on a topic: sends go in, receipts come out in the same order.
+
+Owns: `Producer`: what is in flight, the order of receipts, and the judgement of dedup.
+
+Invariants:
+1. `send` starts work in call order and never waits. Everything that it accepted is settled: its
+   receipt is given, or the producer is stopped, and dedup learns the outcome either way.
+2. Receipts come in the order of the sends. Once an append failed there is no receipt any more (a
+   later one would overtake what the client must send again): the producer has stopped.
+3. A send after `stop` is ignored, as the protocol demands of sends that crossed a close.
+4. No task and no callback per message: whoever waits for receipts waits for the first one in
+   flight and then gets all that are done.
+5. A send whose transaction is not admitted yet is held, and all later ones of this producer behind
+   it; once that is settled they go on in order. What is held when the broker stops the producer is
+   dropped: its client sends it again. What is held when its client closes it still goes on.
+6. Sends inside a transaction are judged by what that transaction has stored, and by nothing else.
+
+Relies on: `append`, whose futures resolve in order, and a session that calls `receipts` again and
+again until it gets an empty list. `trouble` tells the topic of a failed append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
+from magnetar.broker.entries import EntryView
+from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
+from magnetar.broker.publish.dedup import Dedup, Lane, Verdict
+from magnetar.broker.publish.held_sends import HeldSends
+from magnetar.broker.publish.lineage import NO_SEQUENCE
+from magnetar.broker.publish.txn_writes import TransactionWrites
+from magnetar.errors import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    MagnetarError,
+    ManagedLedgerSealed,
+    NotAllowed,
+    StorageClosed,
+    StorageError,
+    TooManyRequests,
+    TopicTerminated,
+)
+from magnetar.model.hashing import key_hash, segment_hash
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.signal import Signal
+from magnetar.txn.ids import to_text
+from magnetar.txn.txn_dedup import Sent, TxnVerdict
+from magnetar.txn.txn_work import OpenWork, TxnLane
+from magnetar.wire.messages import Send, TxnId, TxnSend
+
+Append = Callable[[bytes], asyncio.Future[Position]]
+
+_NOWHERE: Final = Position(0, 0)
+_MODE_NAMES: Final = {
+    AccessMode.SHARED: "Shared",
+    AccessMode.EXCLUSIVE: "Exclusive",
+    AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}
+
+
+class _Sent:
+    """What there is to know of a send beyond its append; a plain one has none of this."""
+
+    __slots__ = (
+        "answer",
+        "counted",
+        "dedup",
+        "error",
+        "highest_sequence_id",
+        "is_last_chunk",
+        "lane",
+        "work",
+    )
+
+    def __init__(
+        self,
+        highest_sequence_id: int | None,
+        *,
+        dedup: Dedup | None = None,
+        lane: Lane | None = None,
+        is_last_chunk: bool = True,
+        answer: Receipt | None = None,
+        work: OpenWork | None = None,
+        counted: Sent | None = None,
+    ) -> None:
+        self.highest_sequence_id = highest_sequence_id
+        self.lane = lane
+        """Where its outcome is owed, if it was judged there."""
+        self.dedup = dedup
+        """Where its outcome is owed."""
+        self.is_last_chunk = is_last_chunk
+        self.answer = answer
+        """It was answered without an append."""
+        self.error: MagnetarError | None = None
+        """Its append was refused at once."""
+        self.work = work
+        """The transaction to which its outcome is owed."""
+        self.counted = counted
+        """Its sequences, if they count there."""
+
+
+_Noted: TypeAlias = _Sent | Lane | TxnLane | None
+
+
+class Producer:
+    """One producer. Its topic makes it; its session sends and waits for receipts."""
+
+    def __init__(
+        self,
+        name: str,
+        options: ProducerOptions,
+        append: Append,
+        *,
+        clock: Clock,
+        trouble: Signal,
+        schema_version: bytes = b"",
+        dedup: Dedup | None = None,
+        dedup_name: str | None = None,
+        transactions: TransactionWrites | None = None,
+    ) -> None:
+        self.name = name
+        self.dedup_name = dedup_name or name
+        """Under which its sequences count: one for all segments of a scalable topic."""
+        self.options = options
+        self.schema_version = schema_version
+        self.topic_epoch: int | None = None
+        self.last_sequence_id = NO_SEQUENCE
+        """What PRODUCER_SUCCESS tells the client: up to where nothing need be sent again."""
+        self._dedup = dedup
+        self._lane: Lane | None = None
+        self.failure: MagnetarError | None = None
+        """Why the broker stopped it; None if its client did."""
+        self.readiness = Signal()
+        """Advances when it may send (`ready`) and when it stopped."""
+        self.messages_in = 0
+        self.bytes_in = 0
+        self._connected_ms = clock.now_ms()
+        self._message_rate = Rate(clock)
+        self._byte_rate = Rate(clock)
+        self._append = append
+        self._trouble = trouble
+        self._stopped = False
+        self._failed = False
+        self._ready = False
+        self._transactions = transactions
+        self._direct = False
+        """It may send, is not stopped, and nothing is held."""
+        self._held: HeldSends | None = None
+        if transactions is not None:
+            self._held = HeldSends(transactions, self.send, self._nothing_held)
+        self._txn_lane: TxnLane | None = None
+        """Of the transaction of the last send that was plain in one."""
+        self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
+        self._receipts: list[Receipt] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    # --- what it is
+
+    @property
+    def producer_id(self) -> int:
+        return self.options.producer_id
+
+    @property
+    def epoch(self) -> int:
+        return self.options.epoch
+
+    @property
+    def access_mode(self) -> AccessMode:
+        return self.options.access_mode
+
+    @property
+    def connection(self) -> object:
+        return self.options.connection
+
+    @property
+    def dedup(self) -> Dedup | None:
+        """None: nothing is judged. The topic changes it with its policy."""
+        return self._dedup
+
+    @dedup.setter
+    def dedup(self, dedup: Dedup | None) -> None:
+        self._dedup = dedup
+        self._lane = None
+
+    @property
+    def ready(self) -> bool:
+        """False while it waits to have the topic for itself."""
+        return self._ready
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def pending(self) -> int:
+        """Sends that are accepted and not settled: what back-pressure counts."""
+        return len(self._pending) + self.held
+
+    @property
+    def held(self) -> int:
+        """Sends that wait for their transaction, or behind one that does."""
+        return 0 if self._held is None else len(self._held)
+
+    def is_successor_of(self, other: Producer) -> bool:
+        """The same producer of the same connection, come again."""
+        return (
+            self.connection is other.connection
+            and self.producer_id == other.producer_id
+            and self.name == other.name
+            and self.epoch > other.epoch
+        )
+
+    def stats(self) -> PublisherStats:
+        messages, size = self.messages_in, self.bytes_in
+        return PublisherStats(
+            producer_id=self.producer_id,
+            producer_name=self.name,
+            access_mode=_MODE_NAMES[self.access_mode],
+            msg_rate_in=self._message_rate.of(messages),
+            msg_throughput_in=self._byte_rate.of(size),
+            average_msg_size=size / messages if messages else 0.0,
+            address=self.options.address,
+            connected_since=time_text(self._connected_ms),
+            client_version=self.options.client_version,
+            metadata=dict(self.options.metadata),
+        )
+
+    def grant(self, topic_epoch: int | None) -> None:
+        """It may send from now on."""
+        self.topic_epoch = topic_epoch
+        self._ready = self._direct = True
+        self.readiness.advance()
+
+    async def until_ready(self) -> bool:
+        """Wait until it may send; False: it was stopped before (`failure` says why)."""
+        while not self._ready and not self._stopped:
+            await self.readiness.past(self.readiness.version)
+        return not self._stopped
+
+    # --- sends
+
+    def send(self, send: Send) -> None:
+        """Start one send. Its outcome comes from `receipts`."""
+        pending = self._pending
+        if pending and pending[0][0].done():
+            self.settle()
+        sent: _Noted = None
+        sequence_id, lane = send.sequence_id, self._lane
+        if type(send) is not Send or not self._direct:
+            held = self._held
+            is_released = held is not None and held.is_releasing
+            if self._stopped and not is_released:
+                return
+            if type(send) is TxnSend and (self._direct or is_released):
+                sent = self._lane_in(send)
+            if sent is None:
+                if not is_released and self._is_held(send):
+                    return
+                sent = self._judged(send)
+        elif lane is not None:
+            if sequence_id > lane.pushed and sequence_id > lane.floor:
+                lane.pushed = sequence_id
+                lane.plain += 1
+                sent = lane
+            else:
+                sent = self._judged(send)
+        elif self._dedup is not None:
+            sent = self._judged(send)
+        if type(sent) is _Sent and sent.answer is not None:
+            self._queue(self._resolved(), sequence_id, sent)
+            return
+        payload = send.headers_and_payload
+        try:
+            future = self._append(payload)
+        except MagnetarError as error:
+            self._not_appended(send, sent, error)
+            return
+        self.messages_in += send.num_messages
+        self.bytes_in += len(payload)
+        pending.append((future, sequence_id, sent))
+        if self._waiter is not None and len(pending) == 1:
+            future.add_done_callback(self._wake)
+
+    def _judged(self, send: Send) -> _Sent:
+        """What is special about a send; with an answer, if it is not to be appended."""
+        highest = send.highest_sequence_id
+        refusal = self._refusal(send)
+        if refusal is not None:
+            return _refused(send, refusal)
+        if send.txn_id is not None:
+            return self._judged_in(send.txn_id, send)
+        if self.dedup is None or send.marker:
+            return _Sent(highest)
+        last = not send.is_chunk or EntryView(_NOWHERE, send.headers_and_payload).is_last_chunk
+        by_key = self.dedup.needs_key(self.dedup_name, send.sequence_id)
+        verdict = self.dedup.decide(
+            self.dedup_name,
+            send.sequence_id,
+            NO_SEQUENCE if highest is None else highest,
+            is_last_chunk=last,
+            key_hash=_hash_of(send.headers_and_payload) if by_key else None,
+        )
+        self._lane = None if verdict is Verdict.UNKNOWN else self.dedup.lane(self.dedup_name)
+        if verdict is Verdict.STORE:
+            return _Sent(highest, dedup=self.dedup, is_last_chunk=last)
+        if verdict is Verdict.DUPLICATE:
+            return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
+        return _refused(send, _unknown(self.name, send))
+
+    def _refusal(self, send: Send) -> MagnetarError | None:
+        if not send.checksum_ok:
+            return ChecksumMismatch(f"{self.name}: message {send.sequence_id} is damaged")
+        if not self._ready:
+            return NotAllowed(f"{self.name} waits to have the topic for itself")
+        txn, transactions = send.txn_id, self._transactions
+        if txn is None:
+            return None
+        if transactions is None:
+            return NotAllowed("this topic takes no transactional messages")
+        if not transactions.is_admitted(txn):
+            known = transactions.refusal(txn)
+            if known is None and self._held is not None:
+                known = self._held.refusal_of(txn)
+            return known or NotAllowed(f"transaction {to_text(txn)} is not admitted")
+        return None
+
+    # --- transactions
+
+    def _lane_in(self, send: TxnSend) -> TxnLane | None:
+        """Where a send of a transaction is noted that need not be judged; None: it must."""
+        lane = self._txn_lane
+        if lane is None or lane.work.txn != send.txn_id:
+            if self._transactions is None:
+                return None
+            lane = self._txn_lane = self._transactions.lane(send.txn_id, self.dedup_name)
+        return lane if lane is not None and lane.takes(send) else None
+
+    def _judged_in(self, txn: TxnId, send: Send) -> _Sent:
+        """The same for a send of an admitted transaction."""
+        transactions, highest = self._transactions, send.highest_sequence_id
+        assert transactions is not None, "it has admitted the transaction"
+        view = EntryView(_NOWHERE, send.headers_and_payload)
+        if view.txn_id != txn:
+            # Without it, nobody could tell later whose entry it is.
+            text = f"message {send.sequence_id} does not carry the id of its transaction"
+            return _refused(send, NotAllowed(text))
+        counted: Sent | None = None
+        if view.is_last_chunk:
+            last = max(send.sequence_id, send.sequence_id if highest is None else highest)
+            counted = Sent(self.dedup_name, send.sequence_id, last)
+            verdict = transactions.judge(txn, counted)
+            if verdict is TxnVerdict.DUPLICATE:
+                return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
+            if verdict is TxnVerdict.UNKNOWN:
+                return _refused(send, _unknown(self.name, send))
+        return _Sent(highest, work=transactions.appending(txn), counted=counted)
+
+    def _is_held(self, send: Send) -> bool:
+        """Whether a send waits: for its transaction, or behind one that does."""
+        held = self._held
+        if held is None or (not held and (not self._ready or not send.checksum_ok)):
+            return False
+        if not held.takes(send):
+            return False
+        self._direct = self._direct and not held
+        return True
+
+    def _nothing_held(self) -> None:
+        self._direct = self._ready and not self._stopped
+        self._wake()
+
+    def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:
+        """Queue the failure: what is in flight of this producer is settled before it."""
+        sent = _special(noted, send.sequence_id, send.highest_sequence_id)
+        sent.error = error
+        if isinstance(error, ManagedLedgerSealed):
+            sent.error = TopicTerminated(f"{self.name}: the topic was terminated")
+        self._queue(self._resolved(), send.sequence_id, sent)
+        if not isinstance(sent.error, TopicTerminated):
+            self._stop_for(error)
+
+    def _queue(self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent) -> None:
+        self._pending.append((future, sequence_id, sent))
+        if self._waiter is not None and len(self._pending) == 1:
+            future.add_done_callback(self._wake)
+
+    def _resolved(self) -> asyncio.Future[Position]:
+        """Stands in the queue for what needs no append."""
+        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        future.set_result(DROPPED)
+        return future
+
+    # --- receipts
+
+    async def receipts(self) -> list[Receipt]:
+        """Wait for the next receipts; all that are due, in order. Empty: there are no more.
+
+        One waiter at a time. Cancelling it loses nothing.
+        """
+        while True:
+            self.settle()
+            if self._receipts:
+                due, self._receipts = self._receipts, []
+                return due
+            if self._stopped and (self._failed or not self.pending):
+                return []
+            await self._next_news()
+
+    async def _next_news(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
+        if self._pending:
+            self._pending[0][0].add_done_callback(self._wake)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self, _: object = None) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def settle(self) -> None:
+        """Take what is done from the front of what is in flight."""
+        pending = self._pending
+        while pending and pending[0][0].done():
+            future, sequence_id, sent = pending.popleft()
+            done = not future.cancelled() and future.exception() is None
+            if done and (sent is None or isinstance(sent, Lane)):
+                if sent is not None:  # as `plain_persisted` does
+                    sent.plain -= 1
+                    if sequence_id > sent.persisted:
+                        sent.persisted = sequence_id
+                if not self._failed:
+                    self._receipts.append(Receipt(sequence_id, None, future.result()))
+            elif done and type(sent) is TxnLane and sent.work.decision is None:
+                sent.runs.plain_stored(sequence_id)
+                if not self._failed:
+                    self._receipts.append(Receipt(sequence_id, None, future.result()))
+            else:
+                self._settle_special(future, sequence_id, _special(sent, sequence_id))
+
+    def _settle_special(
+        self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent
+    ) -> None:
+        error = sent.error or _failure_of(future)
+        if sent.dedup is not None:
+            settled = sent.dedup.persisted if error is None else sent.dedup.failed
+            settled(self.dedup_name, sequence_id, is_last_chunk=sent.is_last_chunk)
+        if sent.work is not None:
+            assert self._transactions is not None, "it has admitted the transaction"
+            self._transactions.settled(sent.work, sent.counted, stored=error is None)
+        if sent.lane is not None:
+            settle = sent.lane.plain_persisted if error is None else sent.lane.plain_failed
+            settle(sequence_id)
+        if sent.answer is not None:
+            receipt = sent.answer
+        elif error is None:
+            receipt = Receipt(sequence_id, sent.highest_sequence_id, future.result())
+        elif isinstance(error, TopicTerminated):
+            receipt = Receipt(sequence_id, sent.highest_sequence_id, DROPPED, error)
+        else:
+            self._failed = True
+            self._stop_for(error)
+        if not self._failed:
+            self._receipts.append(receipt)
+
+    # --- the end
+
+    def _stop_for(self, error: MagnetarError) -> None:
+        self.stop(error)
+        if not isinstance(error, TooManyRequests):
+            self._trouble.advance()
+
+    def stop(self, error: MagnetarError | None = None) -> None:
+        """Take no more sends; receipts of what is in flight still come. The first reason stays."""
+        if error is not None and self._held is not None:
+            self._held.clear()
+        if not self._stopped:
+            self._stopped, self._direct = True, False
+            self.failure = error
+            self.readiness.advance()
+        self._wake()
+
+    async def close(self, seconds: float) -> None:
+        """Stop, and wait until everything in flight is settled."""
+        self.stop()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.pending:
+            left = max(deadline - loop.time(), 0)
+            if self._pending:
+                await asyncio.wait({self._pending[0][0]}, timeout=left)
+            elif self._held is not None:
+                await self._held.until_empty(left)
+            self.settle()
+            if self.pending and loop.time() >= deadline:
+                raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
+        self._wake()
+
+
+def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = None) -> _Sent:
+    """A send that does not go the plain way any more."""
+    if isinstance(sent, _Sent):
+        return sent
+    if isinstance(sent, TxnLane):
+        return _Sent(highest_sequence_id, work=sent.work, counted=sent.sent(sequence_id))
+    return _Sent(highest_sequence_id, lane=sent)
+
+
+def _refused(send: Send, error: MagnetarError) -> _Sent:
+    highest = send.highest_sequence_id
+    return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED, error))
+
+
+def _unknown(name: str, send: Send) -> StorageError:
+    text = f"{name}: whether message {send.sequence_id} is stored is not known"
+    return StorageError(text, hint="send it again later")
+
+
+def _hash_of(payload: bytes) -> int | None:
+    """Where a message stands on the ring, as it or its key says; None: unknown, or a batch."""
+    view = EntryView(_NOWHERE, payload)
+    metadata = view.metadata
+    if metadata.HasField("ring_position"):
+        return metadata.ring_position
+    # Of an encoded key nobody says whether clients route by its text or by its bytes.
+    if view.is_batch or not metadata.partition_key or metadata.partition_key_b64_encoded:
+        return None
+    return segment_hash(key_hash(metadata.partition_key))
+
+
+def _failure_of(future: asyncio.Future[Position]) -> MagnetarError | None:
+    if future.cancelled():
+        return StorageClosed("the append was cancelled")
+    error = future.exception()
+    if error is None or isinstance(error, MagnetarError):
+        return error
+    return StorageError(f"the append failed: {error!r}")

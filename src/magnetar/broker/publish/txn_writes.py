@@ -1,0 +1,75 @@
+"""What a producer asks of its topic's transactions, whichever their kind.
+
+Owns: `TransactionWrites`: which of a topic's buffers an id belongs to, by the rule of `txn_kinds`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from magnetar.broker.subscribe.txn_kind import TxnKinds
+from magnetar.errors import NotAllowed
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.ids import is_metadata
+from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
+from magnetar.txn.legacy.legacy_work import LegacyWork
+from magnetar.txn.txn_dedup import Sent, TxnVerdict
+from magnetar.txn.txn_work import Answered, OpenWork, TxnLane, Work
+from magnetar.wire.messages import TxnId
+
+Buffer: TypeAlias = MetadataTransactionBuffer | LegacyTransactionBuffer
+
+
+class TransactionWrites:
+    """Both buffers of one topic as one. Each method is that of the id's buffer."""
+
+    def __init__(
+        self,
+        metadata: MetadataTransactionBuffer,
+        legacy: LegacyTransactionBuffer | None,
+        kinds: TxnKinds,
+    ) -> None:
+        self._metadata = metadata
+        self._legacy = legacy
+        self._kinds = kinds
+
+    def holder(self, txn: TxnId) -> Buffer:
+        """That of a transaction of which messages are in the stream."""
+        return self._of(txn, is_in_stream=True)
+
+    def _of(self, txn: TxnId, *, is_in_stream: bool = False) -> Buffer:
+        legacy, metadata = self._legacy, self._metadata
+        if legacy is None or is_metadata(txn):
+            return metadata  # most of them, without a further question
+        is_legacy = self._kinds.is_legacy(
+            txn,
+            is_in_records=metadata.tracks(txn),
+            is_in_log=is_in_stream or legacy.tracks(txn),
+        )
+        return legacy if is_legacy else metadata
+
+    def is_admitted(self, txn: TxnId) -> bool:
+        return self._of(txn).is_admitted(txn)
+
+    def refusal(self, txn: TxnId) -> NotAllowed | None:
+        return self._kinds.refusal(txn, NotAllowed) or self._of(txn).refusal(txn)
+
+    def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
+        return self._of(txn).ask(txn, then)
+
+    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
+        return self._of(txn).lane(txn, name)
+
+    def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
+        return self._of(txn).judge(txn, sent)
+
+    def appending(self, txn: TxnId) -> OpenWork:
+        return self._of(txn).appending(txn)
+
+    def settled(self, work: OpenWork, sent: Sent | None, *, stored: bool) -> None:
+        if isinstance(work, Work):
+            self._metadata.settled(work, sent, stored=stored)
+        else:
+            assert isinstance(work, LegacyWork)
+            assert self._legacy is not None, "the work is its own"
+            self._legacy.settled(work, sent, stored=stored)

@@ -1,0 +1,181 @@
+"""What transactions hold of a subscription's messages, and what that means for its consumers.
+
+Owns: `HeldMessages`: the holds in memory, and their effect on cursor and dispatch.
+
+Invariants:
+1. A held message stays at its consumer, counted as unacknowledged; it waits for nobody, and goes to
+   nobody if its consumer leaves or asks for it again.
+2. A commit enters the cursor at once. After an abort every message that was held, and that is not
+   acknowledged otherwise, is delivered again: where order is promised by a rewind, else alone.
+3. A hold that ends as if it had never been brings back only what dispatch went by meanwhile.
+4. A plain acknowledgement leaves out what is held. What an operator skips or lets expire is
+   acknowledged all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from magnetar.broker.dispatch.dispatch_state import DispatchState
+from magnetar.broker.dispatch.dispatcher import Dispatcher, ReadableTopic
+from magnetar.broker.dispatch.membership import Membership
+from magnetar.broker.entries import EntryView
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.visible_cursor import OpenCursor
+from magnetar.errors import MagnetarError
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.model.ids import Position
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.txn.pending_acks import Acked, Ended, PendingAcks
+from magnetar.wire.messages import TxnId
+
+_LOG: Final = logger(__name__)
+
+
+class HeldMessages:
+    """The holds on one subscription."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        cursor: Cursor,
+        pending: PendingAcks,
+        opened: OpenCursor,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        *,
+        wake: Signal,
+        tasks: Service,
+    ) -> None:
+        self.pending = pending
+        self.membership = membership
+        self._topic = topic
+        self._cursor = cursor
+        self._opened = opened
+        self._dispatcher = dispatcher
+        self._wake = wake
+        self._tasks = tasks
+
+    # --- holding
+
+    def hold(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> None:
+        """Messages that were judged to be free are held from now on."""
+        self.pending.add(txn, acks, cumulative)
+        state = self.membership.state
+        if state is not None:
+            for position, _, _ in acks:
+                if self._opened.is_withheld(position) and state.on_withheld(position):
+                    self._opened.note_passed(position)
+
+    def release(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> None:
+        """As if they had never been held."""
+        self.pending.drop(txn, acks, cumulative)
+        through = acks[-1] if cumulative else None
+        missed = self._passed(Ended(() if cumulative else tuple(acks), through))
+        if missed:
+            self._deliver_again(missed, rewind=cumulative)
+
+    def clear(self) -> list[TxnId]:
+        """A seek: nothing is held; who held something."""
+        self._opened.passed.clear()
+        return self.pending.clear()
+
+    # --- the end of holding
+
+    def commit(self, ended: Ended) -> None:
+        """What a transaction held is acknowledged."""
+        self._passed(ended)
+        cursor, state = self._cursor, self.membership.state
+        for ack in ended.entries:
+            cursor.ack(ack.position, ack.unacked)
+            if state is not None:
+                acked = cursor.is_acked(ack.position)
+                left = None if acked else cursor.unacked_indexes(ack.position)
+                state.on_ack(None, ack.position, (left or 0).bit_count())
+        if ended.through is not None:
+            cursor.ack_cumulative(ended.through.position, ended.through.unacked)
+            if state is not None:
+                state.on_acked_through(cursor.mark_delete)
+        self._wake.advance()
+
+    def abort(self, ended: Ended) -> None:
+        """What a transaction held is to be delivered again."""
+        positions = {each.position for each in ended.entries} | self._passed(ended)
+        self._deliver_again(positions, rewind=ended.through is not None)
+
+    def _passed(self, ended: Ended) -> set[Position]:
+        """Entries of these that dispatch went by because they were held."""
+        positions = {each.position for each in ended.entries}
+        if ended.through is None:
+            missed = positions & self._opened.passed
+        else:
+            last = ended.through.position
+            missed = {each for each in self._opened.passed if each in positions or each <= last}
+        self._opened.passed -= missed
+        return missed
+
+    # --- delivering again
+
+    def _deliver_again(self, positions: set[Position], *, rewind: bool) -> None:
+        """These are held no more. Where order is promised that means: from the first open one."""
+        state = self.membership.state
+        if state is None:
+            return  # the first consumer reads everything
+        if rewind or state.type.takes_cumulative_acks:
+            self._dispatcher.rewind_soon()
+            return
+        unknown = state.on_returned([each for each in sorted(positions) if self._is_missing(each)])
+        if unknown:
+            self._tasks.spawn(self._return(state, state.rewinds, unknown), "return of messages")
+        self._wake.advance()
+
+    def _is_missing(self, position: Position) -> bool:
+        """Open again, and dispatch will not come to it by itself."""
+        if position >= self._cursor.read_position or self._cursor.is_acked(position):
+            return False
+        return not self._opened.is_withheld(position)
+
+    async def _return(self, state: DispatchState, rewinds: int, positions: list[Position]) -> None:
+        """Entries at nobody, of which the hash must be read (Key_Shared)."""
+        for position in positions:
+            try:
+                entries = await self._topic.ledger.read(position, 1)
+            except MagnetarError as error:
+                _LOG.warning("message-not-returned", position=str(position), error=str(error))
+                self._dispatcher.rewind()  # dispatch meets the same error and says so
+                return
+            if self.membership.state is not state or state.rewinds != rewinds:
+                return  # everything is read again anyhow
+            if entries and entries[0].position == position and self._is_missing(position):
+                state.on_returned_entry(EntryView.of(entries[0]))
+        self._wake.advance()
+
+    # --- plain acknowledgements
+
+    def plain_parts(self, acks: Sequence[Ack]) -> list[Ack]:
+        """What is left of plain acknowledgements."""
+        parts = [(each.position, self.pending.plain_part(*each)) for each in acks]
+        return [Ack(position, unacked) for position, unacked in parts if unacked is not None]
+
+    def ack_through(self, ack: Ack) -> None:
+        """Acknowledge everything up to an entry but what is held."""
+        cursor, ledger = self._cursor, self._topic.ledger
+        if not self.pending:
+            cursor.ack_cumulative(*ack)
+            return
+        start = self.pending.through()
+        if start is None:
+            first = self.pending.first_entry()
+            if first is None or first > ack.position:
+                cursor.ack_cumulative(*ack)
+                return
+            cursor.ack_cumulative(first.previous)
+            start = first
+        at = ledger.next_valid(max(start, cursor.mark_delete))
+        while at is not None and at <= ack.position:
+            for part in self.plain_parts([Ack(at, ack.unacked if at == ack.position else 0)]):
+                cursor.ack(*part)
+            at = ledger.next_valid(at.next)

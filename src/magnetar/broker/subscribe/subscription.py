@@ -1,0 +1,537 @@
+"""A subscription of a persistent topic: its cursor, its consumers, and what they may ask for.
+
+Owns: `Subscription`, and where a new one begins (`first_mark_delete`).
+
+Invariants:
+1. Acknowledgements count at once; they are durable when `ack_durable` returns. Concurrent calls
+   share one write of the cursor.
+2. Only what is unacknowledged is delivered. An entry goes to another consumer, or again to the same
+   one, only after a redelivery request, the end of its consumer, the abort of a transaction that
+   had acknowledged it, a rewind or a seek.
+3. When the last consumer leaves, everything unacknowledged is delivered again to the next ones;
+   redelivery counts are forgotten.
+4. During a seek nobody is connected and nobody gets in: consumers are stopped first, so what was
+   read before the seek cannot be acknowledged after it.
+5. The backlog is counted in entries: the broker does not open batches. What a transaction has
+   acknowledged counts until it is committed, and is given to nobody until it is aborted.
+6. A subscription that reads what is not committed sees its topic through `Uncommitted`, in all that
+   it does; it changes nothing for any other.
+7. Without a first consumer there is no coroutine, once what transactions left is read: idle
+   subscriptions cost memory alone.
+
+Relies on: the topic (`ReadableTopic`) to advance `wake`, and to drop a non-durable subscription
+once it has no consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.dispatcher import Dispatcher, ReadableTopic, Uncommitted
+from magnetar.broker.dispatch.membership import Membership
+from magnetar.broker.entries import publish_time_of
+from magnetar.broker.policy.stats import Rate, SubscriptionStats
+from magnetar.broker.subscribe.ack import Ack, run_end
+from magnetar.broker.subscribe.pending_messages import HeldMessages
+from magnetar.broker.subscribe.txn_acks import AckParts, TransactionalAcks
+from magnetar.broker.subscribe.visible_cursor import OpenCursor
+from magnetar.errors import (
+    ConsumerBusy,
+    ConsumerNotFound,
+    InvalidArgument,
+    MagnetarError,
+    NotAllowed,
+    ServiceNotReady,
+)
+from magnetar.ledger.api import Entry
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
+from magnetar.model.names import Domain
+from magnetar.model.subscriptions import InitialPosition, SubscriptionType
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.txn.pending_acks import PendingAcks
+from magnetar.wire.messages import TxnId
+
+TYPE_NAMES: Final = {
+    None: "None",
+    SubscriptionType.EXCLUSIVE: "Exclusive",
+    SubscriptionType.SHARED: "Shared",
+    SubscriptionType.FAILOVER: "Failover",
+    SubscriptionType.KEY_SHARED: "Key_Shared",
+}
+"""As statistics name them."""
+
+_MS_PER_SECOND: Final = 1000
+_PASSED_PER_READ: Final = 100
+_STEPS_PER_TURN: Final = 1000
+"""Positions walked over before other coroutines get a turn."""
+
+
+def first_mark_delete(options: ConsumerOptions, last: Position) -> Position:
+    """Behind which position a new subscription begins; `last` is the topic's last one."""
+    start = options.start
+    if options.durable or start is None:
+        earliest = options.initial_position is InitialPosition.EARLIEST
+        return EARLIEST if earliest else last
+    if start.ledger_id >= 0 and start.entry_id >= 0:
+        # The entry itself is sent: the client skips what it has of a batch, and a message that it
+        # has, unless it wants that one too. Only the client knows which.
+        return start.position.previous
+    return start.position
+
+
+class Subscription:
+    """A named reading position of a persistent topic. End it with `close`."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        cursor: Cursor,
+        *,
+        clock: Clock,
+        limits: Limits,
+        consistent_hashing: bool = True,
+        transactions: AckParts | None = None,
+        isolation: ReadIsolation = ReadIsolation.COMMITTED,
+    ) -> None:
+        self.name = cursor.name
+        self.cursor = cursor
+        self.isolation = isolation
+        if isolation is ReadIsolation.UNCOMMITTED:
+            topic = Uncommitted(topic)
+        self.wake = Signal()
+        """Advanced by the topic when there may be more to read, or when it was terminated."""
+        self._topic = topic
+        self._clock = clock
+        self._limits = limits
+        self._loops = Service(
+            f"subscription {cursor.name} of {topic.name}", stop_seconds=limits.close_seconds
+        )
+        self._membership = Membership(
+            topic.name,
+            cursor.name,
+            wake=self.wake,
+            clock=clock,
+            limits=limits,
+            consistent_hashing=consistent_hashing,
+        )
+        # A repeated cumulative ack fails in v4; v5 clients repeat theirs for every segment.
+        pending = PendingAcks(repeats_allowed=topic.name.domain is Domain.SEGMENT)
+        self._open_cursor = OpenCursor(cursor, pending)
+        self._dispatcher = Dispatcher(
+            topic, self._open_cursor, self._membership, wake=self.wake, clock=clock, limits=limits
+        )
+        self._held = HeldMessages(
+            topic,
+            cursor,
+            pending,
+            self._open_cursor,
+            self._membership,
+            self._dispatcher,
+            wake=self.wake,
+            tasks=self._loops,
+        )
+        self._txn_acks: TransactionalAcks | None = None
+        if transactions is not None and cursor.durable:
+            self._txn_acks = TransactionalAcks(
+                topic, cursor, self._held, transactions, tasks=self._loops, clock=clock
+            )
+            self._txn_acks.begin()
+        self._kept_at: Position | None = None
+        """An entry that is for consumers: nothing is passed before it is acknowledged."""
+        self._dispatching = False
+        self._closing = False
+        self._seeking = False
+        self._rate_out = Rate(clock)
+        self._throughput_out = Rate(clock)
+        self._rate_redeliver = Rate(clock)
+
+    # --- what it knows
+
+    @property
+    def type(self) -> SubscriptionType | None:
+        """That of the present or last consumers; None: it had none yet."""
+        return self._membership.type
+
+    @property
+    def durable(self) -> bool:
+        return self.cursor.durable
+
+    @property
+    def consumers(self) -> Collection[Consumer]:
+        return self._membership.consumers
+
+    @property
+    def active_consumer(self) -> Consumer | None:
+        """The one that gets everything (Exclusive, Failover)."""
+        return self._membership.active
+
+    @property
+    def transactional_acks(self) -> TransactionalAcks | None:
+        """None: it takes none."""
+        return self._txn_acks
+
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why nothing is dispatched any more, if so; a seek or a skip starts it again."""
+        return self._dispatcher.failure
+
+    @property
+    def failed(self) -> Signal:
+        """Advances if the dispatch coroutine itself crashed: a bug."""
+        return self._loops.failed
+
+    def backlog(self) -> int:
+        """Entries that are not acknowledged as a whole."""
+        return self.cursor.backlog()
+
+    def visible_backlog(self) -> int:
+        """Without what stands behind an undecided transaction, unless that is read too."""
+        ledger = self._topic.ledger
+        end = self._topic.readable_end()
+        hidden = ledger.count_between(end, ledger.last_position())
+        if hidden:
+            hidden -= self.cursor.acked_above(end)  # markers, for instance
+        return max(self.backlog() - hidden, 0)
+
+    def stats(self) -> SubscriptionStats:
+        state, active = self._membership.state, self._membership.active
+        totals = self._membership.totals()
+        return SubscriptionStats(
+            type=TYPE_NAMES[self.type],
+            msg_backlog=self.visible_backlog(),
+            unacked_messages=0 if state is None else state.unacked,
+            msg_rate_out=self._rate_out.of(totals.messages),
+            msg_throughput_out=self._throughput_out.of(totals.bytes),
+            msg_rate_redeliver=self._rate_redeliver.of(totals.redelivered),
+            msg_out_counter=totals.messages,
+            bytes_out_counter=totals.bytes,
+            blocked_subscription_on_unacked_msgs=state is not None and state.blocked,
+            active_consumer_name=None if active is None else active.name,
+            consumers=[each.stats() for each in self.consumers],
+            is_durable=self.durable,
+            subscription_properties=self.cursor.properties,
+            read_isolation=self.isolation.value,
+        )
+
+    # --- consumers
+
+    def add_consumer(self, options: ConsumerOptions) -> Consumer:
+        """Let a consumer in; it has no permits yet."""
+        if self._closing or self._seeking:
+            raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        if options.durable != self.durable:
+            kind = "durable" if self.durable else "non-durable"
+            raise NotAllowed(f"subscription {self.name} is {kind}")
+        is_first = not self.consumers
+        consumer, rewind = self._membership.join(options)
+        if is_first:
+            self._dispatcher.rewind()
+        elif rewind:
+            self._dispatcher.rewind_after(self._limits.failover_switch_seconds)
+        if not self._dispatching:
+            self._dispatching = True
+            self._loops.spawn(self._dispatch(), "dispatch")
+        if self._txn_acks is not None:
+            self._txn_acks.begin()
+        self.wake.advance()
+        return consumer
+
+    async def _dispatch(self) -> None:
+        if self._txn_acks is not None:
+            await self._txn_acks.ready.wait()
+        await self._dispatcher.run()
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer closed or lost its connection; one that is not here any more is ignored."""
+        if self._membership.leave(consumer):
+            # The former active one is gone: no acknowledgement of it can come any more.
+            self._dispatcher.rewind()
+        self.wake.advance()
+
+    # --- acknowledging
+
+    def ack(self, consumer: Consumer, acks: Sequence[Ack], *, cumulative: bool = False) -> None:
+        """Acknowledge entries, or (cumulative) everything up to the last of `acks`.
+
+        A cumulative one is ignored where several consumers share the messages. What a transaction
+        has acknowledged, undecided, is left out: it is the transaction's.
+        """
+        state = self._membership.state
+        if state is None or consumer not in self._membership:
+            raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
+        woken = self._topic.ledger.sealed
+        if not cumulative:
+            if self._held.pending:
+                acks = self._held.plain_parts(acks)
+            self._ack_in_cursor(acks)
+            for position, unacked in acks:
+                remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
+                if state.on_ack(consumer.key, position, remaining.bit_count()):
+                    woken = True
+        elif state.type.takes_cumulative_acks and acks:
+            self._held.ack_through(acks[-1])
+            state.on_acked_through(self.cursor.mark_delete)
+        if woken:
+            self.wake.advance()
+
+    def _ack_in_cursor(self, acks: Sequence[Ack]) -> None:
+        """A run that begins where everything is acknowledged so far is one step."""
+        cursor, at = self.cursor, 0
+        while at < len(acks):
+            end = max(run_end(acks, at), at + 1)
+            following = self._topic.ledger.next_valid(cursor.mark_delete.next)
+            if end - at > 1 and following == acks[at].position:
+                cursor.ack_cumulative(acks[end - 1].position)
+            else:
+                for position, unacked in acks[at:end]:
+                    cursor.ack(position, unacked)
+            at = end
+
+    def pass_over(self, positions: Sequence[Position]) -> None:
+        """Entries that are for nobody: acknowledged for good, before dispatch comes to them."""
+        if self.cursor.failure is None:
+            for position in positions:
+                self.cursor.ack(position)
+            if positions and self._topic.ledger.sealed:
+                self.wake.advance()  # the end may have been reached
+
+    def ack_in_txn(
+        self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
+    ) -> asyncio.Task[None]:
+        """As `ack`, if and when a transaction commits; at its end that is durable.
+
+        It is not to be cancelled. TransactionConflict: others have a message, or the transaction
+        has ended; nothing is stored.
+        """
+        state = self._membership.state
+        if state is None or consumer not in self._membership:
+            raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
+        if self._txn_acks is None:
+            raise NotAllowed(f"subscription {self.name} takes no transactional acknowledgements")
+        if cumulative and not state.type.takes_cumulative_acks:
+            raise NotAllowed(f"consumers of subscription {self.name} share its messages")
+        return self._txn_acks.ack(txn, acks, cumulative=cumulative)
+
+    @property
+    def pending_txns(self) -> Collection[TxnId]:
+        """Undecided transactions of either kind that have acknowledged something here."""
+        return self._held.pending.txns
+
+    async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
+        """What the coordinator of a legacy transaction decided; durable when this returns."""
+        if self._txn_acks is not None:
+            await self._txn_acks.end_legacy(txn, commit=commit, low_watermark=low_watermark)
+
+    async def rescan_transactions(self) -> None:
+        """Finish what decided transactions have left behind here."""
+        if self._txn_acks is not None:
+            await self._txn_acks.rescan()
+
+    async def pass_aborted(self, last: Position) -> None:
+        """Acknowledge what is next as long as it is of aborted transactions: nobody else will, if
+        nobody reads. Behind `last` there is none.
+        """
+        while self.cursor.failure is None and self._first_unacked() <= last:
+            first = self._first_unacked()
+            if first == self._kept_at or first > self._topic.readable_end():
+                return
+            for entry in await self._topic.ledger.read(first, _PASSED_PER_READ):
+                if self.cursor.is_acked(entry.position):
+                    continue
+                if entry.position > self._topic.readable_end():
+                    return
+                if self._topic.is_visible(entry):
+                    self._kept_at = entry.position
+                    break
+                self.cursor.ack(entry.position)
+            if self._first_unacked() == first:
+                return
+            if self._topic.ledger.sealed:
+                self.wake.advance()  # the end may have been reached
+
+    def _first_unacked(self) -> Position:
+        ledger = self._topic.ledger
+        return ledger.next_valid(self.cursor.mark_delete.next) or ledger.next_append_floor()
+
+    async def ack_durable(self) -> None:
+        """Return once every acknowledgement before this call is durable."""
+        await self.cursor.flush()
+
+    def redeliver(
+        self,
+        consumer: Consumer,
+        positions: Iterable[Position] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """A consumer wants entries again: these, or all that it has.
+
+        Where order is promised that means everything that is not acknowledged. What is still in
+        the outbox comes anyhow, and is no redelivery.
+        """
+        state = self._membership.state
+        if state is None or consumer not in self._membership:
+            return
+        if state.type.takes_cumulative_acks:
+            if epoch is not None:
+                consumer.epoch = epoch
+            if state.on_redeliver(consumer.key).rewind:
+                self._dispatcher.rewind()
+            return
+        unseen, is_withheld = consumer.unseen(), self._open_cursor.is_withheld
+        asked = consumer.pending() if positions is None else positions
+        wanted = [each for each in asked if each not in unseen and not is_withheld(each)]
+        state.on_redeliver(consumer.key, wanted)
+        self.wake.advance()
+
+    # --- moving the cursor
+
+    async def seek(self, position: Position, unacked: int = 0) -> None:
+        """Begin again at an entry, itself included; of a batch, with the messages in `unacked`.
+
+        Every consumer is stopped first and may come back afterwards.
+        """
+        self._begin_seek()
+        try:
+            await self.cursor.reset(position.previous)
+            if unacked and self.cursor.ack(position, unacked):
+                await self.cursor.flush()
+        finally:
+            self._end_seek()
+        self._dispatcher.resume()
+
+    async def seek_time(self, ms: int) -> None:
+        """Begin again at the first entry published at or after a moment, or else at the end."""
+        self._begin_seek()
+        try:
+            end = self._topic.readable_end()
+            found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+            await self.cursor.reset(end if found is None else found.previous)
+        finally:
+            self._end_seek()
+        self._dispatcher.resume()
+
+    def _begin_seek(self) -> None:
+        if self._closing or self._seeking:
+            raise ServiceNotReady(f"subscription {self.name} is being closed or reset already")
+        self._seeking = True
+        self._membership.stop_all(ServiceNotReady(f"subscription {self.name} was reset"))
+
+    def _end_seek(self) -> None:
+        self._seeking = False
+        if self._txn_acks is not None:
+            self._txn_acks.reset()
+
+    async def skip(self, entries: int) -> int:
+        """Acknowledge the next unacknowledged entries; how many they were."""
+        found = await self._next_unacked(entries)
+        for at in range(0, len(found), _STEPS_PER_TURN):
+            for position in found[at : at + _STEPS_PER_TURN]:
+                self.cursor.ack(position)
+                if self._membership.state is not None:
+                    self._membership.state.on_ack(None, position)
+            await asyncio.sleep(0)
+        self._dispatcher.resume()
+        return len(found)
+
+    async def move_to(self, position: Position, unacked: int = 0) -> None:
+        """Acknowledge everything up to an entry, of that one all but `unacked`, durably.
+
+        Never back: what is acknowledged stays so. ConsumerBusy if somebody is connected.
+        """
+        if self._closing or self._seeking:
+            raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        if self.consumers:
+            raise ConsumerBusy(
+                f"subscription {self.name} has connected consumers",
+                hint="they acknowledge for themselves; use a subscription of its own",
+            )
+        self._held.ack_through(Ack(position, unacked))
+        if self._topic.ledger.sealed:
+            self.wake.advance()  # the end may have been reached
+        await self.ack_durable()
+
+    def skip_all(self) -> None:
+        """Acknowledge everything that consumers may see now."""
+        self._ack_through(self._topic.readable_end())
+
+    async def expire(self, seconds: float) -> None:
+        """Acknowledge everything published more than so long ago."""
+        moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
+        found = await self._topic.ledger.find_by_time(moment, publish_time_of)
+        end = self._topic.readable_end()
+        self._ack_through(end if found is None else min(found.previous, end))
+
+    async def peek(self, number: int) -> Entry | None:
+        """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
+        seen, wanted = 0, number
+        while True:
+            found = await self._next_unacked(wanted)
+            for position in found[seen:]:
+                entries = await self._topic.ledger.read(position, 1)
+                if not entries or not self._topic.is_visible(entries[0]):
+                    wanted += 1  # one of an aborted transaction is not for consumers
+            if len(found) < wanted and len(found) == seen:
+                return None
+            if len(found) == wanted:
+                entries = await self._topic.ledger.read(found[-1], 1)
+                return entries[0] if entries else None
+            seen = len(found)
+
+    def _ack_through(self, position: Position) -> None:
+        self.cursor.ack_cumulative(position)
+        if self._membership.state is not None:
+            self._membership.state.on_acked_through(self.cursor.mark_delete)
+        self._dispatcher.resume()
+
+    async def _next_unacked(self, count: int) -> list[Position]:
+        if count < 1:
+            raise InvalidArgument(f"{count} entries")
+        found: list[Position] = []
+        steps = 0
+        position = self._topic.ledger.next_valid(self.cursor.mark_delete.next)
+        while position is not None and position <= self._topic.readable_end():
+            if not self.cursor.is_acked(position):
+                found.append(position)
+                if len(found) == count:
+                    break
+            position = self._topic.ledger.next_valid(position.next)
+            steps += 1
+            if steps % _STEPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return found
+
+    # --- the end
+
+    async def close(self, error: MagnetarError | None = None) -> None:
+        """Stop dispatching, stop every consumer (`error` tells them why), write the cursor."""
+        self._closing = True
+        self._membership.stop_all(error)
+        if self._txn_acks is not None:
+            self._txn_acks.close()
+        await self._loops.stop()
+        if self._txn_acks is not None:
+            await self._txn_acks.closed()
+        if self.cursor.failure is None:
+            await self.cursor.flush()
+
+    async def unsubscribe(self, *, by: Consumer | None = None, force: bool = False) -> None:
+        """As `close`, and remove the cursor; refused while it has consumers other than `by`."""
+        if not force and any(each is not by for each in self.consumers):
+            raise ConsumerBusy(f"subscription {self.name} has connected consumers")
+        await self.close(ServiceNotReady(f"subscription {self.name} was removed"))
+        if self.durable:
+            await self._topic.ledger.delete_cursor(self.name)
+            if self._txn_acks is not None:
+                await self._txn_acks.forget()
+        else:
+            await self.cursor.delete()

@@ -1,0 +1,504 @@
+"""Acknowledgements in transactions, for one subscription: from the command to the durable cursor.
+
+Owns: `TransactionalAcks`, the participant of transactions that a subscription is.
+
+Invariants:
+1. Nothing is dispatched, and no transaction acknowledges anything, before `recover` has rebuilt
+   what former owners' transactions hold (`ready`).
+2. An acknowledgement is held from before the transaction's state is read, so a decision meets it.
+   It is answered once its intent is durable and this was still the owner after that. If the intent
+   could not be written it is held no more.
+3. A decision is applied in memory when it is learnt, or, with commands of that transaction in
+   flight, when the last of them is over: what was in flight is covered by the decision. A
+   transaction that is decided here acknowledges nothing more.
+4. Commit: into the cursor in memory; ops are deleted after a durable cursor write. Abort, or no
+   header any more: what was held is delivered again, ops are deleted.
+5. What was acknowledged before a seek does not count after it: an incarnation of the cursor ends
+   with everything that is held. Without a cursor there are no ops.
+6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
+
+Legacy transactions keep their intents in a log, and are told their ends: `legacy_acks` has these.
+
+Relies on: `Decisions` to tell how each transaction ended that was joined, or that it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from magnetar.broker.dispatch.dispatcher import ReadableTopic, messages_in
+from magnetar.broker.subscribe.ack import Ack
+from magnetar.broker.subscribe.legacy_txn_acks import LegacyAcks
+from magnetar.broker.subscribe.pending_messages import HeldMessages
+from magnetar.broker.subscribe.txn_kind import TxnKinds
+from magnetar.errors import (
+    MagnetarError,
+    MetadataError,
+    ServiceNotReady,
+    StorageError,
+    TooManyRequests,
+    TransactionConflict,
+)
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.model.ids import Position
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.txn.ack_store import MetadataPendingAckStore
+from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
+from magnetar.txn.parts import Transactions
+from magnetar.txn.pending_acks import (
+    Acked,
+    Conflict,
+    Verdict,
+    acked_of,
+    combined,
+)
+from magnetar.txn.records import AckOp, State
+from magnetar.txn.store import FoundAck, StoredOp
+from magnetar.wire.messages import TxnId
+
+RECOVERY_ATTEMPTS: Final = 10
+RECOVERY_PAUSE_SECONDS: Final = 1.0
+READY_SECONDS: Final = 30.0
+"""How long a command waits for the recovery."""
+
+_LOG: Final = logger(__name__)
+
+
+class AckParts(NamedTuple):
+    """What the subscriptions of one topic share for transactions."""
+
+    transactions: Transactions
+    logs: PendingAckLogs | None
+    """None: this topic has no markers, and so no logs."""
+    kinds: TxnKinds
+
+
+class _Command(NamedTuple):
+    """What one command holds while its intent is written."""
+
+    txn: TxnId
+    acks: list[Acked]
+    cumulative: bool
+    incarnation: int
+
+
+class TransactionalAcks:
+    """One subscription as a participant of transactions. End it with `close`."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        cursor: Cursor,
+        held: HeldMessages,
+        parts: AckParts,
+        *,
+        tasks: Service,
+        clock: Clock,
+    ) -> None:
+        self.ready = asyncio.Event()
+        """Set once recovery is over."""
+        self._topic = topic
+        self._cursor = cursor
+        self._held = held
+        self._pending = held.pending
+        transactions = parts.transactions
+        self._decisions = transactions.decisions
+        self._limits = transactions.limits
+        self._store = transactions.store
+        self._tasks = tasks
+        self._clock = clock
+        self._incarnation = cursor.incarnation
+        """That of all that is held; the cursor's is another one while a seek is under way."""
+        self._ops = MetadataPendingAckStore(
+            str(topic.name),
+            cursor,
+            transactions.store,
+            managed_ledger=topic.name.managed_ledger_name,
+            epoch=topic.ledger.epoch,
+            clock=clock,
+        )
+        self.ends: Counter[State] = Counter()
+        """How many transactions that acknowledged something here ended, by how."""
+        self._kinds = parts.kinds
+        self._legacy: LegacyAcks | None = None
+        if parts.logs is not None:
+            self._legacy = LegacyAcks(
+                cursor, held, parts.logs, self._decisions, self.ends, tasks=tasks, clock=clock
+            )
+        self._turn = asyncio.Lock()
+        self._queued = 0
+        """Commands that have not come to their turn: later ones wait behind them."""
+        self._stored: dict[TxnId, set[StoredOp]] = {}
+        self._in_flight: dict[TxnId, int] = {}
+        self._decided: dict[TxnId, State] = {}
+        """Learnt while commands of that transaction are in flight."""
+        self._commands: set[asyncio.Task[None]] = set()
+        self._recovering = False
+        self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Entries that open transactions have acknowledged."""
+        return len(self._pending)
+
+    # --- recovery
+
+    def begin(self) -> None:
+        """Recover, unless that is done or under way."""
+        if not self._recovering and not self.ready.is_set():
+            self._recovering = True
+            self._tasks.spawn(self._recover(), "transactional acks")
+
+    async def _recover(self) -> None:
+        try:
+            if await self._recovered():
+                self.ready.set()
+        finally:
+            self._recovering = False
+
+    async def _recovered(self) -> bool:
+        for attempt in range(RECOVERY_ATTEMPTS):
+            try:
+                await self.recover()
+            except MagnetarError as error:
+                _LOG.warning(
+                    "acks-not-recovered",
+                    topic=str(self._topic.name),
+                    subscription=self._cursor.name,
+                    attempt=attempt,
+                    error=str(error),
+                )
+                await self._clock.sleep(RECOVERY_PAUSE_SECONDS)
+            else:
+                return True
+        # Who comes again begins anew.
+        unready = f"subscription {self._cursor.name} cannot read its transactions"
+        self._held.membership.stop_all(ServiceNotReady(unready))
+        return False
+
+    async def recover(self) -> None:
+        """Hold again what former owners' transactions held, and apply what was decided.
+
+        The cursor was fenced and read before: what a former owner deleted is in it.
+        """
+        for found in await self._ops.found():
+            txn = from_text(found.ack.txn)
+            if found.op not in self._stored.get(txn, ()) and await self._adopt(txn, found):
+                self._decisions.join(txn, self, self._gone)
+        for txn in list(self._stored):
+            await self._ask(txn)
+        if self._legacy is not None:
+            await self._legacy.recover()
+
+    async def _adopt(self, txn: TxnId, found: FoundAck) -> bool:
+        """Hold what an op says; False: it is of another incarnation, and goes."""
+        acks = await self._restored(found.ack)
+        if found.ack.incarnation != self._cursor.incarnation:
+            # Only once the cursor's present one is durable: it may be that of a seek under way.
+            self._ops.merged([found.op])
+            self._settle()
+            return False
+        self._pending.add(txn, acks, found.ack.cumulative)
+        self._stored.setdefault(txn, set()).add(found.op)
+        return True
+
+    async def _ask(self, txn: TxnId) -> None:
+        state = await self._decisions.state(txn)
+        if state is None:
+            self._gone(txn)
+        elif txn in self._stored:  # the question itself may have brought the decision
+            self.decided(txn, state)
+
+    async def rescan(self) -> None:
+        """Deal with ops of decided transactions that were left behind, or came from elsewhere."""
+        await self._wait_ready()
+        for found in await self._ops.found():
+            txn = from_text(found.ack.txn)
+            state = await self._decisions.read(txn)
+            if state == "OPEN" or txn in self._in_flight:
+                continue  # the decision will be told; or the op is that command's own
+            if found.op not in self._stored.get(txn, ()):
+                await self._adopt(txn, found)
+            self.decided(txn, state or "ABORTED")
+
+    async def _restored(self, op: AckOp) -> list[Acked]:
+        return await self._sized([Ack(each.position, each.unacked_bits) for each in op.entries])
+
+    async def _sized(self, acks: Sequence[Ack]) -> list[Acked]:
+        """With the numbers of messages of batches: the entry knows, clients need not say."""
+        found = []
+        for position, unacked in acks:
+            size = await self._size_of(position, unacked) if unacked else 0
+            found.append(acked_of(position, unacked, size))
+        return combined(found)
+
+    async def _size_of(self, position: Position, unacked: int) -> int:
+        entries = await self._topic.ledger.read(position, 1)
+        if entries and entries[0].position == position:
+            return messages_in(entries[0].payload)
+        return unacked.bit_length()  # trimmed: nobody will ask for it
+
+    # --- commands
+
+    def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> asyncio.Task[None]:
+        """Acknowledge in a transaction; at its end that is durable. TransactionConflict: it is not.
+
+        It is not to be cancelled: whoever may be cancelled himself awaits a shield of it. If
+        nothing has to be read first the messages are held when this returns: commands that come
+        later find them so.
+        """
+        refusal = self._kinds.refusal(txn, TransactionConflict)
+        if refusal is not None:
+            raise refusal
+        command = None
+        if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
+            wanted = combined(acked_of(each.position, 0, 0) for each in acks)
+            if self._pending.judge(txn, wanted, cumulative, self._cursor) is Verdict.ACCEPTED:
+                command = self._begin(txn, wanted, cumulative)
+        if command is None:
+            self._queued += 1
+            work = asyncio.create_task(self._ack_queued(txn, acks, cumulative))
+        else:
+            work = asyncio.create_task(self._ack_held(command))
+        self._commands.add(work)
+        work.add_done_callback(self._over)
+        return work
+
+    def _over(self, work: asyncio.Task[None]) -> None:
+        self._commands.discard(work)
+        if not work.cancelled():
+            work.exception()  # told to who asked, if anybody is left
+
+    async def _ack_queued(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> None:
+        try:
+            command = await self._admitted(txn, acks, cumulative)
+        finally:
+            self._queued -= 1
+        if command is None:
+            await self._check_undecided(txn)
+        else:
+            await self._ack_held(command)
+
+    def _log_of(self, txn: TxnId) -> LegacyAcks | None:
+        """Where its intents are, if not in records."""
+        legacy = self._legacy
+        if legacy is None or is_metadata(txn):
+            return None
+        is_legacy = self._kinds.is_legacy(
+            txn,
+            is_in_records=txn in self._stored or txn in self._in_flight,
+            is_in_log=legacy.knows(txn),
+        )
+        return legacy if is_legacy else None
+
+    async def _ack_held(self, command: _Command) -> None:
+        if (log := self._log_of(command.txn)) is not None:
+            await log.store(*command)
+            return
+        try:
+            ops = await self._written(command)
+        finally:
+            self._finish(command.txn)
+        await self._ops.confirm()
+        try:
+            self._check_serving(command.incarnation)
+        except ServiceNotReady:
+            await self._store.delete_ops(ops)
+            raise
+
+    async def _wait_ready(self) -> None:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await self.ready.wait()
+        except TimeoutError as error:
+            text = f"subscription {self._cursor.name} still reads its transactions"
+            raise ServiceNotReady(text) from error
+
+    async def _admitted(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> _Command | None:
+        """Held from now on; None: there is nothing new in it. One at a time, in order."""
+        await self._wait_ready()
+        async with self._turn:
+            wanted = await self._sized(acks)
+            verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
+            if isinstance(verdict, Conflict) and verdict.holders:
+                await self._ask_again(verdict.holders)
+                verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
+            if isinstance(verdict, Conflict):
+                raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
+            if verdict is Verdict.REPEATED:
+                return None
+            return self._begin(txn, wanted, cumulative)
+
+    def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
+        """Hold what was judged, while its intent is written."""
+        self._check_serving(self._incarnation)
+        if (log := self._log_of(txn)) is not None:
+            log.check_open(txn)
+        self._check_room(txn, 0 if cumulative else len(wanted))
+        for ack in wanted:
+            if self._topic.ledger.next_valid(ack.position) != ack.position:
+                raise TransactionConflict(f"there is no message at {ack.position}")
+        self._held.hold(txn, wanted, cumulative)
+        if log is not None:
+            log.begin(txn)
+        else:
+            self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
+            self._decisions.join(txn, self, self._gone)
+        return _Command(txn, wanted, cumulative, self._incarnation)
+
+    def _check_room(self, txn: TxnId, entries: int) -> None:
+        self._decisions.check_room(txn, self)
+        most = self._limits.txn_pending_acks_max
+        if len(self._pending) + entries > most:
+            raise TooManyRequests(
+                f"open transactions have acknowledged {len(self._pending)} entries of subscription "
+                f"{self._cursor.name}; the limit is {most}",
+                hint="end transactions, or raise txn_pending_acks_max",
+            )
+        log = self._log_of(txn)
+        if log is not None:
+            records = log.records(txn)
+        else:
+            records = len(self._stored.get(txn, ())) + self._in_flight.get(txn, 0)
+        most = self._limits.txn_ack_records_max
+        if records >= most:
+            raise TooManyRequests(
+                f"transaction {to_text(txn)} has {records} acknowledgements on subscription "
+                f"{self._cursor.name}, the limit",
+                hint="acknowledge more messages at once, or raise txn_ack_records_max",
+            )
+
+    def _check_serving(self, incarnation: int) -> None:
+        if self._closed or incarnation != self._cursor.incarnation:
+            raise ServiceNotReady(f"subscription {self._cursor.name} was closed or reset")
+
+    async def _ask_again(self, holders: Sequence[TxnId]) -> None:
+        """Who stands in the way may be decided, and the news of it still on its way."""
+        for holder in holders:
+            if self._log_of(holder) is None and await self._decisions.read(holder) is None:
+                self._gone(holder)
+
+    async def _written(self, command: _Command) -> list[StoredOp]:
+        txn, acks, cumulative, incarnation = command
+        try:
+            await self._check_undecided(txn)
+            self._check_serving(incarnation)
+            ops = await self._ops.write(txn, acks, cumulative)
+        except BaseException:
+            if incarnation == self._incarnation:
+                self._held.release(txn, acks, cumulative)
+            raise
+        if incarnation == self._incarnation:
+            self._stored.setdefault(txn, set()).update(ops)
+        return ops
+
+    async def _check_undecided(self, txn: TxnId) -> None:
+        if (log := self._log_of(txn)) is not None:
+            log.check_open(txn)
+            return
+        state = await self._decisions.state(txn)
+        if state != "OPEN" or txn in self._decided:
+            said = self._decided.get(txn, state) or "unknown"
+            raise TransactionConflict(f"transaction {to_text(txn)} is {said}")
+
+    def _finish(self, txn: TxnId) -> None:
+        """A command of this transaction is over."""
+        self._in_flight[txn] -= 1
+        if self._in_flight[txn]:
+            return
+        del self._in_flight[txn]
+        decided = self._decided.pop(txn, None)
+        if decided is not None:
+            self._apply(txn, decided)
+        if txn not in self._stored:
+            self._decisions.leave(txn, self)
+
+    # --- decisions
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        """A transaction that was joined has come to its end."""
+        if state == "OPEN" or self._closed:
+            return
+        if txn in self._in_flight:
+            self._decided[txn] = state
+        else:
+            self._apply(txn, state)
+
+    async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
+        """Its coordinator says how a legacy transaction ended; durable when this returns."""
+        if self._legacy is not None:
+            await self._wait_ready()
+            await self._legacy.end(txn, commit=commit, low_watermark=low_watermark)
+
+    def _gone(self, txn: TxnId) -> None:
+        """It has no header: it was aborted, or never was. A committed one waits for its ops."""
+        self.decided(txn, "ABORTED")
+        if txn not in self._in_flight:
+            self._decisions.leave(txn, self)
+
+    def _apply(self, txn: TxnId, state: State) -> None:
+        if self._cursor.failure is not None:
+            return  # whoever owns the subscription next does it
+        ended = self._pending.end(txn)
+        if ended is not None:
+            self.ends[state] += 1
+        ops = self._stored.pop(txn, set())
+        if ended is None or self._incarnation != self._cursor.incarnation:
+            self._ops.merged(ops)  # once the seek is durable
+        elif state == "COMMITTED":
+            self._held.commit(ended)
+            self._ops.merged(ops)
+        else:
+            self._held.abort(ended)
+            self._ops.dropped(ops)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have ops deleted that are done with."""
+        if not self._closed:
+            self._ops.settle_soon(self._tasks)
+
+    # --- the end
+
+    def reset(self) -> None:
+        """If the cursor has begun a new incarnation nothing is held any more."""
+        if self._incarnation == self._cursor.incarnation:
+            return
+        self._incarnation = self._cursor.incarnation
+        for txn in self._held.clear():
+            self._decisions.leave(txn, self)
+        for ops in self._stored.values():
+            self._ops.merged(ops)
+        self._stored.clear()
+        self._settle()
+        if self._legacy is not None:
+            self._legacy.reset()
+
+    def close(self) -> None:
+        """Take part in nothing any more; what is held stays so for the next owner."""
+        self._closed = True
+        for txn in {*self._stored, *self._in_flight}:
+            self._decisions.leave(txn, self)
+        if self._legacy is not None:
+            self._legacy.stop()
+
+    async def closed(self) -> None:
+        """Closed, and nothing of it runs any more: let go of what it has open."""
+        if self._legacy is not None:
+            await self._legacy.close()
+
+    async def forget(self) -> None:
+        """The cursor is gone, and with it all ops."""
+        try:
+            await self._ops.delete_all()
+            if self._legacy is not None:
+                await self._legacy.forget()
+        except (MetadataError, StorageError) as error:
+            # Whoever looks for the ops of a transaction that is over comes across them.
+            _LOG.warning("acks-left-behind", subscription=self._cursor.name, error=str(error))

@@ -1,0 +1,82 @@
+"""What is done to loaded topics from time to time: retention, unused ones, lost ones.
+
+Owns: `TopicCare`, one loop over all of them.
+
+Invariants:
+1. A topic whose care fails holds no other up; it is looked at again next time.
+2. Unused is what nobody has produced to or consumed from for as long as its policy says, and what
+   no transaction holds. Segments are never deleted here, and sealed ones are kept as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.nonpersistent import NonPersistentTopic
+from magnetar.errors import MagnetarError
+from magnetar.model.names import Domain, TopicName
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.logs import logger
+
+CARE_SECONDS: Final = 60.0
+"""Between two looks at every topic for retention and disuse."""
+
+_LOG: Final = logger(__name__)
+
+
+class CaredFor(Protocol):
+    """The topics of the broker."""
+
+    @property
+    def loaded(self) -> Mapping[TopicName, LoadedTopic]: ...
+
+    async def unload(self, name: TopicName) -> None: ...
+
+    async def delete(self, name: TopicName) -> None: ...
+
+
+class TopicCare:
+    """The periodic work on the topics of one broker."""
+
+    def __init__(self, topics: CaredFor, clock: Clock) -> None:
+        self._topics = topics
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self._clock.sleep(CARE_SECONDS)
+            for topic in list(self._topics.loaded.values()):
+                try:
+                    await self._care_for(topic)
+                except MagnetarError as error:
+                    _LOG.warning("topic-care-failed", topic=str(topic.name), error=str(error))
+
+    async def _care_for(self, topic: LoadedTopic) -> None:
+        if topic.closing:
+            return
+        if topic.lost is not None:
+            await self._topics.unload(topic.name)
+        elif self._is_disused(topic):
+            await self._topics.delete(topic.name)
+        elif topic.name.domain is not Domain.SEGMENT or not topic.terminated:
+            await topic.trim()  # a sealed segment is kept, and goes, as a whole
+
+    def _is_disused(self, topic: LoadedTopic) -> bool:
+        now = self._clock.monotonic()
+        if topic.in_use:
+            topic.used_at = now
+            return False
+        idle = now - topic.used_at
+        if isinstance(topic, NonPersistentTopic):
+            return idle >= CARE_SECONDS  # nothing is lost with it
+        if topic.name.domain is Domain.SEGMENT or topic.undecided:
+            return False
+        policy = topic.policies.inactive
+        if not policy.delete_while_inactive or idle < policy.max_inactive_duration_seconds:
+            return False
+        if policy.inactive_topic_delete_mode == "delete_when_no_subscriptions":
+            return not topic.subscriptions
+        return all(each.backlog() == 0 for each in topic.subscriptions.values())

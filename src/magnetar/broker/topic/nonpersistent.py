@@ -1,0 +1,252 @@
+"""A non-persistent topic: messages go to who is there now, and nowhere else.
+
+Owns: `NonPersistentTopic`, with the surface of `Topic` where it means something.
+
+Invariants:
+1. Nothing is stored: not messages, not subscriptions, not the topic. It ends with its process.
+2. A send is answered at once. A message is handed to each subscription, or dropped there.
+3. A subscription lives as long as it has consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from magnetar.broker.api import ConsumerOptions, LastMessage, ProducerOptions
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.schemas import version_bytes
+from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.publish.producers import TopicProducers
+from magnetar.broker.subscribe.nonpersistent_subscription import (
+    SENT_POSITION,
+    TransientSubscription,
+)
+from magnetar.broker.topic.subscriptions import check_consumer_options
+from magnetar.broker.topic.topic import TopicParts
+from magnetar.errors import (
+    ConsumerBusy,
+    MagnetarError,
+    MetadataError,
+    NotAllowed,
+    ProducerBusy,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TopicNotFound,
+    TopicTerminated,
+)
+from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
+from magnetar.model.names import TopicName
+from magnetar.runtime.signal import Signal
+
+
+class NonPersistentTopic:
+    """A topic without storage. End it with `close` or `delete`."""
+
+    lost: Final[MagnetarError | None] = None
+
+    def __init__(self, name: TopicName, parts: TopicParts, policies: TopicPolicies) -> None:
+        self.name = name
+        self.policies = policies
+        self.load_number = 0
+        """How many topics its broker had loaded when this was: they come in that order."""
+        self.used_at = parts.clock.monotonic()
+        self._parts = parts
+        self._clock = parts.clock
+        self._subscriptions: dict[str, TransientSubscription] = {}
+        self._terminated = False
+        self._gone: MagnetarError | None = None
+        self._trouble = Signal()
+        self.producers = TopicProducers(
+            None, _no_epoch_record, close_seconds=parts.limits.close_seconds
+        )
+        self._gone_messages = self._gone_bytes = 0
+        self._message_rate = Rate(parts.clock)
+        self._byte_rate = Rate(parts.clock)
+
+    # --- what it knows
+
+    @property
+    def subscriptions(self) -> Mapping[str, TransientSubscription]:
+        return MappingProxyType(self._subscriptions)
+
+    @property
+    def terminated(self) -> bool:
+        return self._terminated
+
+    @property
+    def closing(self) -> bool:
+        return self._gone is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody is connected."""
+        producers = self.producers
+        return bool(producers.connected or producers.waiting or self._consumers())
+
+    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
+        raise NotAllowed(f"{self.name} keeps no messages")
+
+    # --- producers
+
+    async def add_producer(self, options: ProducerOptions) -> Producer:
+        """As for a persistent topic; topic epochs last as long as the topic object."""
+        self._check_writable()
+        limit = self.policies.max_producers
+        if limit and len(self.producers.connected) >= limit:
+            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        if self.policies.encryption_required and not options.encrypted:
+            raise MetadataError(f"{self.name} takes encrypted messages only")
+        schemas = self._parts.schemas
+        version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
+        name = options.name or await self._parts.producer_names.next_name()
+        self._check_writable()
+        producer = Producer(
+            name,
+            options,
+            self._publish,
+            clock=self._clock,
+            trouble=self._trouble,
+            schema_version=version_bytes(version),
+        )
+        await self.producers.add(producer)
+        return producer
+
+    def _publish(self, payload: bytes) -> asyncio.Future[Position]:
+        if self._terminated:
+            raise TopicTerminated(f"{self.name} was terminated")
+        for subscription in self._subscriptions.values():
+            subscription.publish(payload)
+        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        future.set_result(SENT_POSITION)
+        return future
+
+    async def remove_producer(self, producer: Producer) -> None:
+        await self.producers.remove(producer)
+        self._gone_messages += producer.messages_in
+        self._gone_bytes += producer.bytes_in
+        producer.messages_in = producer.bytes_in = 0
+        self.used_at = self._clock.monotonic()
+
+    # --- subscriptions
+
+    async def subscription(self, options: ConsumerOptions) -> TransientSubscription:
+        """The subscription that a consumer asks for; it joins with `add_consumer`."""
+        self._check_open()
+        check_consumer_options(options)
+        limit = self.policies.max_consumers
+        if limit and self._consumers() >= limit:
+            raise ConsumerBusy(f"{self.name} has {limit} consumers, its limit")
+        schemas, idle = self._parts.schemas, not self.in_use
+        await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
+        self._check_open()
+        found = self._subscriptions.get(options.subscription)
+        if found is None:
+            found = TransientSubscription(
+                self.name, options.subscription, clock=self._clock, limits=self._parts.limits
+            )
+            self._subscriptions[found.name] = found
+        return found
+
+    async def create_subscription(
+        self, name: str, mark_delete: Position, properties: Mapping[str, str] | None = None
+    ) -> bool:
+        raise NotAllowed(f"{self.name} has subscriptions only while they have consumers")
+
+    async def delete_subscription(
+        self, name: str, *, by: Consumer | None = None, force: bool = False
+    ) -> None:
+        """Remove a subscription; refused while consumers other than `by` are connected."""
+        found = self._subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(f"there is no subscription {name!r}")
+        await found.unsubscribe(by=by, force=force)
+        self._subscriptions.pop(name, None)
+
+    async def release(self, subscription: TransientSubscription) -> None:
+        """Call it when a consumer has left: the subscription may go with it."""
+        self.used_at = self._clock.monotonic()
+        present = self._subscriptions.get(subscription.name)
+        if present is subscription and not subscription.consumers:
+            del self._subscriptions[subscription.name]
+            await subscription.close()
+
+    def _consumers(self) -> int:
+        return sum(len(each.consumers) for each in self._subscriptions.values())
+
+    # --- policies
+
+    async def apply(self, policies: TopicPolicies) -> None:
+        self.policies = policies
+
+    async def trim(self) -> list[int]:
+        """There is nothing to trim."""
+        return []
+
+    # --- the end
+
+    async def terminate(self) -> Position:
+        """Take no more messages, as long as this process lives."""
+        self._check_open()
+        self._terminated = True
+        self.producers.stop(TopicTerminated(f"{self.name} was terminated"))
+        return SENT_POSITION
+
+    async def delete(self, *, force: bool = False) -> None:
+        """End it; refused while anybody is connected unless `force`."""
+        self._check_open()
+        if self.in_use and not force:
+            raise NotAllowed(f"{self.name} has producers or consumers", hint="close them first")
+        await self.close(TopicNotFound(f"{self.name} was deleted"))
+
+    async def close(self, error: MagnetarError | None = None) -> None:
+        """Close producers and consumers; they may come back to a new topic of this name."""
+        self._gone = self._gone or error or ServiceNotReady(f"{self.name} was unloaded")
+        await self.producers.close(self._gone)
+        for name in list(self._subscriptions):
+            await self._subscriptions.pop(name).close(self._gone)
+
+    def _check_open(self) -> None:
+        if self._gone is not None:
+            raise ServiceNotReady(f"{self.name} is being unloaded")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._terminated:
+            raise TopicTerminated(f"{self.name} was terminated")
+
+    # --- statistics
+
+    @property
+    def messages_in(self) -> int:
+        producers = self.producers.connected.values()
+        return self._gone_messages + sum(producer.messages_in for producer in producers)
+
+    @property
+    def bytes_in(self) -> int:
+        producers = self.producers.connected.values()
+        return self._gone_bytes + sum(producer.bytes_in for producer in producers)
+
+    def stats(self) -> TopicStats:
+        """What the admin interface shows."""
+        stats = TopicStats(
+            msg_rate_in=self._message_rate.of(self.messages_in),
+            msg_throughput_in=self._byte_rate.of(self.bytes_in),
+            msg_in_counter=self.messages_in,
+            bytes_in_counter=self.bytes_in,
+            publishers=[producer.stats() for producer in self.producers.connected.values()],
+            waiting_publishers=len(self.producers.waiting),
+            subscriptions={name: each.stats() for name, each in self._subscriptions.items()},
+            topic_epoch=self.producers.epoch,
+            owner_broker=self._parts.owner,
+        )
+        return with_sums(stats)
+
+
+async def _no_epoch_record(epoch: int) -> None:
+    """Nothing of a non-persistent topic is stored."""

@@ -1,0 +1,251 @@
+"""The subscriptions of one persistent topic: which there are, and how they begin and end.
+
+Owns: `TopicSubscriptions`.
+
+Invariants:
+1. Every durable cursor of the managed ledger has a subscription here once the topic is loaded.
+2. One name is one subscription, durable or not, for as long as it is here.
+3. A subscription is here from the moment at which its cursor exists until that is gone.
+4. The isolation of a subscription is that with which it was created; a consumer that asks for
+   another one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.dispatcher import ReadableTopic
+from magnetar.broker.entries import publish_time_of
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
+from magnetar.broker.subscribe.txn_acks import AckParts
+from magnetar.errors import (
+    ConsumerBusy,
+    MagnetarError,
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+)
+from magnetar.managed_ledger.cursor import Cursor
+from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation, asked_isolation, stored_isolation
+from magnetar.model.subscriptions import check_subscription_name
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.signal import Signal
+
+_MS_PER_SECOND: Final = 1000
+
+
+class TopicSubscriptions:
+    """All subscriptions of one topic."""
+
+    def __init__(
+        self,
+        topic: ReadableTopic,
+        *,
+        clock: Clock,
+        limits: Limits,
+        transactions: AckParts | None = None,
+    ) -> None:
+        self._topic = topic
+        self._transactions = transactions
+        self._clock = clock
+        self._limits = limits
+        self._by_name: dict[str, Subscription] = {}
+        self._uncommitted: set[Subscription] = set()
+        self._turn = asyncio.Lock()
+        self.woken = Signal()
+        """Advances when somebody may see more, whether there is a subscription or not."""
+
+    @property
+    def by_name(self) -> Mapping[str, Subscription]:
+        return MappingProxyType(self._by_name)
+
+    @property
+    def consumers(self) -> int:
+        return sum(len(each.consumers) for each in self._by_name.values())
+
+    def wake(self) -> None:
+        self.woken.advance()
+        for subscription in self._by_name.values():
+            subscription.wake.advance()
+
+    def pass_over(self, positions: Sequence[Position]) -> None:
+        """Entries that are for nobody count as acknowledged."""
+        for subscription in self._by_name.values():
+            subscription.pass_over(positions)
+
+    def appended(self, *, is_readable: bool) -> None:
+        """More is durable; if it is not readable, behind an undecided transaction."""
+        if is_readable:
+            self.wake()
+        else:
+            self.wake_uncommitted()
+
+    def wake_uncommitted(self) -> None:
+        self.woken.advance()
+        for subscription in self._uncommitted:
+            subscription.wake.advance()
+
+    async def pass_over_aborted(self, aborted: Sequence[Position]) -> None:
+        """The same for those of aborted transactions, but for who reads what is not committed."""
+        for subscription in list(self._by_name.values()):
+            if subscription not in self._uncommitted:
+                subscription.pass_over(aborted)
+                await asyncio.sleep(0)  # they may be many
+
+    async def pass_aborted(self, last: Position) -> None:
+        """Entries of aborted transactions, up to `last`, count as acknowledged everywhere."""
+        for subscription in list(self._by_name.values()):
+            await subscription.pass_aborted(last)
+
+    def end_for(self, isolation: ReadIsolation | None) -> Position:
+        """The last position that such a subscription may see."""
+        if isolation is ReadIsolation.UNCOMMITTED:
+            return self._topic.ledger.last_position()
+        return self._topic.readable_end()
+
+    def load(self) -> None:
+        """Open a subscription for every durable cursor."""
+        ledger = self._topic.ledger
+        for name in ledger.cursor_names():
+            self._open(ledger.cursor(name))
+
+    async def subscribe(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
+        """The subscription that a consumer asks for, created if need be and allowed."""
+        check_consumer_options(options)
+        if policies.max_consumers and self.consumers >= policies.max_consumers:
+            raise ConsumerBusy(f"{self._topic.name} has {self.consumers} consumers, its limit")
+        async with self._turn:
+            present = self._by_name.get(options.subscription)
+            if present is not None:
+                if present.durable != options.durable:
+                    kind = "durable" if present.durable else "not durable"
+                    raise NotAllowed(f"subscription {options.subscription!r} is {kind}")
+                _check_isolation(options, present)
+                return present
+            if options.durable and not policies.auto_subscription_creation:
+                raise _missing(options.subscription)
+            return await self._create(options, policies)
+
+    async def create(
+        self,
+        name: str,
+        mark_delete: Position,
+        policies: TopicPolicies,
+        properties: Mapping[str, str] | None = None,
+    ) -> bool:
+        """A durable subscription without a consumer; False: it exists already."""
+        check_subscription_name(name)
+        asked_isolation(properties or {})
+        async with self._turn:
+            if name in self._by_name:
+                return False
+            self._check_room(policies)
+            ledger = self._topic.ledger
+            self._open(await ledger.create_cursor(name, mark_delete, dict(properties or {})))
+            return True
+
+    async def _create(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
+        ledger = self._topic.ledger
+        isolation = asked_isolation(options.subscription_properties)
+        mark_delete = first_mark_delete(options, self.end_for(isolation))
+        if options.rollback_seconds > 0:
+            mark_delete = await self._rolled_back(options.rollback_seconds, isolation)
+        if not options.durable:
+            return self._open(ledger.open_reader(options.subscription, mark_delete), isolation)
+        self._check_room(policies)
+        properties = dict(options.subscription_properties)
+        cursor = await ledger.create_cursor(options.subscription, mark_delete, properties)
+        return self._open(cursor)
+
+    async def _rolled_back(self, seconds: int, isolation: ReadIsolation | None) -> Position:
+        ms = self._clock.now_ms() - seconds * _MS_PER_SECOND
+        found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+        if found is None:
+            return self.end_for(isolation)
+        return found.previous
+
+    def _open(self, cursor: Cursor, asked: ReadIsolation | None = None) -> Subscription:
+        """Durable ones have what was asked for among their properties."""
+        subscription = Subscription(
+            self._topic,
+            cursor,
+            clock=self._clock,
+            limits=self._limits,
+            transactions=self._transactions,
+            isolation=asked or stored_isolation(cursor.properties),
+        )
+        self._by_name[cursor.name] = subscription
+        if subscription.isolation is ReadIsolation.UNCOMMITTED:
+            self._uncommitted.add(subscription)
+        return subscription
+
+    def _check_room(self, policies: TopicPolicies) -> None:
+        limit = policies.max_subscriptions
+        if limit and len(self._by_name) >= limit:
+            raise NotAllowed(f"{self._topic.name} has {limit} subscriptions, its limit")
+
+    # --- the end
+
+    async def delete(self, name: str, *, by: Consumer | None = None, force: bool = False) -> None:
+        """Remove a subscription and its cursor; refused while others than `by` are connected."""
+        async with self._turn:
+            subscription = self._by_name.get(name)
+            if subscription is None:
+                raise _missing(name)
+            await subscription.unsubscribe(by=by, force=force)
+            self._forget(subscription)
+
+    async def release(self, subscription: Subscription) -> None:
+        """A consumer left: drop what lives only as long as it has consumers."""
+        async with self._turn:
+            present = self._by_name.get(subscription.name)
+            if present is not subscription or subscription.durable or subscription.consumers:
+                return
+            self._forget(subscription)
+            await subscription.close()
+
+    def _forget(self, subscription: Subscription) -> None:
+        del self._by_name[subscription.name]
+        self._uncommitted.discard(subscription)
+
+    async def close(self, error: MagnetarError | None) -> None:
+        """Close all; raises the first error once every one of them had its turn."""
+        async with self._turn:
+            closing = [each.close(error) for each in self._by_name.values()]
+            results = await asyncio.gather(*closing, return_exceptions=True)
+            self._by_name.clear()
+            self._uncommitted.clear()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+def _check_isolation(options: ConsumerOptions, present: Subscription) -> None:
+    asked = asked_isolation(options.subscription_properties)
+    if asked is not None and asked is not present.isolation:
+        raise NotAllowed(
+            f"subscription {present.name!r} is {present.isolation}, not {asked}",
+            hint="ask for what it is, or use another subscription",
+        )
+
+
+def check_consumer_options(options: ConsumerOptions) -> None:
+    """What a SUBSCRIBE may not ask for on any topic."""
+    if not options.subscription.strip():
+        # The protocol's own error for names has this code.
+        raise ProducerBusy("a subscription needs a name")
+    check_subscription_name(options.subscription)
+    if options.read_compacted and not options.type.takes_cumulative_acks:
+        raise NotAllowed("compacted reading needs an Exclusive or Failover subscription")
+
+
+def _missing(name: str) -> SubscriptionNotFound:
+    return SubscriptionNotFound(f"there is no subscription {name!r}")

@@ -1,0 +1,566 @@
+"""A persistent topic: one managed ledger, its producers and its subscriptions.
+
+Owns: `Topic`, from its loading to its unloading or deletion.
+
+Invariants:
+1. One object per topic and process, and only its coroutines change it.
+2. A failed append fences the topic: every producer is stopped, and none is admitted before all that
+   was in flight is settled. Clients send again what got no receipt; dedup removes doubles.
+3. A managed ledger that stopped for good takes the topic with it: `lost` says why, everybody is
+   told to look it up again, and its owner loads it anew.
+4. Terminating and deleting are decisions of the managed ledger, and as durable.
+5. Subscriptions are woken whenever entries have become durable, and at the end of the topic.
+6. On a segment, producers `<n>` and `<n>-seg-<its id>` are one for dedup, and never connected both.
+7. Consumers see what `readable_end` and `is_visible` let through. Transactions are recovered before
+   anybody can ask; a topic whose transactions cannot go on is lost like one without its ledger.
+
+Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch;
+`topic_transactions.py` for what transactions let through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from magnetar.broker.api import DROPPED, ConsumerOptions, LastMessage, ProducerOptions
+from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.entries import EntryView, publish_time_of
+from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
+from magnetar.broker.policy.schemas import Schemas, version_bytes
+from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
+from magnetar.broker.publish.lineage import Lineage, dedup_name
+from magnetar.broker.publish.producer import Producer
+from magnetar.broker.publish.producers import ProducerNames, TopicProducers
+from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.broker.topic.dedup import TopicDedup
+from magnetar.broker.topic.ownership import Ownership, SoleOwner
+from magnetar.broker.topic.subscriptions import TopicSubscriptions
+from magnetar.broker.topic.topic_ends import TopicEnds
+from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.errors import (
+    LedgerFenced,
+    MagnetarError,
+    ManagedLedgerFenced,
+    MetadataError,
+    NotAllowed,
+    ProducerBusy,
+    ServiceNotReady,
+    TopicNotFound,
+    TopicTerminated,
+)
+from magnetar.ledger.api import Entry, LedgerStore
+from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
+from magnetar.metadata.api import MetadataStore
+from magnetar.model.hashing import FULL_RING, HashRange
+from magnetar.model.ids import Position
+from magnetar.model.isolation import ReadIsolation
+from magnetar.model.names import TopicName
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.parts import Transactions
+
+FENCE_PAUSE_S: Final = 0.1
+"""How long a topic stays fenced once everything in flight is settled."""
+
+_LOG: Final = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicParts:
+    """What all topics of one broker share."""
+
+    metadata: MetadataStore
+    ledgers: LedgerStore
+    schemas: Schemas
+    clock: Clock
+    limits: Limits
+    producer_names: ProducerNames
+    owner: str = ""
+    """The broker, as statistics name it."""
+    ownership: Ownership = field(default_factory=SoleOwner)
+    transactions: Transactions | None = None
+    """None: transactional messages are refused."""
+
+
+class Topic:
+    """A persistent topic. Get it from `open`, end it with `close` or `delete`."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        parts: TopicParts,
+        ledger: ManagedLedger,
+        record: TopicRecord,
+        policies: TopicPolicies,
+    ) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.policies = policies
+        self.lost: MagnetarError | None = None
+        """Why it cannot go on and must be loaded anew, if so."""
+        self.load_number = 0
+        """How many topics its broker had loaded when this was: they come in that order."""
+        self.used_at = parts.clock.monotonic()
+        """When it was last seen with a producer or consumer."""
+        self._parts = parts
+        self._clock = parts.clock
+        directory = topics_directory(name.namespace, name.domain)
+        self._records = Directory(parts.metadata, directory, TopicRecord)
+        limits = parts.limits
+        self.producers = TopicProducers(
+            record.epoch, self._set_epoch, close_seconds=limits.close_seconds
+        )
+        self._transactions = TopicTransactions(name, ledger, parts, self)
+        self.readable_end: Callable[[], Position] = self._transactions.readable_end
+        """The last position that consumers may see."""
+        self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
+        """Whether an entry up to `readable_end` is for consumers."""
+        self.legacy_transactions = self._transactions.legacy
+        """Those with markers in the log; None: this topic can have none."""
+        self._subscriptions = TopicSubscriptions(
+            self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
+        )
+        self.end_for = self._subscriptions.end_for
+        self.readable = self._subscriptions.woken
+        """Advances when more may be read than before, and when the topic ends or is unloaded."""
+        self._fenced: MagnetarError | None = None
+        self._trouble = Signal()
+        self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
+        self._dedup = TopicDedup(
+            name,
+            parts.metadata,
+            ledger,
+            self.producers,
+            self._transactions,
+            self._tasks,
+            parts.clock,
+        )
+        self._deleting = False
+        self._closing: asyncio.Task[None] | None = None
+        self._policy_turn = asyncio.Lock()
+        self._ends = TopicEnds(self._tasks)
+        self._gone_messages = self._gone_bytes = 0
+        self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
+
+    @classmethod
+    async def open(
+        cls, name: TopicName, parts: TopicParts, record: TopicRecord, policies: TopicPolicies
+    ) -> Topic:
+        """Load a topic: take its managed ledger over, or begin one."""
+        clock, limits = parts.clock, parts.limits
+        ledger = await ManagedLedger.open(
+            name.managed_ledger_name, parts.metadata, parts.ledgers, clock=clock, limits=limits
+        )
+        topic = cls(name, parts, ledger, record, policies)
+        try:
+            await topic._load()
+        except BaseException:
+            await topic.close()
+            raise
+        return topic
+
+    async def _load(self) -> None:
+        await self._transactions.recover()
+        self._subscriptions.load()
+        await self._dedup.load(wanted=self.policies.deduplication)
+        self._tasks.spawn(self._wake_subscriptions(), "wake")
+        self._tasks.spawn(self._mend(), "mend")
+        for loop in self._transactions.loops(self._subscriptions, self._lose):
+            self._tasks.spawn(loop, "transactions")
+        self._watch_ends()
+
+    # --- what it knows
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        return self._subscriptions.by_name
+
+    @property
+    def terminated(self) -> bool:
+        return self.ledger.sealed
+
+    @property
+    def closing(self) -> bool:
+        return self._closing is not None or self._deleting
+
+    @property
+    def undecided(self) -> int:
+        """How many transactions write here, of either kind."""
+        return self._transactions.undecided
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody is connected."""
+        producers = self.producers
+        return bool(producers.connected or producers.waiting or self._subscriptions.consumers)
+
+    @property
+    def transactions(self) -> MetadataTransactionBuffer | None:
+        """Those that write here; None: this broker has none."""
+        return self._transactions.buffer
+
+    async def rescan(self) -> None:
+        """Finish with transactions that ended and left something behind here."""
+        if self.transactions is not None:
+            await self.transactions.rescan()
+        for subscription in list(self.subscriptions.values()):
+            await subscription.rescan_transactions()
+
+    async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
+        """The last message that a consumer could get."""
+        entry = await self._transactions.last_entry(isolation)
+        if entry is None:
+            return LastMessage(DROPPED, -1)
+        view = EntryView.of(entry)
+        return LastMessage(view.position, view.num_messages - 1 if view.is_batch else -1)
+
+    async def find_by_time(self, ms: int) -> Position | None:
+        """The first entry published at or after `ms`; None: there is none."""
+        return await self.ledger.find_by_time(ms, publish_time_of)
+
+    # --- producers
+
+    async def add_producer(self, options: ProducerOptions) -> Producer:
+        """Admit a producer: `ready`, or waiting to have the topic for itself.
+
+        ProducerBusy because of its name: `producers.named` is who has it. Should that one's peer
+        turn out to be dead, remove it and ask again.
+        """
+        self._check_writable()
+        limit = self.policies.max_producers
+        if limit and len(self.producers.connected) >= limit:
+            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        if self.policies.encryption_required and not options.encrypted:
+            raise MetadataError(f"{self.name} takes encrypted messages only")
+        schemas = self._parts.schemas
+        version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
+        if options.initial_subscription:
+            await self._create_initial(options.initial_subscription)
+        name = options.name or await self._parts.producer_names.next_name()
+        self._check_writable()
+        producer = Producer(
+            name,
+            options,
+            self.ledger.append,
+            clock=self._clock,
+            trouble=self._trouble,
+            schema_version=version_bytes(version),
+            dedup=self._dedup.state,
+            dedup_name=dedup_name(self.name, name),
+            transactions=self._transactions.writes,
+        )
+        await self.producers.add(producer)
+        try:
+            self._check_writable()  # it may have been fenced while the epoch was written
+            other = self._dedup.namesake(producer)
+            if other is not None and other.ready and producer.ready:
+                raise ProducerBusy(
+                    f"{self.name} has a producer {other.name!r}, the same as {name!r}"
+                )
+        except MagnetarError as error:
+            producer.stop(error)
+            await self.producers.remove(producer)
+            raise
+        self._dedup.joined(producer)
+        return producer
+
+    async def remove_producer(self, producer: Producer) -> None:
+        """Let a producer go, once everything that it sent is settled."""
+        await self.producers.remove(producer)
+        self._gone_messages += producer.messages_in
+        self._gone_bytes += producer.bytes_in
+        producer.messages_in = producer.bytes_in = 0
+        self.used_at = self._clock.monotonic()
+        self._dedup.left(producer)
+
+    async def _create_initial(self, name: str) -> None:
+        if name in self.subscriptions:
+            return
+        if not self.policies.auto_subscription_creation:
+            raise NotAllowed(f"{self.name}: subscription {name!r} may not be created")
+        await self._subscriptions.create(name, EARLIEST, self.policies)
+
+    async def _set_epoch(self, epoch: int) -> None:
+        found = await self._records.change(
+            record_name(self.name), lambda record: msgspec.structs.replace(record, epoch=epoch)
+        )
+        if found is None:
+            raise TopicNotFound(f"{self.name} was deleted")
+
+    # --- subscriptions
+
+    async def subscription(self, options: ConsumerOptions) -> Subscription:
+        """The subscription that a consumer asks for; it joins with `add_consumer`."""
+        self._check_open()
+        idle = not self.in_use and not self.ledger.entries
+        schemas = self._parts.schemas
+        await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
+        found = await self._subscriptions.subscribe(options, self.policies)
+        self._check_open()
+        self._watch_ends()
+        return found
+
+    async def create_subscription(
+        self, name: str, mark_delete: Position, properties: Mapping[str, str] | None = None
+    ) -> bool:
+        """A durable subscription without a consumer; False: it exists already."""
+        self._check_open()
+        created = await self._subscriptions.create(name, mark_delete, self.policies, properties)
+        self._watch_ends()
+        return created
+
+    async def delete_subscription(
+        self, name: str, *, by: Consumer | None = None, force: bool = False
+    ) -> None:
+        """Remove a subscription; refused while consumers other than `by` are connected."""
+        self._check_open()
+        subscription = self.subscriptions.get(name)
+        await self._subscriptions.delete(name, by=by, force=force)
+        if subscription is not None:
+            self._ends.unwatch(subscription)
+
+    async def release(self, subscription: Subscription) -> None:
+        """Call it when a consumer has left: a non-durable subscription may go with it."""
+        self.used_at = self._clock.monotonic()
+        await self._subscriptions.release(subscription)
+        if self.subscriptions.get(subscription.name) is not subscription:
+            self._ends.unwatch(subscription)
+
+    @property
+    def ends(self) -> Signal:
+        """Advances when, on a terminated topic, a subscription may have come to the end or left it,
+        or came or went; never on others."""
+        return self._ends.moved
+
+    def _watch_ends(self) -> None:
+        if self.terminated and not self.closing:
+            self._ends.watch(self.subscriptions.values())
+
+    # --- policies
+
+    async def apply(self, policies: TopicPolicies) -> None:
+        """Follow changed policies."""
+        async with self._policy_turn:
+            self._check_open()
+            before, self.policies = self.policies, policies
+            if policies.deduplication == before.deduplication:
+                return
+            if policies.deduplication:
+                # Of what is in flight nobody would know the outcome: it comes again, judged.
+                unready = ServiceNotReady(f"{self.name}: deduplication begins")
+                await self._fence(unready)
+                try:
+                    await self._dedup.begin()
+                finally:
+                    self._unfence(unready)
+            else:
+                await self._dedup.end()
+
+    async def trim(self) -> list[int]:
+        """Drop the ledgers that retention lets go; their ids."""
+        self._check_open()
+        await self._transactions.pass_aborted(self._subscriptions)
+        pin = self._transactions.lowest_pin(self._dedup.pin)
+        gone = await self.ledger.trim(self.policies.retention, pin)
+        await self._transactions.trimmed()
+        return gone
+
+    # --- loops
+
+    async def _wake_subscriptions(self) -> None:
+        appended = self.ledger.appended
+        seen, end = appended.version, None
+        while True:
+            try:
+                seen = await appended.past(seen)
+            except MagnetarError:
+                break  # sealed, fenced or failed: `_mend` finds out
+            before, end = end, self.readable_end()
+            self._subscriptions.appended(is_readable=end != before)
+        self._subscriptions.wake()
+        self._trouble.advance()
+
+    async def _mend(self) -> None:
+        """After a failed append: settle everything, then go on, or give up for good."""
+        seen = 0
+        while self.lost is None:
+            await self._trouble.past(seen)
+            if self.terminated:
+                await self.ledger.stopped.past(0)  # its cursors are another owner's by now
+                self._lose(ManagedLedgerFenced(f"{self.name} has another owner"))
+            if self.closing or self.terminated:
+                return
+            unready = ServiceNotReady(f"{self.name} recovers from a failed write")
+            try:
+                await self._fence(unready)
+                await self._dedup.store_holes()
+                await self._clock.sleep(FENCE_PAUSE_S)
+            except MagnetarError as error:
+                self._lose(error)
+            if self.ledger.failure is not None:
+                self._lose(self.ledger.failure)
+            seen = self._trouble.version
+            self._unfence(unready)
+
+    async def _fence(self, error: MagnetarError) -> None:
+        self._fenced = error
+        self.producers.stop(error)
+        await self.producers.drained()
+
+    def _unfence(self, error: MagnetarError) -> None:
+        if self._fenced is error:  # and not for another reason meanwhile
+            self._fenced = None
+
+    def _lose(self, error: MagnetarError) -> None:
+        if self.lost is None:
+            _LOG.warning("topic-lost", topic=str(self.name), error=str(error))
+            self.lost = error
+            self.readable.advance()
+            gone = ServiceNotReady(f"{self.name} is being loaded again")
+            self.producers.stop(gone)
+            for subscription in self.subscriptions.values():
+                for consumer in list(subscription.consumers):
+                    consumer.stop(gone)
+
+    # --- the end of data, and of it all
+
+    async def terminate(self) -> Position:
+        """Take no more messages, durably; the last position."""
+        self._check_open()
+        last = await self.ledger.seal()
+        self.producers.stop(TopicTerminated(f"{self.name} was terminated"))
+        self._subscriptions.wake()
+        self._watch_ends()
+        await self._settle_all()
+        return last
+
+    async def _settle_all(self) -> None:
+        """Of a topic that takes no more messages: dedup knows the outcome of all, durably."""
+        await self.producers.drained()
+        await self._dedup.store_holes()
+
+    # --- segments: what children know of the sequences of their parents
+
+    async def lineage(self, child_range: HashRange = FULL_RING) -> Lineage:
+        """What a child on that range inherits of this topic, which is terminated."""
+        self._check_open()
+        if not self.terminated:
+            raise NotAllowed(f"{self.name} still takes messages", hint="terminate it first")
+        await self._settle_all()
+        return self._dedup.lineage(child_range)
+
+    async def inherit(self, lineage: Lineage) -> None:
+        """Take over, durably, what the parents stored; it takes no messages before that."""
+        self._check_open()
+        await self._dedup.inherit(lineage)
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Remove it with all its data; refused while anybody is connected unless `force`."""
+        self._check_open()
+        if self.in_use and not force:
+            raise NotAllowed(f"{self.name} has producers or consumers", hint="close them first")
+        gone = TopicNotFound(f"{self.name} was deleted")
+        self._deleting = True
+        try:
+            await self.producers.close(gone)
+            await self._subscriptions.close(gone)
+            await self.ledger.delete()
+            await self._transactions.delete()
+            await self._dedup.end()
+        except BaseException:
+            self._lose(ServiceNotReady(f"{self.name}: its deletion was not finished"))
+            raise
+        await self.close(gone)
+
+    async def close(self, error: MagnetarError | None = None) -> None:
+        """Unload: receipts owed are given, cursors written; clients look the topic up again."""
+        if self._closing is None:
+            reason = error or ServiceNotReady(f"{self.name} was unloaded")
+            self._fenced = self._fenced or reason
+            self.readable.advance()
+            self._closing = asyncio.create_task(self._close(reason), name=f"{self.name}: close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self, reason: MagnetarError) -> None:
+        """Each part has its turn, whatever the others raise; the first error comes out."""
+        problems: list[Exception] = []
+        steps: list[Callable[[], Awaitable[None]]] = [
+            partial(self.producers.close, reason),
+            partial(self._subscriptions.close, reason),
+            self._last_snapshot,
+            self._transactions.close,
+            self.ledger.close,
+            self._tasks.stop,
+        ]
+        for step in steps:
+            try:
+                await step()
+            except (LedgerFenced, ManagedLedgerFenced) as error:
+                # A later owner has taken it all; there is nothing left to finish.
+                _LOG.info("topic-closed-after-take-over", topic=str(self.name), error=str(error))
+            except Exception as problem:  # noqa: BLE001  raised below
+                problems.append(problem)
+        if problems and self.lost is None:
+            raise problems[0]
+
+    async def _last_snapshot(self) -> None:
+        if self.lost is None and not self.ledger.stopping:
+            await self._dedup.store()
+
+    def _check_open(self) -> None:
+        if self.lost is not None or self.closing:
+            raise ServiceNotReady(f"{self.name} is being unloaded")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._fenced is not None:
+            raise ServiceNotReady(f"{self.name}: {self._fenced}")
+        if self.terminated:
+            raise TopicTerminated(f"{self.name} was terminated")
+
+    # --- statistics
+
+    @property
+    def messages_in(self) -> int:
+        """Since it was loaded."""
+        producers = self.producers.connected.values()
+        return self._gone_messages + sum(producer.messages_in for producer in producers)
+
+    @property
+    def bytes_in(self) -> int:
+        return self._gone_bytes + sum(each.bytes_in for each in self.producers.connected.values())
+
+    def stats(self) -> TopicStats:
+        """What the admin interface shows."""
+        subscriptions = {name: each.stats() for name, each in self.subscriptions.items()}
+        stats = TopicStats(
+            msg_rate_in=self._message_rate.of(self.messages_in),
+            msg_throughput_in=self._byte_rate.of(self.bytes_in),
+            msg_in_counter=self.messages_in,
+            bytes_in_counter=self.bytes_in,
+            storage_size=self.ledger.size_bytes,
+            backlog_size=self._backlog_bytes(),
+            publishers=[producer.stats() for producer in self.producers.connected.values()],
+            waiting_publishers=len(self.producers.waiting),
+            subscriptions=subscriptions,
+            deduplication_status="Disabled" if self._dedup.state is None else "Enabled",
+            topic_epoch=self.producers.epoch,
+            owner_broker=self._parts.owner,
+        )
+        return with_sums(stats)
+
+    def _backlog_bytes(self) -> int:
+        entries = self.ledger.entries
+        backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
+        return self.ledger.size_bytes * backlog // entries if entries else 0

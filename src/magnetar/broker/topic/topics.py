@@ -1,0 +1,532 @@
+"""All topics of one broker: loaded once, created by the rules, listed, kept in order.
+
+Owns: `Topics`: the loaded topics, and the records that say which exist. `topic_care` looks after
+those that are loaded, `_locks` keeps what is done to one of them apart.
+
+Invariants:
+1. A topic is loaded at most once at a time; whoever asks meanwhile waits for that one load.
+   Loading, unloading and deleting one topic exclude each other.
+2. A persistent topic exists if and only if it has a record: written before its managed ledger
+   begins, deleted after that is gone. Loading it creates neither if it must not be created.
+3. `x-partition-n` is a partition if `x` is a partitioned topic, and then n is below its count. The
+   name of a partitioned topic is no topic itself.
+4. `list_changed` of a namespace advances after every change of its list of topics by this broker.
+5. Segments of scalable topics are topics that are created explicitly, stand in no list, and are
+   deleted only by whoever keeps their scalable topic. No regular topic is created beside a scalable
+   one of the same name.
+6. A topic is loaded only while this broker owns it: claimed before, released after (`ownership`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from magnetar.broker.policy.namespaces import Namespaces
+from magnetar.broker.policy.partitioned import PartitionedTopics
+from magnetar.broker.policy.paths import scalable_key
+from magnetar.broker.policy.policies import AutoTopicCreation, Policies, TopicPolicies, effective
+from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
+from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.maintenance import TopicCare
+from magnetar.broker.topic.nonpersistent import NonPersistentTopic
+from magnetar.broker.topic.topic import Topic, TopicParts
+from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.managed_ledger.managed_ledger import EARLIEST
+from magnetar.model.names import Domain, NamespaceName, TopicName
+from magnetar.runtime.keyed_lock import KeyedLock
+from magnetar.runtime.logs import logger
+from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+
+CLOSES_AT_ONCE: Final = 64
+
+_LOG: Final = logger(__name__)
+_HIDDEN: Final = "__"
+_HASH_BYTES: Final = 4
+
+
+class ListMode(Enum):
+    """Which topics a list shows."""
+
+    PERSISTENT = "persistent"
+    NON_PERSISTENT = "non-persistent"
+    ALL = "all"
+
+
+def topics_hash(names: list[str]) -> str:
+    """What clients compare to see whether a list of topics changed."""
+    return crc32c(",".join(sorted(names)).encode()).to_bytes(_HASH_BYTES, "little").hex()
+
+
+class Topics(Service):
+    """The topics of one broker."""
+
+    def __init__(self, parts: TopicParts, namespaces: Namespaces) -> None:
+        super().__init__("topics", stop_seconds=parts.limits.close_seconds)
+        self.namespaces = namespaces
+        self.partitioned = PartitionedTopics(parts.metadata)
+        self._parts = parts
+        self._loaded: dict[TopicName, LoadedTopic] = {}
+        self._loads: dict[tuple[TopicName, bool], asyncio.Task[LoadedTopic]] = {}
+        self._locks: KeyedLock[TopicName] = KeyedLock()
+        self._list_changes: dict[NamespaceName, Signal] = {}
+        self.loaded_changed = Signal()
+        """Advances after a topic was loaded or unloaded."""
+        self._loads_done = 0
+
+    async def _start(self) -> None:
+        self.spawn(TopicCare(self, self._parts.clock).run(), "care")
+
+    async def _stop(self) -> None:
+        """Unload everything: receipts owed are given, cursors written."""
+        leaving = ServiceNotReady("the broker is stopping")
+        for load in list(self._loads.values()):
+            await asyncio.wait({load})
+        problems: list[BaseException] = []
+        while self._loaded:
+            some = [self._loaded.pop(name) for name in list(self._loaded)[:CLOSES_AT_ONCE]]
+            closing = [self._leave(topic, leaving) for topic in some]
+            results = await asyncio.gather(*closing, return_exceptions=True)
+            problems += [result for result in results if isinstance(result, BaseException)]
+            self.loaded_changed.advance()
+        if problems:
+            raise problems[0]
+
+    async def _leave(self, topic: LoadedTopic, error: MagnetarError) -> None:
+        try:
+            await topic.close(error)
+        finally:
+            await self._release(topic.name)
+
+    # --- loading
+
+    @property
+    def loaded(self) -> Mapping[TopicName, LoadedTopic]:
+        return MappingProxyType(self._loaded)
+
+    async def check_owned(self, name: TopicName) -> None:
+        """ServiceNotReady if another broker serves the topic by now."""
+        await self._parts.ownership.claim(name)
+
+    def loaded_since(self, number: int) -> tuple[int, list[LoadedTopic]]:
+        """How many topics were loaded so far, and those of them after the first `number`."""
+        found = []
+        for topic in reversed(self._loaded.values()):
+            if topic.load_number <= number:
+                break
+            found.append(topic)
+        return self._loads_done, found
+
+    async def get(self, name: TopicName, *, create: bool = True) -> LoadedTopic:
+        """A topic, loaded; created if there is none, `create` is set and the policy allows it."""
+        topic = self._loaded.get(name)
+        if topic is not None and topic.lost is None and not topic.closing:
+            return topic
+        if self.stopping:
+            raise ServiceNotReady("the broker is stopping")
+        load = self._loads.get((name, create))
+        if load is None:
+            load = asyncio.create_task(self._load(name, create), name=f"load {name}")
+            self._loads[name, create] = load
+            load.add_done_callback(lambda done: self._load_ended((name, create), done))
+        return await asyncio.shield(load)
+
+    def _load_ended(self, key: tuple[TopicName, bool], load: asyncio.Task[LoadedTopic]) -> None:
+        del self._loads[key]
+        if not load.cancelled():
+            load.exception()  # whoever waits gets it; if nobody does any more, it is not lost
+
+    async def _load(self, name: TopicName, create: bool) -> LoadedTopic:
+        async with self._locks.of(name):
+            topic = self._loaded.get(name)
+            if topic is not None:
+                if topic.lost is None and not topic.closing:
+                    return topic
+                await self._unload(topic)
+            namespace = await self.namespaces.policies(name.namespace)
+            is_partition = await self._check_partition(name)
+            if name.domain is Domain.NON_PERSISTENT:
+                if not create or not (is_partition or _creation(namespace)):
+                    raise _missing(name)
+                await self._parts.ownership.claim(name)
+                topic = NonPersistentTopic(name, self._parts, effective(namespace))
+            else:
+                record = await self._record(name, namespace, create, is_partition)
+                topic = await self._open(name, record, namespace)
+            self._loads_done += 1
+            topic.load_number = self._loads_done
+            self._loaded[name] = topic
+            self.loaded_changed.advance()
+            if name.domain is Domain.NON_PERSISTENT:
+                self._list_changed(name.namespace)
+            return topic
+
+    async def _open(self, name: TopicName, record: TopicRecord, namespace: Policies) -> Topic:
+        await self._parts.ownership.claim(name)
+        try:
+            policies = _effective(name, namespace, record)
+            return await Topic.open(name, self._parts, record, policies)
+        except BaseException:
+            await self._release(name)
+            raise
+
+    async def _release(self, name: TopicName) -> None:
+        try:
+            await self._parts.ownership.release(name)
+        except MagnetarError as error:
+            # It stays claimed: this broker still may load it, and its end releases it.
+            _LOG.warning("topic-release-failed", topic=str(name), error=str(error))
+
+    async def _check_partition(self, name: TopicName) -> bool:
+        """Whether it is a partition; NotAllowed if the name cannot be a topic's."""
+        if name.domain is Domain.TOPIC:
+            raise NotAllowed(f"{name} is scalable: its segments are topics, it is none itself")
+        base = await self.partitioned.get(name.without_partition())
+        if base is None:
+            return False
+        if name.partition is None:
+            raise NotAllowed(
+                f"{name} is partitioned", hint=f"use {name}-partition-0 to -{base.partitions - 1}"
+            )
+        if name.partition >= base.partitions:
+            raise NotAllowed(f"{name}: there are only {base.partitions} partitions")
+        return True
+
+    async def _record(
+        self, name: TopicName, namespace: Policies, create: bool, is_partition: bool
+    ) -> TopicRecord:
+        found = await self._records_of(name).get(record_name(name))
+        if found is not None:
+            return found
+        # The record of a partition is made with the partitioned topic; a crash may have lost it.
+        may_create = create and name.domain is not Domain.SEGMENT and _creation(namespace)
+        if not is_partition and not may_create:
+            raise _missing(name)
+        await self._check_not_scalable(name)
+        return await self._create_record(name, namespace)
+
+    async def _check_not_scalable(self, name: TopicName) -> None:
+        if name.domain is not Domain.PERSISTENT:
+            return
+        if await self._parts.metadata.get(scalable_key(name)) is not None:
+            raise NotAllowed(
+                f"{name} cannot be created: a scalable topic has its name",
+                hint=f"use {name.scalable_topic()}",
+            )
+
+    async def _create_record(
+        self, name: TopicName, namespace: Policies, properties: Mapping[str, str] | None = None
+    ) -> TopicRecord:
+        is_segment = name.domain is Domain.SEGMENT
+        records = self._records_of(name)
+        limit = 0 if is_segment else namespace.max_topics_per_namespace
+        if limit and len(await records.names()) >= limit:
+            raise NotAllowed(f"namespace {name.namespace} has {limit} topics, its limit")
+        record = TopicRecord(self._parts.clock.now_ms(), properties=dict(properties or {}))
+        await records.create(record_name(name), record)
+        if not is_segment:
+            self._list_changed(name.namespace)
+        return record
+
+    # --- which there are
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether there is such a topic; a partitioned one counts as well."""
+        if name in self._loaded or await self.partitioned.get(name) is not None:
+            return True
+        if name.domain not in (Domain.PERSISTENT, Domain.SEGMENT):
+            return False
+        return await self._records_of(name).get(record_name(name)) is not None
+
+    async def created_ms(self, name: TopicName) -> int | None:
+        """When a persistent topic was created; None: there is none."""
+        record = await self._records_of(name).get(record_name(name))
+        return None if record is None else record.created_ms
+
+    async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
+        """The topics of a namespace, partitions one by one, without those of the broker itself."""
+        await self.namespaces.policies(namespace)
+        found: list[str] = []
+        if mode is not ListMode.NON_PERSISTENT:
+            local_names = await self._records(namespace).names()
+            found += [f"persistent://{namespace}/{name}" for name in local_names]
+        if mode is not ListMode.PERSISTENT:
+            found += [
+                str(name)
+                for name in self._loaded
+                if name.namespace == namespace and name.domain is Domain.NON_PERSISTENT
+            ]
+        prefix = f"/{namespace}/{_HIDDEN}"
+        return sorted(name for name in found if prefix not in name)
+
+    async def segment_names(self, topic: TopicName) -> list[TopicName]:
+        """All segments of a scalable topic that have a record, in use or not, by id."""
+        wanted = topic.scalable_topic()
+        found = await self._segments_in(topic.namespace)
+        return sorted(
+            (name for name in found if name.scalable_topic() == wanted),
+            key=lambda name: name.descriptor.segment_id if name.descriptor else -1,
+        )
+
+    async def _segments_in(self, namespace: NamespaceName) -> list[TopicName]:
+        names = await self._records(namespace, Domain.SEGMENT).names()
+        return [TopicName.parse(f"segment://{namespace}/{name}") for name in names]
+
+    def list_changed(self, namespace: NamespaceName) -> Signal:
+        """Advances when topics of a namespace come or go."""
+        return self._list_changes.setdefault(namespace, Signal())
+
+    def _list_changed(self, namespace: NamespaceName) -> None:
+        signal = self._list_changes.get(namespace)
+        if signal is not None:
+            signal.advance()
+
+    # --- creating
+
+    async def create(self, name: TopicName, properties: Mapping[str, str] | None = None) -> bool:
+        """A topic without partitions, whatever auto-creation says; False: it exists already."""
+        namespace = await self.namespaces.policies(name.namespace)
+        await self._check_partition(name)
+        if name.domain is Domain.NON_PERSISTENT:
+            raise NotAllowed(f"{name} exists while it is used; it cannot be created")
+        async with self._locks.of(name):
+            if await self._records_of(name).get(record_name(name)) is not None:
+                return False
+            await self._check_not_scalable(name)
+            await self._create_record(name, namespace, properties)
+            return True
+
+    async def partitions(self, name: TopicName, *, create: bool = True) -> int:
+        """How many partitions a topic has, 0 for none; what a client asks first.
+
+        A topic that does not exist is created now if it is to be partitioned; if not, it will be
+        when it is loaded.
+        """
+        namespace = await self.namespaces.policies(name.namespace)
+        record = await self.partitioned.get(name)
+        if record is not None:
+            return record.partitions
+        if await self._check_partition(name) or await self.exists(name):
+            return 0
+        creation = None if name.domain is Domain.SEGMENT else _creation(namespace)
+        if not create or creation is None:
+            raise _missing(name)
+        if creation.topic_type != "partitioned" or name.partition is not None:
+            return 0
+        assert creation.default_num_partitions is not None
+        await self.create_partitioned(name, creation.default_num_partitions)
+        record = await self.partitioned.get(name)
+        return 0 if record is None else record.partitions
+
+    async def create_partitioned(
+        self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+    ) -> bool:
+        """A partitioned topic with its partitions; False: it exists already."""
+        namespace = await self.namespaces.policies(name.namespace)
+        async with self._locks.of(name):
+            if await self.partitioned.get(name) is not None:
+                return False
+            if await self.exists(name):
+                raise NotAllowed(f"{name} exists, and is not partitioned")
+            await self._check_not_scalable(name)
+            if not await self.partitioned.create(name, partitions, properties):
+                return False
+        await self._create_partitions(name, partitions, namespace)
+        return True
+
+    async def grow(self, name: TopicName, partitions: int) -> None:
+        """Add partitions; they get every durable subscription of the first one."""
+        namespace = await self.namespaces.policies(name.namespace)
+        record = await self.partitioned.get(name)
+        await self._check_not_scalable(name)
+        await self.partitioned.grow(name, partitions)
+        await self._create_partitions(name, partitions, namespace)
+        assert record is not None, "grow found it"
+        first = await self.get(name.with_partition(0))
+        if not isinstance(first, Topic):
+            return
+        durable = [each.name for each in first.subscriptions.values() if each.durable]
+        for number in range(record.partitions, partitions) if durable else ():
+            topic = await self.get(name.with_partition(number))
+            for subscription in durable:
+                await topic.create_subscription(subscription, EARLIEST)
+
+    async def _create_partitions(
+        self, name: TopicName, partitions: int, namespace: Policies
+    ) -> None:
+        if name.domain is not Domain.PERSISTENT:
+            return
+        for number in range(partitions):
+            partition = name.with_partition(number)
+            if not await self.exists(partition):
+                await self._create_record(partition, namespace)
+
+    # --- ending
+
+    async def unload(self, name: TopicName) -> None:
+        """Close a topic; it is loaded again when somebody asks for it."""
+        async with self._locks.of(name):
+            topic = self._loaded.get(name)
+            if topic is not None:
+                await self._unload(topic)
+
+    async def _unload(self, topic: LoadedTopic) -> None:
+        try:
+            await topic.close()
+        except MagnetarError as error:
+            # What it could not finish, the next load recovers.
+            _LOG.warning("topic-unload-failed", topic=str(topic.name), error=str(error))
+        finally:
+            self._loaded.pop(topic.name, None)
+            self.loaded_changed.advance()
+        await self._release(topic.name)
+
+    async def delete(self, name: TopicName, *, force: bool = False) -> None:
+        """Remove a topic with its data; refused while it is used unless `force`."""
+        topic = await self.get(name, create=False)
+        async with self._locks.of(name):
+            if self._loaded.get(name) is not topic:
+                raise ServiceNotReady(f"{name} is being loaded or unloaded")
+            await topic.delete(force=force)
+            self._loaded.pop(name, None)
+            self.loaded_changed.advance()
+            if isinstance(topic, Topic):
+                await self._records_of(name).delete(record_name(name))
+            await self._release(name)
+        if name.domain is Domain.SEGMENT:
+            return  # the schema is that of the scalable topic, and lists do not have it
+        if name.partition is None and isinstance(topic, Topic):
+            await self._parts.schemas.forget(name.schema_id)
+        self._list_changed(name.namespace)
+
+    async def forget_partitions(self, name: TopicName) -> None:
+        """A partitioned topic was migrated, and the last of its partitions is gone."""
+        if await self.partitioned.delete(name):
+            self._list_changed(name.namespace)
+
+    async def rescan(self, name: TopicName) -> None:
+        """Have a topic finish with transactions that ended; it is loaded if need be."""
+        topic = await self.get(name, create=False)
+        if isinstance(topic, Topic):
+            await topic.rescan()
+
+    async def forget_schema(self, name: TopicName) -> None:
+        """Of a scalable topic, whose segments share it."""
+        await self._parts.schemas.forget(name.schema_id)
+
+    async def delete_partitioned(self, name: TopicName, *, force: bool = False) -> None:
+        """Remove a partitioned topic with all its partitions."""
+        record = await self.partitioned.get(name)
+        if record is None:
+            raise TopicNotFound(f"{name} is no partitioned topic")
+        partitions = [name.with_partition(number) for number in range(record.partitions)]
+        used = [each for each in partitions if each in self._loaded and self._loaded[each].in_use]
+        if used and not force:
+            raise NotAllowed(f"{used[0]} has producers or consumers", hint="close them first")
+        for partition in partitions:
+            if await self.exists(partition):
+                await self.delete(partition, force=force)
+        await self.partitioned.delete(name)
+        await self._parts.schemas.forget(name.schema_id)
+        self._list_changed(name.namespace)
+
+    async def delete_namespace(self, namespace: NamespaceName, *, force: bool = False) -> bool:
+        """Remove a namespace; with `force`, all its topics too. False: there was none."""
+        if not await self.namespaces.exists(namespace):
+            return False
+        records = self._records(namespace)
+        names = [TopicName(Domain.PERSISTENT, namespace, name) for name in await records.names()]
+        names += [
+            name
+            for name in self._loaded
+            if name.namespace == namespace and name.domain is Domain.NON_PERSISTENT
+        ]
+        names += await self._segments_in(namespace)
+        partitioned = await self.partitioned.names(namespace)
+        if (names or partitioned) and not force:
+            raise NotAllowed(f"namespace {namespace} has topics", hint="delete them first")
+        for name in partitioned:
+            await self.delete_partitioned(name, force=True)
+        for name in names:
+            if await self.exists(name):
+                await self.delete(name, force=True)
+        return await self.namespaces.delete(namespace)
+
+    # --- policies
+
+    async def change_namespace(
+        self, namespace: NamespaceName, change: Callable[[Policies], Policies]
+    ) -> None:
+        """Change a namespace's policies; its loaded topics follow."""
+        policies = await self.namespaces.change(namespace, change)
+        for name, topic in list(self._loaded.items()):
+            if name.namespace == namespace and not topic.closing and topic.lost is None:
+                await topic.apply(await self._effective(name, policies))
+
+    async def change_topic(self, name: TopicName, change: Callable[[Policies], Policies]) -> None:
+        """Change what a topic overrides of its namespace's policies."""
+
+        def changed(record: TopicRecord) -> TopicRecord:
+            own = msgspec.to_builtins(change(policies_of(record)))
+            given = {key: value for key, value in own.items() if value != _UNSET[key]}
+            return msgspec.structs.replace(record, policies=given)
+
+        if await self._records_of(name).change(record_name(name), changed) is None:
+            raise _missing(name)
+        topic = self._loaded.get(name)
+        if topic is not None and not topic.closing and topic.lost is None:
+            namespace = await self.namespaces.policies(name.namespace)
+            await topic.apply(await self._effective(name, namespace))
+
+    async def topic_policies(self, name: TopicName) -> Policies:
+        """What a topic overrides."""
+        record = await self._records_of(name).get(record_name(name))
+        if record is None:
+            raise _missing(name)
+        return policies_of(record)
+
+    async def _effective(self, name: TopicName, namespace: Policies) -> TopicPolicies:
+        if name.domain is Domain.NON_PERSISTENT:
+            return effective(namespace)
+        return _effective(name, namespace, await self._records_of(name).get(record_name(name)))
+
+    # --- parts
+
+    def _records(
+        self, namespace: NamespaceName, domain: Domain = Domain.PERSISTENT
+    ) -> Directory[TopicRecord]:
+        return Directory(self._parts.metadata, topics_directory(namespace, domain), TopicRecord)
+
+    def _records_of(self, name: TopicName) -> Directory[TopicRecord]:
+        """Where the record of this topic is."""
+        return self._records(name.namespace, name.domain)
+
+
+def policies_of(record: TopicRecord) -> Policies:
+    """What a topic's record overrides."""
+    return msgspec.convert(record.policies, Policies)
+
+
+def _effective(name: TopicName, namespace: Policies, record: TopicRecord | None) -> TopicPolicies:
+    own = None if record is None else policies_of(record)
+    return effective(namespace, own, is_segment=name.domain is Domain.SEGMENT)
+
+
+def _creation(namespace: Policies) -> AutoTopicCreation | None:
+    """How topics are created when somebody asks for them; None: they are not."""
+    creation = namespace.auto_topic_creation or AutoTopicCreation()
+    return creation if creation.allow_auto_topic_creation else None
+
+
+def _missing(name: TopicName) -> TopicNotFound:
+    return TopicNotFound(f"{name} does not exist")
+
+
+_UNSET: Final = msgspec.to_builtins(Policies())
