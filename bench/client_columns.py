@@ -17,8 +17,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from bench.report import Row, publish
-from magnetar.client.arrow import RawEntry, entries_batch, entries_schema
-from magnetar.client.batch import (
+from magnetar.client.arrow.arrow import RawEntry, entries_batch, entries_schema
+from magnetar.client.arrow.outgoing_rows import OutgoingRows
+from magnetar.client.message.batch import (
     Outgoing,
     Stamp,
     batch_entry,
@@ -27,9 +28,8 @@ from magnetar.client.batch import (
     open_entry,
     shared_metadata,
 )
-from magnetar.client.codec import Compression
-from magnetar.client.outgoing_rows import OutgoingRows
-from magnetar.client.routing import Router
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.routing import Router
 from magnetar.model.segments import SegmentLayout
 
 ROWS: Final = 20_000

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from magnetar.client.client import Client
-from magnetar.client.consumer import Consumer
-from magnetar.client.producer import Producer
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.produce.producer import Producer
 from magnetar.model.subscriptions import InitialPosition
 
 SINGLE_BYTES: Final = 1024

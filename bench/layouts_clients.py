@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from bench.split import Served
-from magnetar.client.layouts import layout_from
+from magnetar.client.message.layouts import layout_from
 from magnetar.errors import DeadlineExceeded, RequestError
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout

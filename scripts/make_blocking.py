@@ -24,18 +24,20 @@ TARGET: Final = ROOT / "src" / "magnetar" / "client" / "blocking"
 PACKAGE: Final = "magnetar.client"
 
 CLASSES: Final = {
-    "transactions": "Transaction",
-    "groups": "TransactionGroup",
-    "producer": "Producer",
-    "consumer": "Consumer",
-    "queue_consumer": "QueueConsumer",
-    "stream_consumer": "StreamConsumer",
-    "checkpoint_consumer": "CheckpointConsumer",
-    "reader": "Reader",
-    "ranges": "Ranges",
-    "client": "Client",
+    "transactions": ("transaction.transaction", "Transaction"),
+    "groups": ("transaction.group", "TransactionGroup"),
+    "producer": ("produce.producer", "Producer"),
+    "consumer": ("consume.consumer", "Consumer"),
+    "queue_consumer": ("consume.queue", "QueueConsumer"),
+    "stream_consumer": ("consume.stream", "StreamConsumer"),
+    "checkpoint_consumer": ("consume.checkpoint", "CheckpointConsumer"),
+    "reader": ("consume.reader", "Reader"),
+    "ranges": ("ranges.ranges", "Ranges"),
+    "client": ("client", "Client"),
 }
-HANDLES: Final = {name: f"{PACKAGE}.blocking.{module}" for module, name in CLASSES.items()}
+"""The file of a blocking class, then the asyncio module and class that it is written from."""
+
+HANDLES: Final = {name: f"{PACKAGE}.blocking.{file}" for file, (_, name) in CLASSES.items()}
 INSIDE: Final = {
     *("open", "opened_with", "opening_fields", "next_sequence", "new_number", "clock", "settings"),
     *("connections", "stored", "fail", "failed", "segment_terminated", "inbox", "id_of", "make"),
@@ -321,8 +323,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
     stale = []
-    for module, name in CLASSES.items():
-        path = TARGET / f"{module}.py"
+    for file, (module, name) in CLASSES.items():
+        path = TARGET / f"{file}.py"
         text = _formatted(Writer(module, name).text(), path)
         if is_check and (not path.exists() or path.read_text("utf-8") != text):
             stale.append(path.name)

@@ -7,7 +7,7 @@ from opentelemetry import trace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from magnetar import Client, Draft, Interceptor
-from magnetar.client.open_telemetry import Tracing, context_of
+from magnetar.client.connection.open_telemetry import Tracing, context_of
 
 TOPIC = "topic://public/default/observed"
 tracer = trace.get_tracer("shop")

@@ -10,24 +10,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from magnetar.client.checkpoint_consumer import FROM_EARLIEST as FROM_EARLIEST
-    from magnetar.client.checkpoint_consumer import FROM_LATEST as FROM_LATEST
-    from magnetar.client.checkpoint_consumer import CheckpointConsumer as CheckpointConsumer
     from magnetar.client.client import Client as Client
-    from magnetar.client.codec import Compression as Compression
-    from magnetar.client.consumer import Consumer as Consumer
-    from magnetar.client.consumer_settings import DeadLetterPolicy as DeadLetterPolicy
-    from magnetar.client.groups import TransactionGroup as TransactionGroup
-    from magnetar.client.interceptors import Draft as Draft
-    from magnetar.client.interceptors import Interceptor as Interceptor
-    from magnetar.client.message import Message as Message
-    from magnetar.client.nacks import RedeliveryDelay as RedeliveryDelay
-    from magnetar.client.producer import Producer as Producer
-    from magnetar.client.producer_settings import AccessMode as AccessMode
-    from magnetar.client.queue_consumer import QueueConsumer as QueueConsumer
-    from magnetar.client.range_page import RangePage as RangePage
-    from magnetar.client.ranges import Ranges as Ranges
-    from magnetar.client.reader import Reader as Reader
+    from magnetar.client.connection.settings import TlsSettings as TlsSettings
+    from magnetar.client.connection.settings import TokenAuth as TokenAuth
+    from magnetar.client.consume.checkpoint import FROM_EARLIEST as FROM_EARLIEST
+    from magnetar.client.consume.checkpoint import FROM_LATEST as FROM_LATEST
+    from magnetar.client.consume.checkpoint import CheckpointConsumer as CheckpointConsumer
+    from magnetar.client.consume.consumer import Consumer as Consumer
+    from magnetar.client.consume.queue import QueueConsumer as QueueConsumer
+    from magnetar.client.consume.reader import Reader as Reader
+    from magnetar.client.consume.segment.nacks import RedeliveryDelay as RedeliveryDelay
+    from magnetar.client.consume.segment.settings import DeadLetterPolicy as DeadLetterPolicy
+    from magnetar.client.consume.stream import StreamConsumer as StreamConsumer
+    from magnetar.client.message.compression import Compression as Compression
+    from magnetar.client.message.interceptors import Draft as Draft
+    from magnetar.client.message.interceptors import Interceptor as Interceptor
+    from magnetar.client.message.message import Message as Message
+    from magnetar.client.produce.producer import Producer as Producer
+    from magnetar.client.produce.settings import AccessMode as AccessMode
+    from magnetar.client.ranges.page import RangePage as RangePage
+    from magnetar.client.ranges.ranges import Ranges as Ranges
     from magnetar.client.schema import BOOL as BOOL
     from magnetar.client.schema import BYTES as BYTES
     from magnetar.client.schema import FLOAT32 as FLOAT32
@@ -42,11 +44,9 @@ if TYPE_CHECKING:
     from magnetar.client.schema import JsonSchema as JsonSchema
     from magnetar.client.schema import ProtobufSchema as ProtobufSchema
     from magnetar.client.schema import Schema as Schema
-    from magnetar.client.settings import TlsSettings as TlsSettings
-    from magnetar.client.settings import TokenAuth as TokenAuth
-    from magnetar.client.stream_consumer import StreamConsumer as StreamConsumer
-    from magnetar.client.transactions import Transaction as Transaction
-    from magnetar.client.txn_state import TransactionState as TransactionState
+    from magnetar.client.transaction.group import TransactionGroup as TransactionGroup
+    from magnetar.client.transaction.state import TransactionState as TransactionState
+    from magnetar.client.transaction.transaction import Transaction as Transaction
     from magnetar.model.ids import EARLIEST as EARLIEST
     from magnetar.model.ids import LATEST as LATEST
     from magnetar.model.ids import Checkpoint as Checkpoint
@@ -67,26 +67,26 @@ _SCHEMAS = (
 )
 _RANGES = ("RangeCount", "RangeLayout", "RangePosition", "RangeSegment", "RangeState")
 _HOMES = {
-    "client.checkpoint_consumer": ("FROM_EARLIEST", "FROM_LATEST", "CheckpointConsumer"),
+    "client.consume.checkpoint": ("FROM_EARLIEST", "FROM_LATEST", "CheckpointConsumer"),
     "client.client": ("Client",),
-    "client.codec": ("Compression",),
-    "client.consumer": ("Consumer",),
-    "client.consumer_settings": ("DeadLetterPolicy",),
-    "client.groups": ("TransactionGroup",),
-    "client.interceptors": ("Draft", "Interceptor"),
-    "client.message": ("Message",),
-    "client.nacks": ("RedeliveryDelay",),
-    "client.producer": ("Producer",),
-    "client.producer_settings": ("AccessMode",),
-    "client.queue_consumer": ("QueueConsumer",),
-    "client.range_page": ("RangePage",),
-    "client.ranges": ("Ranges",),
-    "client.reader": ("Reader",),
+    "client.message.compression": ("Compression",),
+    "client.consume.consumer": ("Consumer",),
+    "client.consume.segment.settings": ("DeadLetterPolicy",),
+    "client.transaction.group": ("TransactionGroup",),
+    "client.message.interceptors": ("Draft", "Interceptor"),
+    "client.message.message": ("Message",),
+    "client.consume.segment.nacks": ("RedeliveryDelay",),
+    "client.produce.producer": ("Producer",),
+    "client.produce.settings": ("AccessMode",),
+    "client.consume.queue": ("QueueConsumer",),
+    "client.ranges.page": ("RangePage",),
+    "client.ranges.ranges": ("Ranges",),
+    "client.consume.reader": ("Reader",),
     "client.schema": _SCHEMAS,
-    "client.settings": ("TlsSettings", "TokenAuth"),
-    "client.stream_consumer": ("StreamConsumer",),
-    "client.transactions": ("Transaction",),
-    "client.txn_state": ("TransactionState",),
+    "client.connection.settings": ("TlsSettings", "TokenAuth"),
+    "client.consume.stream": ("StreamConsumer",),
+    "client.transaction.transaction": ("Transaction",),
+    "client.transaction.state": ("TransactionState",),
     "model.ids": ("EARLIEST", "LATEST", "Checkpoint", "MessageId", "ScalableMessageId"),
     "model.ranges": _RANGES,
     "model.subscriptions": ("InitialPosition", "KeySharedPolicy", "SubscriptionType"),

@@ -14,10 +14,10 @@ from random import Random
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from magnetar.client.batch import messages_in, open_entry
 from magnetar.client.client import Client
-from magnetar.client.message import AnyMessageId
-from magnetar.client.producer import Producer
+from magnetar.client.message.batch import messages_in, open_entry
+from magnetar.client.message.message import AnyMessageId
+from magnetar.client.produce.producer import Producer
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.driver import Driver

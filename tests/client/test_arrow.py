@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import arrow
-from magnetar.client.arrow import UNREADABLE, columns, record_batch
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
+from magnetar.client.arrow import arrow
+from magnetar.client.arrow.arrow import UNREADABLE, columns, record_batch
 from magnetar.client.client import Client
-from magnetar.client.codec import Compression
-from magnetar.client.message import Message
-from magnetar.client.receiving import Receiving
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.message import Message
 from magnetar.errors import InvalidSetting, InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import InitialPosition
@@ -220,7 +220,7 @@ def test_what_cannot_be_read_is_a_row_with_a_reason(
             assert "on purpose" in dict(row["properties"])[UNREADABLE]
             await consumer.ack_arrow(batch)
 
-    monkeypatch.setattr("magnetar.client.entry_intake.open_entry", broken)
+    monkeypatch.setattr("magnetar.client.consume.segment.entry_intake.open_entry", broken)
     asyncio.run(story())
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
-from magnetar.client.message import Checkpoint
-from magnetar.client.receiving import Receiving
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.message.message import Checkpoint
 from tests.client.test_consuming_in_trouble import (
     BREAKS,
     CHANGES,

@@ -19,16 +19,16 @@ import pytest
 from magnetar import blocking
 from magnetar.client.blocking import loop_thread
 from magnetar.client.blocking.loop_thread import LoopThread
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST, CheckpointConsumer
 from magnetar.client.client import Client
-from magnetar.client.consumer import Consumer
-from magnetar.client.groups import TransactionGroup
-from magnetar.client.producer import Producer
-from magnetar.client.queue_consumer import QueueConsumer
-from magnetar.client.reader import Reader
-from magnetar.client.stream_consumer import StreamConsumer
-from magnetar.client.transactions import Transaction
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.consume.checkpoint import FROM_EARLIEST, CheckpointConsumer
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.consume.queue import QueueConsumer
+from magnetar.client.consume.reader import Reader
+from magnetar.client.consume.stream import StreamConsumer
+from magnetar.client.produce.producer import Producer
+from magnetar.client.transaction.group import TransactionGroup
+from magnetar.client.transaction.state import TransactionState
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import AlreadyClosed, DeadlineExceeded, InvalidServiceUrl, NotAllowed
 from magnetar.model.ids import EARLIEST
 from magnetar.model.subscriptions import InitialPosition

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
-from magnetar.client.connection import BrokerConnection
-from magnetar.client.coordinators import Coordinators
-from magnetar.client.layout_watch import LayoutWatch
+from magnetar.client.connection.connection import BrokerConnection
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.layout.watch import LayoutWatch
+from magnetar.client.transaction.coordinators import Coordinators
 from magnetar.errors import NotConnected
 from tests.client.stage import new_client, play
 from tests.server.scalable_stage import NAME, Stage

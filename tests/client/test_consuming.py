@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST, FROM_LATEST
 from magnetar.client.client import Client
-from magnetar.client.consumer_settings import DeadLetterPolicy
-from magnetar.client.message import Checkpoint, Message, ScalableMessageId
-from magnetar.client.nacks import RedeliveryDelay
-from magnetar.client.receiving import Receiving
+from magnetar.client.consume.checkpoint import FROM_EARLIEST, FROM_LATEST
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.consume.segment.nacks import RedeliveryDelay
+from magnetar.client.consume.segment.settings import DeadLetterPolicy
+from magnetar.client.message.message import Checkpoint, Message, ScalableMessageId
 from magnetar.errors import (
     AlreadyClosed,
     ConsumerBusy,

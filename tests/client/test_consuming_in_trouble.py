@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.ack_state import CumulativeAcks, IndividualAcks, Mark
-from magnetar.client.acknowledged import NOTHING_TO_DO, Acknowledged
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
-from magnetar.client.message import Checkpoint, Message
-from magnetar.client.receiving import Receiving
-from magnetar.client.stream_segment import StreamSegment
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.consume.segment.ack_state import CumulativeAcks, IndividualAcks, Mark
+from magnetar.client.consume.segment.acknowledged import NOTHING_TO_DO, Acknowledged
+from magnetar.client.consume.segment.stream_segment import StreamSegment
+from magnetar.client.message.message import Checkpoint, Message
 from magnetar.errors import AlreadyClosed
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import Kept, new_client, play

@@ -11,8 +11,8 @@ import pulsar  # type: ignore[import-untyped]
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.codec import Compression
-from magnetar.client.message import MessageId
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.message import MessageId
 from magnetar.client.schema import AvroSchema, JsonSchema
 from magnetar.model.ids import EARLIEST
 from magnetar.model.subscriptions import InitialPosition

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.assignment import AssignmentSession
-from magnetar.client.layout_watch import LayoutWatch
-from magnetar.client.pool import Connections
+from magnetar.client.connection.pool import Connections
+from magnetar.client.layout.assignment import AssignmentSession
+from magnetar.client.layout.watch import LayoutWatch
 from magnetar.errors import AlreadyClosed, NotConnected, TopicNotFound
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client.stage import new_client, play

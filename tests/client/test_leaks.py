@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 
 import magnetar.client
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
-from magnetar.client.receiving import Receiving
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.consume.receiving import Receiving
 from magnetar.model.ids import EARLIEST
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import new_client, play

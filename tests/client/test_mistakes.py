@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.transaction.state import TransactionState
 from magnetar.errors import MagnetarError
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import new_client, play, stored

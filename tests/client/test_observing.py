@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
 
-from magnetar.client import traffic
-from magnetar.client.interceptors import Draft, Interceptor
-from magnetar.client.message import AnyMessageId, Message
-from magnetar.client.open_telemetry import Tracing, context_of
-from magnetar.client.traffic import ClientMetrics
+from magnetar.client.connection import metrics as client_metrics
+from magnetar.client.connection.metrics import ClientMetrics
+from magnetar.client.connection.open_telemetry import Tracing, context_of
+from magnetar.client.message.interceptors import Draft, Interceptor
+from magnetar.client.message.message import AnyMessageId, Message
 from magnetar.errors import AlreadyClosed, NotAllowed, SendTimedOut
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import new_client, play
@@ -254,10 +254,10 @@ def test_the_page_lists_every_metric() -> None:
 
 
 def test_topics_beyond_the_limit_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "TOPICS_MAX", 2)
+    monkeypatch.setattr(client_metrics, "TOPICS_MAX", 2)
     metrics = ClientMetrics(lambda: 0)
     own = [metrics.sent_to(topic) for topic in "ab"]
-    assert metrics.sent_to("c") is metrics.sent_to("d") is metrics.sent_to(traffic.OTHERS)
+    assert metrics.sent_to("c") is metrics.sent_to("d") is metrics.sent_to(client_metrics.OTHERS)
     assert [metrics.sent_to(topic) for topic in "ab"] == own
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.settings import TlsSettings
+from magnetar.client.connection.settings import TlsSettings
 from magnetar.errors import InvalidServiceUrl, NotConnected, TopicNotFound
 from tests.unit.server.serving import connected, message, serving, subscribed
 
@@ -64,7 +64,7 @@ def test_opening_and_closing_leaves_nothing_behind(tmp_path: Path, turns: int) -
             assert not [name for name in tasks if "magnetar-" in name or "layout of" in name]
             gc.collect()
             alive = [each for each in gc.get_objects() if type(each).__name__ == "Producer"
-                     and type(each).__module__ == "magnetar.client.producer"]  # fmt: skip
+                     and type(each).__module__ == "magnetar.client.produce.producer"]  # fmt: skip
             assert len(alive) <= 1, "the last one, which this test still names"
 
     asyncio.run(story())

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.consumer import Consumer
-from magnetar.client.layout_watch import LayoutWatch
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.layout.watch import LayoutWatch
 from magnetar.errors import DeadlineExceeded, MagnetarError, TopicNotFound
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from magnetar.client.codec import Compression
-from magnetar.client.message import AnyMessageId
-from magnetar.client.producer_settings import AccessMode
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.message import AnyMessageId
+from magnetar.client.produce.settings import AccessMode
 from magnetar.client.schema import STRING, JsonSchema
 from magnetar.errors import (
     AlreadyClosed,

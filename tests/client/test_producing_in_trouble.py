@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.outbox import Outbox, Pending
-from magnetar.client.producer import Producer
+from magnetar.client.produce.outbox import Outbox, Pending
+from magnetar.client.produce.producer import Producer
 from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from tests.client.stage import Kept, new_client, play, stored

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.range_page import RangePage
-from magnetar.client.ranges import ORIGIN, RangePosition, Ranges
+from magnetar.client.ranges.page import RangePage
+from magnetar.client.ranges.ranges import ORIGIN, RangePosition, Ranges
 from magnetar.errors import RangeLost
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server

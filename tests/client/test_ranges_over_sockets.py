@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.blocking import Client as BlockingClient
 from magnetar.client.client import Client
-from magnetar.client.ranges import ORIGIN, RangePosition, Ranges
+from magnetar.client.ranges.ranges import ORIGIN, RangePosition, Ranges
 from magnetar.errors import (
     AlreadyClosed,
     MagnetarError,

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.consumer_settings import DeadLetterPolicy
-from magnetar.client.queue_consumer import QueueConsumer
+from magnetar.client.consume.queue import QueueConsumer
+from magnetar.client.consume.segment.settings import DeadLetterPolicy
 from magnetar.errors import InvalidSetting, InvalidValue, NotAllowed
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from tests.client.stage import new_client, play

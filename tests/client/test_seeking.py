@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from magnetar.client.connection import BrokerConnection
-from magnetar.client.message import Message
-from magnetar.client.stream_consumer import StreamConsumer
+from magnetar.client.connection.connection import BrokerConnection
+from magnetar.client.consume.stream import StreamConsumer
+from magnetar.client.message.message import Message
 from magnetar.errors import AlreadyClosed, ConsumerNotFound, InvalidValue, NotAllowed
 from magnetar.model.ids import EARLIEST, LATEST, MessageId, ScalableMessageId
 from magnetar.model.names import TopicName

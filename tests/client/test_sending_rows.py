@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from magnetar.client.arrow.outgoing_rows import OutgoingRows
 from magnetar.client.client import Client
-from magnetar.client.outbox import Outbox, Pending, PendingBatch
-from magnetar.client.outgoing_rows import OutgoingRows
-from magnetar.client.producer import Producer
-from magnetar.client.row_sender import RowSender
+from magnetar.client.produce.outbox import Outbox, Pending, PendingBatch
+from magnetar.client.produce.producer import Producer
+from magnetar.client.produce.row_sender import RowSender
 from magnetar.errors import MagnetarError, SendTimedOut
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client.stage import Kept, new_client, play, stored

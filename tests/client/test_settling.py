@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.consumer_settings import DeadLetterPolicy
-from magnetar.client.message import Message
-from magnetar.client.nacks import RedeliveryDelay
+from magnetar.client.consume.segment.nacks import RedeliveryDelay
+from magnetar.client.consume.segment.settings import DeadLetterPolicy
+from magnetar.client.message.message import Message
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import EARLIEST
 from magnetar.model.names import TopicName

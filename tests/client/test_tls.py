@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from magnetar.client.client import Client
-from magnetar.client.settings import TlsSettings
+from magnetar.client.connection.settings import TlsSettings
 from magnetar.errors import InvalidSetting, NotConnected, UntrustedBroker
 from tests.unit.server.serving import serving
 

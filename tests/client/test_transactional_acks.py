@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.message import Message
+from magnetar.client.message.message import Message
 from magnetar.errors import TransactionConflict
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.wire.messages import TxnId

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.message import AnyMessageId
-from magnetar.client.outbox import Outbox
+from magnetar.client.message.message import AnyMessageId
+from magnetar.client.produce.outbox import Outbox
 from magnetar.errors import ConnectionLost, NotAllowed, NotConnected
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.message import Message
-from magnetar.client.transactions import Transaction
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.message.message import Message
+from magnetar.client.transaction.state import TransactionState
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import (
     DeadlineExceeded,
     GroupFenced,

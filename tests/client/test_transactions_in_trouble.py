@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.connection import BrokerConnection
-from magnetar.client.producer import Producer
-from magnetar.client.transactions import Transaction
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.connection.connection import BrokerConnection
+from magnetar.client.produce.producer import Producer
+from magnetar.client.transaction.state import TransactionState
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import new_client, play, stored

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.transaction.state import TransactionState
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition
 from tests.unit.server.serving import serving

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.transaction.state import TransactionState
 from magnetar.model.subscriptions import InitialPosition
 from tests.client.stage import new_client, play, stored
 from tests.server.scalable_stage import NAME, Stage

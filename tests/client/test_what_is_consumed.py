@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
-from magnetar.client.codec import Compression
-from magnetar.client.message import Message
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.message import Message
 from magnetar.client.schema import STRING, AutoSchema, AvroSchema, JsonSchema
 from magnetar.errors import TopicTerminated, UnreadableMessage
 from magnetar.model.ids import EARLIEST

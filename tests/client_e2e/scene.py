@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from magnetar import Client, InitialPosition, Message, Producer, TransactionState
-from magnetar.client.receiving import Receiving
-from magnetar.client.transactions import Transaction
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.transaction.transaction import Transaction
 from tests.client_e2e.target import Feature, Target
 
 FIRST: Final = InitialPosition.EARLIEST

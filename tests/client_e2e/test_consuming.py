@@ -17,7 +17,7 @@ from magnetar import (
     ScalableMessageId,
     SubscriptionType,
 )
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.errors import ConsumerBusy, NotAllowed
 from tests.client_e2e.scene import (
     CHANGES,

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar import Checkpoint, InitialPosition, Message, Producer
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST, FROM_LATEST
-from magnetar.client.receiving import Receiving
-from magnetar.client.routing import Routing
+from magnetar.client.consume.checkpoint import FROM_EARLIEST, FROM_LATEST
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.message.routing import Routing
 from tests.client_e2e.scene import (
     CHANGES,
     FIRST,

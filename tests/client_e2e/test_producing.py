@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from magnetar import AccessMode, Compression, MessageId, ScalableMessageId
-from magnetar.client.message import AnyMessageId
-from magnetar.client.routing import Routing
+from magnetar.client.message.message import AnyMessageId
+from magnetar.client.message.routing import Routing
 from magnetar.errors import MessageTooLarge, ProducerBusy, ProducerFenced
 from magnetar.model.hashing import key_hash, partition_of
 from tests.client_e2e.scene import (

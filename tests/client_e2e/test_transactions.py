@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from magnetar import EARLIEST, SubscriptionType, TransactionState
-from magnetar.client.transactions import Beginning
+from magnetar.client.transaction.transaction import Beginning
 from magnetar.errors import TransactionAborted, TransactionConflict
 from tests.client_e2e.scene import (
     CHANGES,

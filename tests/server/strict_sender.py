@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from magnetar.client.layouts import layout_from
+from magnetar.client.message.layouts import layout_from
 from magnetar.errors import MagnetarError
 from magnetar.model.hashing import key_hash
 from magnetar.model.segments import Segment, SegmentLayout

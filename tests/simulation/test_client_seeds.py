@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from magnetar.client.ack_state import CumulativeAcks
-from magnetar.client.connection import BrokerConnection
-from magnetar.client.outbox import Outbox
-from magnetar.client.transactions import Transaction
+from magnetar.client.connection.connection import BrokerConnection
+from magnetar.client.consume.segment.ack_state import CumulativeAcks
+from magnetar.client.produce.outbox import Outbox
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.testing.client_actors import Told
 from magnetar.testing.seeds import Report
 from magnetar.testing.simulate_client import simulate_client

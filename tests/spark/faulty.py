@@ -36,7 +36,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from magnetar.client.connection import BrokerConnection
+from magnetar.client.connection.connection import BrokerConnection
 from magnetar.errors import ConnectionLost
 from magnetar.spark.option_table import Use
 from magnetar.spark.options import parse

@@ -10,7 +10,7 @@ from typing import Any
 from magnetar import InitialPosition
 from magnetar.blocking import Client
 from magnetar.client.blocking.loop_thread import LoopThread
-from magnetar.client.message import Message
+from magnetar.client.message.message import Message
 from magnetar.errors import DeadlineExceeded
 
 LoopThread().stop()  # the first loop of a process opens a pipe for signals that stays

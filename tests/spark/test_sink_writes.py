@@ -107,7 +107,7 @@ def test_spark_may_abort_before_and_after_a_commit(writing: Writing) -> None:
 def test_the_answer_to_a_commit_may_be_lost(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from magnetar.client.connection import BrokerConnection
+    from magnetar.client.connection.connection import BrokerConnection
     from magnetar.errors import ConnectionLost
 
     sink = writing.sink()

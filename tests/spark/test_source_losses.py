@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.ranges import Ranges
+from magnetar.client.ranges.ranges import Ranges
 from magnetar.errors import DataLost, RangeLost, TopicNotFound
 from magnetar.spark.data_source import MagnetarSource
 from tests.spark.stage import REGULAR, Stage, rows_of, stage

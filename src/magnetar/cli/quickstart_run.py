@@ -25,7 +25,7 @@ from magnetar.cli.demo_server import served
 from magnetar.cli.quickstart_driver import Driver
 from magnetar.cli.scalable import scalable_path
 from magnetar.cli.shop import Settled, Traffic, Verdict, judged, settled
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.errors import DeadlineExceeded
 
 _INPUTS: Final = ("orders", "payments")

@@ -17,19 +17,10 @@ from random import Random
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, overload
 
-from magnetar.client.budget import Budget
-from magnetar.client.codec import Compression
-from magnetar.client.connection import Connect
-from magnetar.client.interceptors import Interceptor
-from magnetar.client.makes_consumers import Closable, MakesConsumers
-from magnetar.client.makes_transactions import MakesTransactions
-from magnetar.client.pool import Connections
-from magnetar.client.producer import Producer
-from magnetar.client.producer_settings import AccessMode, ProducerSettings
-from magnetar.client.ranges import Ranges
-from magnetar.client.routing import Routing
-from magnetar.client.schema import BYTES, Schema, SchemaInfo
-from magnetar.client.settings import (
+from magnetar.client.connection.connection import Connect
+from magnetar.client.connection.metrics import ClientMetrics
+from magnetar.client.connection.pool import Connections
+from magnetar.client.connection.settings import (
     Auth,
     ClientSettings,
     NoAuth,
@@ -37,7 +28,16 @@ from magnetar.client.settings import (
     TlsSettings,
     TokenAuth,
 )
-from magnetar.client.traffic import ClientMetrics
+from magnetar.client.consumer_factory import Closable, MakesConsumers
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.interceptors import Interceptor
+from magnetar.client.message.routing import Routing
+from magnetar.client.produce.memory_limit import Budget
+from magnetar.client.produce.producer import Producer
+from magnetar.client.produce.settings import AccessMode, ProducerSettings
+from magnetar.client.ranges.ranges import Ranges
+from magnetar.client.schema import BYTES, Schema, SchemaInfo
+from magnetar.client.transaction_factory import MakesTransactions
 from magnetar.errors import AlreadyClosed, NotAllowed
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from magnetar.client.arrow import UNREADABLE, RawEntry, entries_batch, entries_schema
+from magnetar.client.arrow.arrow import UNREADABLE, RawEntry, entries_batch, entries_schema
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import InvalidSetting
 from magnetar.spark.options import Options

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from magnetar.blocking import Client, Transaction, TransactionGroup
 from magnetar.client.client import Client as AsyncClient
-from magnetar.client.groups import GroupStatus, GroupTicket
-from magnetar.client.groups import TransactionGroup as AsyncTransactionGroup
-from magnetar.client.pool import retrying
+from magnetar.client.connection.pool import retrying
+from magnetar.client.transaction.group import GroupStatus, GroupTicket
+from magnetar.client.transaction.group import TransactionGroup as AsyncTransactionGroup
 from magnetar.errors import (
     GroupFenced,
     InvalidTxnStatus,

@@ -23,8 +23,8 @@ from typing import Final, TypeVar
 
 from magnetar.blocking import Client
 from magnetar.client.client import Client as AsyncClient
-from magnetar.client.refusals import is_passing
-from magnetar.client.settings import TlsSettings
+from magnetar.client.connection.server_errors import is_passing
+from magnetar.client.connection.settings import TlsSettings
 from magnetar.errors import InvalidSetting, MagnetarError, NotConnected
 from magnetar.runtime.clock import SystemClock
 from magnetar.spark.options import Options

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from magnetar.blocking import Client, Producer, Transaction
-from magnetar.client.codec import Compression
+from magnetar.client.message.compression import Compression
 from magnetar.client.schema import BYTES
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import MagnetarError

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from magnetar.client.batch import open_entry
+from magnetar.client.message.batch import open_entry
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ranges import RangeCount, RangePosition
 from magnetar.spark import admission

@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from magnetar.blocking import Client, Consumer, Producer, Transaction
 from magnetar.client.client import Client as AsyncClient
-from magnetar.client.producer_settings import AccessMode
+from magnetar.client.produce.settings import AccessMode
 from magnetar.errors import (
     DeadlineExceeded,
     InvalidTxnStatus,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from magnetar.blocking import Client
-from magnetar.client.ranges import RangePage
+from magnetar.client.ranges.ranges import RangePage
 from magnetar.errors import DataLost, RangeLost
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger

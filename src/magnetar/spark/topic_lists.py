@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import re2
 
-from magnetar.client.connection import WATCH
-from magnetar.client.pool import Connections
-from magnetar.client.refusals import refusal
+from magnetar.client.connection.connection import WATCH
+from magnetar.client.connection.pool import Connections
+from magnetar.client.connection.server_errors import refusal
 from magnetar.errors import DeadlineExceeded, InvalidSetting, MagnetarError
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.wire.messages import Command, Received

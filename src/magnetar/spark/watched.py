@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from magnetar.client.client import Client
-from magnetar.client.ranges import Isolation, Ranges
+from magnetar.client.ranges.ranges import Isolation, Ranges
 from magnetar.errors import InvalidSetting, ServiceNotReady, TopicNotFound
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.ranges import RangeLayout

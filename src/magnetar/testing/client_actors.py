@@ -22,18 +22,18 @@ from functools import partial
 from random import Random
 from typing import Any, Final, TypeVar
 
-from magnetar.client.acknowledged import Acknowledged
-from magnetar.client.checkpoint_consumer import FROM_EARLIEST
 from magnetar.client.client import Client
-from magnetar.client.codec import Compression
-from magnetar.client.consumer import Consumer
-from magnetar.client.message import AnyMessageId, Checkpoint, Message
-from magnetar.client.nacks import RedeliveryDelay
-from magnetar.client.producer import Producer
-from magnetar.client.queue_consumer import QueueConsumer
-from magnetar.client.receiving import Receiving
-from magnetar.client.transactions import Transaction
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.consume.checkpoint import FROM_EARLIEST
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.consume.queue import QueueConsumer
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.consume.segment.acknowledged import Acknowledged
+from magnetar.client.consume.segment.nacks import RedeliveryDelay
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.message import AnyMessageId, Checkpoint, Message
+from magnetar.client.produce.producer import Producer
+from magnetar.client.transaction.state import TransactionState
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import AlreadyClosed, InvariantBroken, MagnetarError
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock

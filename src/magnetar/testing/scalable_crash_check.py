@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from magnetar.client.layouts import layout_from
+from magnetar.client.message.layouts import layout_from
 from magnetar.errors import InvariantBroken, RequestError
 from magnetar.model.hashing import key_hash
 from magnetar.model.ids import Position

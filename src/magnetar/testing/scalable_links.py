@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from magnetar.client.layouts import layout_from
+from magnetar.client.message.layouts import layout_from
 from magnetar.errors import (
     DeadlineExceeded,
     MagnetarError,

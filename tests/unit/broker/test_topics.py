@@ -76,7 +76,7 @@ def test_who_asks_at_the_same_time_gets_one_load() -> None:
         asked = await asyncio.gather(*(topics.get(NAME, create=n > 0) for n in range(5, -1, -1)))
         assert len({id(each) for each in asked}) == 1
         assert await topics.get(NAME) is asked[0]
-        assert not topics._turns
+        assert not topics._locks
 
     with_topics(scenario)
 

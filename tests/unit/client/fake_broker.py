@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, cast
 
-from magnetar.client.pool import Connections
-from magnetar.client.settings import ClientSettings, ServiceUrl
+from magnetar.client.connection.pool import Connections
+from magnetar.client.connection.settings import ClientSettings, ServiceUrl
 from magnetar.testing import virtual_time
 from magnetar.testing.network import Network
 from magnetar.wire.commands import NAMES, Side

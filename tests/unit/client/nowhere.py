@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.client.message import AnyMessageId, Message, MessageId
+from magnetar.client.message.message import AnyMessageId, Message, MessageId
 
 
 class Nowhere:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from magnetar.client.batch import Outgoing, Stamp
-from magnetar.client.codec import Compression
+from magnetar.client.message.batch import Outgoing, Stamp
+from magnetar.client.message.compression import Compression
 from magnetar.wire.messages import TxnId
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

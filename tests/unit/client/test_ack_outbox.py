@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from magnetar.client.ack_outbox import ACKS_PER_COMMAND, AckOutbox
-from magnetar.client.ack_state import AckItem
+from magnetar.client.consume.segment.ack_outbox import ACKS_PER_COMMAND, AckOutbox
+from magnetar.client.consume.segment.ack_state import AckItem
 from magnetar.errors import ConnectionLost
 from magnetar.model.ids import Position
 from magnetar.wire.messages import TxnId

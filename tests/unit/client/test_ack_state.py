@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.ack_state import (
+from magnetar.client.consume.segment.ack_state import (
     BEFORE_ALL,
     WHOLE,
     AckItem,

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.backoff import JITTER, Backoff
+from magnetar.client.connection.backoff import JITTER, Backoff
 
 
 @given(st.integers(0, 2**32), st.floats(0.001, 10), st.floats(1, 1000), st.integers(1, 60))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.batch import (
+from magnetar.client.message.batch import (
     OpenBatches,
     Outgoing,
     Stamp,
@@ -21,8 +21,8 @@ from magnetar.client.batch import (
     single_entry,
     single_metadata,
 )
-from magnetar.client.codec import Compression
-from magnetar.client.routing import entry_bucket_hash
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.routing import entry_bucket_hash
 from magnetar.errors import UnreadableMessage
 from magnetar.model.segments import bucket_splits
 from magnetar.wire.messages import TxnId, checksum_holds, encode_entry

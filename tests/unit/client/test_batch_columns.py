@@ -10,14 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.client import batch_columns, equal_tails
-from magnetar.client.arrow import UNREADABLE, RawEntry, entries_batch, entries_schema, record_batch
-from magnetar.client.batch import OpenedEntry, Outgoing, Stamp, batch_entry, messages_in, open_entry
-from magnetar.client.batch_columns import columns_in, signed
-from magnetar.client.chunks import chunk_entries
-from magnetar.client.codec import Compression
-from magnetar.client.entry_rows import EntryRows
-from magnetar.client.message import Message
+from magnetar.client.arrow.arrow import (
+    UNREADABLE,
+    RawEntry,
+    entries_batch,
+    entries_schema,
+    record_batch,
+)
+from magnetar.client.message import batch_columns, batch_tails
+from magnetar.client.message.batch import (
+    OpenedEntry,
+    Outgoing,
+    Stamp,
+    batch_entry,
+    messages_in,
+    open_entry,
+)
+from magnetar.client.message.batch_columns import columns_in, signed
+from magnetar.client.message.chunks import chunk_entries
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.entry_rows import EntryRows
+from magnetar.client.message.message import Message
 from magnetar.errors import InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
 from magnetar.wire.messages import encode_entry
@@ -208,7 +221,7 @@ def test_control_tails_that_are_not_compared_are_misread(monkeypatch: pytest.Mon
     entry = batch_of([(b"\x18\x01\x40\x05", b"x"), (b"\x18\x01\x28\x06", b"y")])
     rows = rows_of(entry)
     check(record_batch([rows]), rows.messages(as_they_are))
-    monkeypatch.setattr(equal_tails._Form, "fits_all", lambda *_: True)
+    monkeypatch.setattr(batch_tails._Form, "fits_all", lambda *_: True)
     with pytest.raises(AssertionError):
         check(record_batch([rows_of(entry)]), rows.messages(as_they_are))
 

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.budget import Budget
+from magnetar.client.produce.memory_limit import Budget
 from magnetar.testing import virtual_time
 
 

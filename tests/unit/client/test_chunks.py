@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.batch import Entry, Outgoing, Stamp, open_entry, unpacked
-from magnetar.client.chunks import COMPLETED_MAX, ChunkAssembler, Taken, chunk_entries
-from magnetar.client.codec import Compression
+from magnetar.client.message.batch import Entry, Outgoing, Stamp, open_entry, unpacked
+from magnetar.client.message.chunks import COMPLETED_MAX, ChunkAssembler, Taken, chunk_entries
+from magnetar.client.message.compression import Compression
 from magnetar.errors import InvalidValue
 from magnetar.model.ids import MessageId
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.codec import Compression, compress, decompress
+from magnetar.client.message.compression import Compression, compress, decompress
 from magnetar.errors import UnreadableMessage
 
 KINDS = [kind for kind in Compression if kind is not Compression.NONE]

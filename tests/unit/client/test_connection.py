@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.connection import CONSUMER, PRODUCER
-from magnetar.client.refusals import is_passing, may_open, refusal
-from magnetar.client.settings import TokenAuth
+from magnetar.client.connection.connection import CONSUMER, PRODUCER
+from magnetar.client.connection.server_errors import is_passing, may_open, refusal
+from magnetar.client.connection.settings import TokenAuth
 from magnetar.errors import (
     AlreadyClosed,
     AuthenticationFailed,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.coordinators import ASSIGN_TOPIC, Coordinators
-from magnetar.client.groups import open_group
+from magnetar.client.transaction.coordinators import ASSIGN_TOPIC, Coordinators
+from magnetar.client.transaction.group import open_group
 from magnetar.errors import (
     DeadlineExceeded,
     InvalidTxnStatus,

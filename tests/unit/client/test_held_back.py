@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.client.layouts import held_back
+from magnetar.client.message.layouts import held_back
 from magnetar.model.segments import SegmentLayout
 
 

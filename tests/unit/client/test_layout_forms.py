@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from magnetar.client.layouts import is_regular
+from magnetar.client.message.layouts import is_regular
 from magnetar.model.segments import SegmentLayout, SegmentState
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from magnetar.client.batch import (
+from magnetar.client.message.batch import (
     Outgoing,
     Stamp,
     batch_entry,
@@ -15,7 +15,7 @@ from magnetar.client.batch import (
     open_entry,
     single_entry,
 )
-from magnetar.client.message import AnyMessageId, Message, MessageId, ScalableMessageId
+from magnetar.client.message.message import AnyMessageId, Message, MessageId, ScalableMessageId
 from magnetar.client.schema import INT8, STRING
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import Position

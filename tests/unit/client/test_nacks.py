@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.nacks import Deadlines, RedeliveryDelay
+from magnetar.client.consume.segment.nacks import Deadlines, RedeliveryDelay
 from magnetar.errors import InvalidSetting
 from magnetar.model.ids import Position
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.batch import Stamp, messages_in, open_entry
-from magnetar.client.outbox import UNNUMBERED, Outbound, Outbox, Pending
-from magnetar.client.producer_settings import ProducerSettings
+from magnetar.client.message.batch import Stamp, messages_in, open_entry
+from magnetar.client.produce.outbox import UNNUMBERED, Outbound, Outbox, Pending
+from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.segments import Segment, bucket_splits

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.client.arrow import outgoing, sent_columns
-from magnetar.client.batch import (
+from magnetar.client.arrow.arrow import outgoing, sent_columns
+from magnetar.client.arrow.outgoing_rows import OutgoingRows
+from magnetar.client.message.batch import (
     Outgoing,
     Stamp,
     batch_entry,
@@ -19,9 +20,8 @@ from magnetar.client.batch import (
     open_entry,
     shared_metadata,
 )
-from magnetar.client.codec import Compression
-from magnetar.client.outgoing_rows import OutgoingRows
-from magnetar.client.routing import Router, entry_bucket_hash
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.routing import Router, entry_bucket_hash
 from magnetar.errors import InvalidValue
 from magnetar.model.segments import SegmentLayout
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.pool import retrying
+from magnetar.client.connection.pool import retrying
 from magnetar.errors import (
     AlreadyClosed,
     DeadlineExceeded,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.client.client import ProducerOptions
-from magnetar.client.producer_settings import ProducerSettings
+from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import InvalidSetting
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "producing.md"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.ranges import ORIGIN, Ranges
+from magnetar.client.ranges.ranges import ORIGIN, Ranges
 from magnetar.errors import NotAllowed, RangeLost, WireCode
 from magnetar.model.names import TopicName
 from magnetar.model.ranges import RangePosition

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.routing import Router, Routing, Turns, entry_bucket_hash
+from magnetar.client.message.routing import Router, Routing, Turns, entry_bucket_hash
 from magnetar.errors import NotAllowed
 from magnetar.model.segments import SegmentLayout
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.settings import TokenAuth
+from magnetar.client.connection.settings import TokenAuth
 from magnetar.errors import (
     AuthorizationFailed,
     InvalidSetting,

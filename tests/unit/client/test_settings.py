@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.settings import (
+from magnetar.client.connection.settings import (
     BrokerAddress,
     ClientSettings,
     NoAuth,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.txn_state import TransactionState, TxnEvent, after
+from magnetar.client.transaction.state import TransactionState, TxnEvent, after
 from magnetar.errors import InvalidTxnStatus
 
 S, E = TransactionState, TxnEvent

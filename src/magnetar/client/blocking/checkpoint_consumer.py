@@ -1,6 +1,6 @@
 """Blocking: `CheckpointConsumer`, for threads.
 
-Written by `make blocking` from `magnetar.client.checkpoint_consumer`; edit that.
+Written by `make blocking` from `magnetar.client.consume.checkpoint`; edit that.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Handle
-from magnetar.client.checkpoint_consumer import CheckpointConsumer as AsyncCheckpointConsumer
-from magnetar.client.message import Checkpoint, Message
+from magnetar.client.consume.checkpoint import CheckpointConsumer as AsyncCheckpointConsumer
+from magnetar.client.message.message import Checkpoint, Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ class CheckpointConsumer(Handle[AsyncCheckpointConsumer[T]], Generic[T]):
             frame = batch.to_pandas()
 
         Without rows if none came within `timeout` seconds. Values are the payloads as they were
-        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 

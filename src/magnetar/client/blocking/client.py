@@ -19,23 +19,23 @@ from magnetar.client.blocking.ranges import Ranges
 from magnetar.client.blocking.reader import Reader
 from magnetar.client.blocking.stream_consumer import StreamConsumer
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.checkpoint_consumer import FROM_LATEST
 from magnetar.client.client import Client as AsyncClient
 from magnetar.client.client import ProducerOptions
-from magnetar.client.connection import Connect
-from magnetar.client.groups import GroupStatus, GroupTicket
-from magnetar.client.interceptors import Interceptor
-from magnetar.client.makes_consumers import (
+from magnetar.client.connection.connection import Connect
+from magnetar.client.connection.metrics import ClientMetrics
+from magnetar.client.connection.settings import Auth, TlsSettings
+from magnetar.client.consume.checkpoint import FROM_LATEST
+from magnetar.client.consumer_factory import (
     ConsumerOptions,
     QueueOptions,
     ReaderOptions,
     ReadingOptions,
     SubscribingOptions,
 )
-from magnetar.client.message import Checkpoint, MessageId
+from magnetar.client.message.interceptors import Interceptor
+from magnetar.client.message.message import Checkpoint, MessageId
 from magnetar.client.schema import BYTES, Schema, SchemaInfo
-from magnetar.client.settings import Auth, TlsSettings
-from magnetar.client.traffic import ClientMetrics
+from magnetar.client.transaction.group import GroupStatus, GroupTicket
 from magnetar.model.ids import LATEST
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from magnetar.runtime.clock import Clock

@@ -1,6 +1,6 @@
 """Blocking: `Consumer`, for threads.
 
-Written by `make blocking` from `magnetar.client.consumer`; edit that.
+Written by `make blocking` from `magnetar.client.consume.consumer`; edit that.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.consumer import Consumer as AsyncConsumer
-from magnetar.client.message import AnyMessageId, Message
-from magnetar.client.queue_consumer import _NO_PROPERTIES
-from magnetar.client.seeking import SeekTarget
+from magnetar.client.consume.consumer import Consumer as AsyncConsumer
+from magnetar.client.consume.queue import _NO_PROPERTIES
+from magnetar.client.consume.segment.seeking import SeekTarget
+from magnetar.client.message.message import AnyMessageId, Message
 from magnetar.model.ids import MessageId
 from magnetar.model.subscriptions import SubscriptionType
 
@@ -168,7 +168,7 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
             frame = batch.to_pandas()
 
         Without rows if none came within `timeout` seconds. Values are the payloads as they were
-        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 

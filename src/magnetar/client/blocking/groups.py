@@ -1,6 +1,6 @@
 """Blocking: `TransactionGroup`, for threads.
 
-Written by `make blocking` from `magnetar.client.groups`; edit that.
+Written by `make blocking` from `magnetar.client.transaction.group`; edit that.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from magnetar.client.blocking.handle import Threaded, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.groups import GroupStatus, GroupTicket
-from magnetar.client.groups import TransactionGroup as AsyncTransactionGroup
+from magnetar.client.transaction.group import GroupStatus, GroupTicket
+from magnetar.client.transaction.group import TransactionGroup as AsyncTransactionGroup
 from magnetar.wire.messages import TxnId
 
 

@@ -22,8 +22,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from magnetar.client import acknowledged
 from magnetar.client.blocking.loop_thread import LoopThread
+from magnetar.client.consume.segment import acknowledged
 from magnetar.errors import AlreadyClosed, DeadlineExceeded
 
 R = TypeVar("R")

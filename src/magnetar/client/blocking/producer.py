@@ -1,6 +1,6 @@
 """Blocking: `Producer`, for threads.
 
-Written by `make blocking` from `magnetar.client.producer`; edit that.
+Written by `make blocking` from `magnetar.client.produce.producer`; edit that.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.message import AnyMessageId
-from magnetar.client.producer import _NO_PROPERTIES
-from magnetar.client.producer import Producer as AsyncProducer
+from magnetar.client.message.message import AnyMessageId
+from magnetar.client.produce.producer import _NO_PROPERTIES
+from magnetar.client.produce.producer import Producer as AsyncProducer
 
 if TYPE_CHECKING:
     import pyarrow as pa

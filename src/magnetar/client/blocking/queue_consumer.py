@@ -1,6 +1,6 @@
 """Blocking: `QueueConsumer`, for threads.
 
-Written by `make blocking` from `magnetar.client.queue_consumer`; edit that.
+Written by `make blocking` from `magnetar.client.consume.queue`; edit that.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.message import AnyMessageId, Message
-from magnetar.client.queue_consumer import _NO_PROPERTIES
-from magnetar.client.queue_consumer import QueueConsumer as AsyncQueueConsumer
-from magnetar.client.seeking import SeekTarget
+from magnetar.client.consume.queue import _NO_PROPERTIES
+from magnetar.client.consume.queue import QueueConsumer as AsyncQueueConsumer
+from magnetar.client.consume.segment.seeking import SeekTarget
+from magnetar.client.message.message import AnyMessageId, Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,7 +151,7 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
             frame = batch.to_pandas()
 
         Without rows if none came within `timeout` seconds. Values are the payloads as they were
-        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 

@@ -1,6 +1,6 @@
 """Blocking: `Ranges`, for threads.
 
-Written by `make blocking` from `magnetar.client.ranges`; edit that.
+Written by `make blocking` from `magnetar.client.ranges.ranges`; edit that.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from magnetar.client.blocking.handle import Threaded, wrapped_of
-from magnetar.client.range_page import RangePage
-from magnetar.client.ranges import Initial, Isolation
-from magnetar.client.ranges import Ranges as AsyncRanges
+from magnetar.client.ranges.page import RangePage
+from magnetar.client.ranges.ranges import Initial, Isolation
+from magnetar.client.ranges.ranges import Ranges as AsyncRanges
 from magnetar.model.ranges import RangeCount, RangeLayout, RangePosition, RangeState
 
 

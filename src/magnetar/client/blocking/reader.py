@@ -1,6 +1,6 @@
 """Blocking: `Reader`, for threads.
 
-Written by `make blocking` from `magnetar.client.reader`; edit that.
+Written by `make blocking` from `magnetar.client.consume.reader`; edit that.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Handle
-from magnetar.client.message import Message
-from magnetar.client.reader import Reader as AsyncReader
+from magnetar.client.consume.reader import Reader as AsyncReader
+from magnetar.client.message.message import Message
 from magnetar.model.ids import MessageId
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Reader(Handle[AsyncReader[T]], Generic[T]):
             frame = batch.to_pandas()
 
         Without rows if none came within `timeout` seconds. Values are the payloads as they were
-        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 

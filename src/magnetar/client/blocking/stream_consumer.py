@@ -1,6 +1,6 @@
 """Blocking: `StreamConsumer`, for threads.
 
-Written by `make blocking` from `magnetar.client.stream_consumer`; edit that.
+Written by `make blocking` from `magnetar.client.consume.stream`; edit that.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.message import Message
-from magnetar.client.seeking import SeekTarget
-from magnetar.client.stream_consumer import StreamConsumer as AsyncStreamConsumer
+from magnetar.client.consume.segment.seeking import SeekTarget
+from magnetar.client.consume.stream import StreamConsumer as AsyncStreamConsumer
+from magnetar.client.message.message import Message
 from magnetar.model.ids import ScalableMessageId
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
             frame = batch.to_pandas()
 
         Without rows if none came within `timeout` seconds. Values are the payloads as they were
-        sent; `magnetar.client.arrow` describes the columns. Needs `magnetar[arrow]`.
+        sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))
 

@@ -1,6 +1,6 @@
 """Blocking: `Transaction`, for threads.
 
-Written by `make blocking` from `magnetar.client.transactions`; edit that.
+Written by `make blocking` from `magnetar.client.transaction.transaction`; edit that.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import TracebackType
 
 from magnetar.client.blocking.handle import Handle
-from magnetar.client.transactions import Transaction as AsyncTransaction
-from magnetar.client.txn_state import TransactionState
+from magnetar.client.transaction.state import TransactionState
+from magnetar.client.transaction.transaction import Transaction as AsyncTransaction
 from magnetar.wire.messages import TxnId
 
 

@@ -1,0 +1,249 @@
+"""From what a broker delivers to messages in the inbox, for one segment.
+
+Owns: `EntryIntake`: batches, chunks, what is acknowledged already, and what cannot be read.
+
+Invariants:
+1. Of an entry, exactly the messages that its feed admits get into the inbox, in their order.
+2. Permits for what does not get there are given back at once.
+3. What cannot be read gets there all the same, as one message whose value raises: nothing is lost
+   without the application knowing. So does the last chunk of a message whose others did not come
+   and will not; without its last chunk a message was never sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from magnetar.client.consume.segment.ack_state import WHOLE, all_of, bit_of
+from magnetar.client.consume.segment.receive_queue import Inbox
+from magnetar.client.message.batch import (
+    OpenedEntry,
+    messages_in,
+    open_entry,
+    plain_layout,
+    unpacked,
+)
+from magnetar.client.message.batch_columns import columns_in
+from magnetar.client.message.chunks import ChunkAssembler
+from magnetar.client.message.entry_rows import EntryRows
+from magnetar.client.message.message import Message, MessageId, Source, Unreadable
+from magnetar.errors import UnreadableMessage
+from magnetar.model.batch_indexes import unacked_of
+from magnetar.model.ids import Position
+from magnetar.runtime.logs import logger
+from magnetar.wire.messages import Delivered
+from magnetar.wire.pb import pulsar_pb2 as pb
+
+_LOG: Final = logger(__name__)
+_ACK_SET_WORDS: Final = 1024
+_ROWS_FROM: Final = 8
+"""Smaller batches are taken apart faster message by message."""
+
+
+class Admission(Source, Protocol):
+    """The segment's consumer, which decides what is let in."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def admit(self, position: Position, size: int, unacked: int) -> int:
+        """The set of messages of an entry that are to be handed out."""
+        ...
+
+    def discard(self, position: Position, index: int, size: int) -> None:
+        """Acknowledge something that is not for the application."""
+        ...
+
+    def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
+        """These chunks cannot become a message here; whether they will be delivered again."""
+        ...
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether batches may be delivered as they are."""
+        ...
+
+    def deliver(self, message: Message[Any] | EntryRows) -> None:
+        """What was let in."""
+        ...
+
+    def give_permits(self, count: int) -> None: ...
+
+
+class EntryIntake:
+    """What one segment's consumer does with each entry."""
+
+    def __init__(
+        self, feed: Admission, inbox: Inbox[Any], *, chunked_messages_max: int, chunk_timeout: float
+    ) -> None:
+        self._feed = feed
+        self._inbox = inbox
+        self._decode: Callable[[bytes, bytes], Any] = inbox.schemas.decode
+        self._loop = asyncio.get_running_loop()
+        self._chunks = ChunkAssembler(
+            messages_max=chunked_messages_max, expire_s=chunk_timeout or float("inf")
+        )
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When `expire` has something to do."""
+        due = self._chunks.next_expiry
+        return None if due is None or due == float("inf") else due
+
+    def expire(self, now: float) -> None:
+        """Give up messages whose next chunk does not come."""
+        given_up = self._chunks.expired(now)
+        if given_up:
+            self._feed.give_up_chunks(given_up)
+
+    def reconnected(self) -> None:
+        self._chunks.clear()
+
+    def take(self, delivered: Delivered) -> None:
+        data = delivered.headers_and_payload
+        try:
+            if not delivered.checksum_ok:
+                raise UnreadableMessage(f"the checksum of {delivered.position} does not hold")
+            plain = plain_layout(data)
+            if plain is not None:
+                start, stop = plain
+                self._take_single(delivered, data[start:stop], data[stop:], self._decode)
+                return
+            opened = open_entry(data)
+            if opened.metadata.num_chunks_from_msg > 1:
+                self._take_chunk(delivered, opened)
+            elif opened.is_batch:
+                self._take_batch(delivered, opened)
+            else:
+                self._take_single(delivered, opened.metadata, opened.payload, self._decode)
+        except UnreadableMessage as error:
+            _LOG.warning(
+                "message-unreadable",
+                topic=self._feed.wire_topic,
+                position=str(delivered.position),
+                reason=str(error),
+            )
+            metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
+            self._take_single(delivered, metadata, data, Unreadable(error))
+
+    def _take_single(
+        self,
+        delivered: Delivered,
+        metadata: pb.MessageMetadata | bytes,
+        data: bytes,
+        decode: Callable[[bytes, bytes], Any],
+        chunk_ids: tuple[MessageId, ...] = (),
+    ) -> None:
+        feed, position = self._feed, delivered.position
+        if not feed.admit(position, 1, 0):
+            feed.give_permits(1)
+            return
+        message: Message[Any] = Message(
+            feed,
+            position,
+            data,
+            metadata,
+            None,
+            decode,
+            delivered.partition,
+            WHOLE,
+            0,
+            delivered.redelivery_count,
+            feed.generation,
+            chunk_ids,
+        )
+        feed.deliver(message)
+
+    def _take_batch(self, delivered: Delivered, opened: OpenedEntry) -> None:
+        feed = self._feed
+        is_large = opened.num_messages >= _ROWS_FROM or self._inbox.takes_rows
+        if is_large and feed.takes_rows and self._take_rows(delivered, opened):
+            return
+        singles = messages_in(opened)
+        size = len(singles)
+        position = delivered.position
+        unacked = unacked_of(delivered.ack_set, _ACK_SET_WORDS) if delivered.ack_set else 0
+        mask = feed.admit(position, size, unacked)
+        added = 0
+        for index, (single, payload) in enumerate(singles):
+            if not mask & bit_of(index):
+                continue
+            if single.compacted_out:
+                feed.discard(position, index, size)
+                continue
+            added += 1
+            message: Message[Any] = Message(
+                feed,
+                position,
+                payload,
+                opened.metadata,
+                single,
+                self._decode,
+                delivered.partition,
+                index,
+                size,
+                delivered.redelivery_count,
+                feed.generation,
+            )
+            feed.deliver(message)
+        self._return_permits(size, unacked, added)
+
+    def _take_rows(self, delivered: Delivered, opened: OpenedEntry) -> bool:
+        """Take a batch as it is; False: some of it is not for the application."""
+        feed, columns = self._feed, columns_in(opened)
+        if columns.compacted_out:
+            return False
+        size = len(columns)
+        position = delivered.position
+        unacked = unacked_of(delivered.ack_set, _ACK_SET_WORDS) if delivered.ack_set else 0
+        mask = feed.admit(position, size, unacked)
+        indexes: Sequence[int] = range(size)
+        if mask != all_of(size):
+            indexes = [index for index in indexes if mask >> index & 1]
+        if indexes:
+            rows = EntryRows(
+                feed,
+                position,
+                delivered.partition,
+                opened,
+                columns,
+                indexes,
+                delivered.redelivery_count,
+                feed.generation,
+            )
+            feed.deliver(rows)
+        self._return_permits(size, unacked, len(indexes))
+        return True
+
+    def _return_permits(self, size: int, unacked: int, added: int) -> None:
+        """Those of messages that the broker counted and nobody gets."""
+        counted = (all_of(size) & (unacked or ~0)).bit_count()
+        if added < counted:
+            self._feed.give_permits(counted - added)
+
+    def _take_chunk(self, delivered: Delivered, opened: OpenedEntry) -> None:
+        feed, metadata = self._feed, opened.metadata
+        message_id = MessageId(*delivered.position, delivered.partition)
+        taken = self._chunks.add(metadata, opened.payload, message_id, self._loop.time())
+        for each in taken.repeated:
+            feed.discard(each.position, WHOLE, 0)
+        comes_again = not taken.given_up or feed.give_up_chunks(taken.given_up)
+        decode = self._decode
+        payload = taken.payload
+        if payload is None:
+            total = metadata.num_chunks_from_msg
+            is_last = message_id in taken.given_up and metadata.chunk_id == total - 1
+            if comes_again or not is_last:
+                feed.give_permits(1)
+                return
+            lost = UnreadableMessage(f"not all of the {total} chunks of {metadata.uuid} came")
+            self._take_single(delivered, metadata, opened.payload, Unreadable(lost))
+            return
+        try:
+            if metadata.compression:
+                payload = unpacked(payload, metadata)
+        except UnreadableMessage as error:
+            decode = Unreadable(error)
+        self._take_single(delivered, metadata, payload, decode, taken.ids)

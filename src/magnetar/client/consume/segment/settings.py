@@ -1,0 +1,86 @@
+"""What an application tells a consumer.
+
+Owns: `ConsumerSettings`, which all kinds of consumers share, and `DeadLetterPolicy`.
+
+Invariant: values are checked when they are given; a wrong one raises `InvalidSetting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from magnetar.client.consume.segment.nacks import RedeliveryDelay
+from magnetar.client.message.chunks import EXPIRE_S, PENDING_MESSAGES_MAX
+from magnetar.errors import InvalidSetting
+from magnetar.model.subscriptions import InitialPosition
+
+QUEUE_SIZE: Final = 1000
+UNACKED_MAX: Final = 50_000
+RELEASE_TIMEOUT_S: Final = 30.0
+
+_POSITIVE: Final = ("queue_size", "unacked_max", "chunked_messages_max")
+_NOT_NEGATIVE: Final = ("processing_timeout", "release_timeout", "chunk_timeout", "priority_level")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterPolicy:
+    """Where messages go that fail again and again.
+
+    DeadLetterPolicy(max_redeliveries=3, topic="topic://public/default/orders-DLQ")
+    """
+
+    max_redeliveries: int
+    """A message is delivered at most this many times more after its first delivery."""
+    topic: str | None = None
+    """Without one: `<topic>-DLQ` of a scalable topic, `<topic>-<subscription>-DLQ` of a regular."""
+    retry_topic: str | None = None
+    """Where `reconsume_later` puts messages; without one, as above, with `-RETRY`."""
+
+    def __post_init__(self) -> None:
+        if self.max_redeliveries < 0:
+            raise InvalidSetting(f"max_redeliveries is negative: {self.max_redeliveries}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """Options of a consumer; times are in seconds."""
+
+    initial_position: InitialPosition = InitialPosition.LATEST
+    """Where a subscription begins that does not exist yet."""
+    queue_size: int = QUEUE_SIZE
+    """Messages of each segment that are fetched before the application asks for them."""
+    unacked_max: int = UNACKED_MAX
+    """No more is fetched of a segment while the application has not settled so many entries."""
+    nack_delay: RedeliveryDelay = field(default_factory=RedeliveryDelay)
+    processing_timeout: float = 0.0
+    """What is not settled so long after it was received is delivered again; 0: never."""
+    processing_delay: RedeliveryDelay | None = None
+    """With it, the timeout grows from delivery to delivery: this is added to it."""
+    dead_letter: DeadLetterPolicy | None = None
+    retries: bool = False
+    """Consume the retry topic of `dead_letter` as well, so that `reconsume_later` may be used."""
+    priority_level: int = 0
+    """Of Shared consumers, those with the lowest number get messages first."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Shown to whoever lists the consumers of a topic."""
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    read_compacted: bool = False
+    chunked_messages_max: int = PENDING_MESSAGES_MAX
+    """Messages in chunks that may be incomplete, per segment."""
+    chunk_timeout: float = EXPIRE_S
+    release_timeout: float = RELEASE_TIMEOUT_S
+    """How long a segment that goes to another consumer waits for the last acknowledgements."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise InvalidSetting(f"{name} must be 1 or more, not {getattr(self, name)!r}")
+        for name in _NOT_NEGATIVE:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidSetting(f"{name} must be 0 or more, not {getattr(self, name)!r}")
+        if self.retries and self.dead_letter is None:
+            raise InvalidSetting(
+                "retries need a dead_letter policy", hint="it says how often a message is retried"
+            )

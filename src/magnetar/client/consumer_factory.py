@@ -1,0 +1,418 @@
+"""How a client makes consumers.
+
+Owns: `MakesConsumers`, the part of the client that has one method for each kind of consumer, and
+the options that they take.
+
+Invariant: what cannot work is refused before anything is connected: a wrong name, type or option.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from magnetar.client.connection.pool import Connections
+from magnetar.client.consume.checkpoint import FROM_LATEST, CheckpointConsumer
+from magnetar.client.consume.consumer import Consumer, TopicPattern
+from magnetar.client.consume.queue import QueueConsumer
+from magnetar.client.consume.reader import Reader
+from magnetar.client.consume.receiving import Receiving
+from magnetar.client.consume.segment.nacks import RedeliveryDelay
+from magnetar.client.consume.segment.settings import ConsumerSettings, DeadLetterPolicy
+from magnetar.client.consume.stream import StreamConsumer
+from magnetar.client.message.message import Checkpoint, MessageId
+from magnetar.client.produce.producer import Producer
+from magnetar.client.schema import BYTES, Schema
+from magnetar.errors import InvalidSetting, NotAllowed
+from magnetar.model.ids import LATEST
+from magnetar.model.names import Domain, NamespaceName, TopicName
+from magnetar.model.subscriptions import (
+    InitialPosition,
+    KeySharedPolicy,
+    SubscriptionType,
+    check_subscription_name,
+)
+
+T = TypeVar("T")
+
+
+class ReadingOptions(TypedDict, total=False):
+    """Options of every consumer; `ConsumerSettings` says what each means."""
+
+    queue_size: int
+    properties: Mapping[str, str]
+    chunked_messages_max: int
+    chunk_timeout: float
+
+
+class SubscribingOptions(ReadingOptions, total=False):
+    """Options of consumers with a subscription."""
+
+    initial_position: InitialPosition
+    unacked_max: int
+    subscription_properties: Mapping[str, str]
+    release_timeout: float
+
+
+class QueueOptions(SubscribingOptions, total=False):
+    """Options of consumers that settle each message on its own."""
+
+    nack_delay: RedeliveryDelay
+    processing_timeout: float
+    processing_delay: RedeliveryDelay | None
+    dead_letter: DeadLetterPolicy | None
+    retries: bool
+    priority_level: int
+
+
+class ConsumerOptions(QueueOptions, total=False):
+    """Options of consumers of regular topics."""
+
+    read_compacted: bool
+
+
+class ReaderOptions(ReadingOptions, total=False):
+    """Options of readers of regular topics."""
+
+    read_compacted: bool
+
+
+class Closable(Protocol):
+    """What a client made."""
+
+    async def close(self) -> None: ...
+
+
+class MakesConsumers(ABC):
+    """The consumers of a client."""
+
+    connections: Connections
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    @abstractmethod
+    def _new_name(self) -> str: ...
+
+    @abstractmethod
+    def _keep(self, made: Closable) -> None:
+        """Close it with the client, unless it is closed before."""
+
+    @abstractmethod
+    def _forget(self, closed: Closable) -> None:
+        """It is closed."""
+
+    @abstractmethod
+    async def _producer_for(self, topic: str) -> Producer[bytes]: ...
+
+    # --- scalable topics
+
+    @overload
+    async def queue_consumer(
+        self,
+        topic: str | Sequence[str],
+        subscription: str,
+        *,
+        name: str | None = None,
+        **options: Unpack[QueueOptions],
+    ) -> QueueConsumer[bytes]: ...
+
+    @overload
+    async def queue_consumer(
+        self,
+        topic: str | Sequence[str],
+        subscription: str,
+        *,
+        schema: Schema[T],
+        name: str | None = None,
+        **options: Unpack[QueueOptions],
+    ) -> QueueConsumer[T]: ...
+
+    async def queue_consumer(
+        self,
+        topic: str | Sequence[str],
+        subscription: str,
+        *,
+        schema: Schema[Any] = BYTES,
+        name: str | None = None,
+        **options: Unpack[QueueOptions],
+    ) -> QueueConsumer[Any]:
+        """A consumer that shares the messages of a topic, or of several, with others.
+
+        consumer = await client.queue_consumer("topic://public/default/jobs", "workers")
+        """
+        self._check_open()
+        check_subscription_name(subscription)
+        return await self._opened(
+            QueueConsumer(
+                self.connections,
+                _topics(topic),
+                subscription=subscription,
+                schema=schema,
+                settings=ConsumerSettings(**options),
+                name=name or self._new_name(),
+                make_producer=self._producer_for,
+            )
+        )
+
+    @overload
+    async def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        name: str | None = None,
+        **options: Unpack[SubscribingOptions],
+    ) -> StreamConsumer[bytes]: ...
+
+    @overload
+    async def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        schema: Schema[T],
+        name: str | None = None,
+        **options: Unpack[SubscribingOptions],
+    ) -> StreamConsumer[T]: ...
+
+    async def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        schema: Schema[Any] = BYTES,
+        name: str | None = None,
+        **options: Unpack[SubscribingOptions],
+    ) -> StreamConsumer[Any]:
+        """A consumer that gets the messages of each key in order, and shares keys with others.
+
+            consumer = await client.stream_consumer("topic://public/default/orders", "billing")
+
+        Under the same `name` it gets the same segments again if it comes back soon.
+        """
+        self._check_open()
+        check_subscription_name(subscription)
+        return await self._opened(
+            StreamConsumer(
+                self.connections,
+                _no_segment(TopicName.parse(topic)),
+                subscription=subscription,
+                schema=schema,
+                settings=ConsumerSettings(**options),
+                name=name or self._new_name(),
+            )
+        )
+
+    @overload
+    async def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        start: Checkpoint = FROM_LATEST,
+        group: str | None = None,
+        name: str | None = None,
+        **options: Unpack[ReadingOptions],
+    ) -> CheckpointConsumer[bytes]: ...
+
+    @overload
+    async def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[T],
+        start: Checkpoint = FROM_LATEST,
+        group: str | None = None,
+        name: str | None = None,
+        **options: Unpack[ReadingOptions],
+    ) -> CheckpointConsumer[T]: ...
+
+    async def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        schema: Schema[Any] = BYTES,
+        start: Checkpoint = FROM_LATEST,
+        group: str | None = None,
+        name: str | None = None,
+        **options: Unpack[ReadingOptions],
+    ) -> CheckpointConsumer[Any]:
+        """A consumer whose place the application keeps; in a `group`, the segments are shared.
+
+        consumer = await client.checkpoint_consumer(topic, start=Checkpoint.from_bytes(stored))
+        """
+        self._check_open()
+        if group is not None:
+            check_subscription_name(group)
+        return await self._opened(
+            CheckpointConsumer(
+                self.connections,
+                _no_segment(TopicName.parse(topic)),
+                start=start,
+                group=group,
+                schema=schema,
+                settings=ConsumerSettings(**options),
+                name=name or self._new_name(),
+            )
+        )
+
+    # --- regular topics
+
+    @overload
+    async def consumer(
+        self,
+        topic: str | Sequence[str] | None,
+        subscription: str,
+        *,
+        subscription_type: SubscriptionType = SubscriptionType.EXCLUSIVE,
+        key_shared: KeySharedPolicy | None = None,
+        pattern: str | None = None,
+        namespace: str = "public/default",
+        name: str | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[bytes]: ...
+
+    @overload
+    async def consumer(
+        self,
+        topic: str | Sequence[str] | None,
+        subscription: str,
+        *,
+        schema: Schema[T],
+        subscription_type: SubscriptionType = SubscriptionType.EXCLUSIVE,
+        key_shared: KeySharedPolicy | None = None,
+        pattern: str | None = None,
+        namespace: str = "public/default",
+        name: str | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[T]: ...
+
+    async def consumer(
+        self,
+        topic: str | Sequence[str] | None,
+        subscription: str,
+        *,
+        schema: Schema[Any] = BYTES,
+        subscription_type: SubscriptionType = SubscriptionType.EXCLUSIVE,
+        key_shared: KeySharedPolicy | None = None,
+        pattern: str | None = None,
+        namespace: str = "public/default",
+        name: str | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[Any]:
+        """A consumer of a regular topic, of several, or (without a topic) of those that match.
+
+        consumer = await client.consumer("orders", "billing")
+        consumer = await client.consumer(None, "audit", pattern="persistent://public/default/o.*")
+        """
+        self._check_open()
+        check_subscription_name(subscription)
+        if (topic is None) is (pattern is None):
+            raise InvalidSetting("a consumer takes either topics or a pattern")
+        if key_shared is not None and subscription_type is not SubscriptionType.KEY_SHARED:
+            raise InvalidSetting("only a Key_Shared subscription has a key-shared policy")
+        if options.get("retries") and subscription_type.takes_cumulative_acks:
+            raise InvalidSetting(f"a {subscription_type.name} subscription has no retries")
+        found = None if pattern is None else TopicPattern(NamespaceName.parse(namespace), pattern)
+        return await self._opened(
+            Consumer(
+                self.connections,
+                () if topic is None else [_regular(each) for each in _names(topic)],
+                subscription=subscription,
+                subscription_type=subscription_type,
+                key_shared=key_shared,
+                pattern=found,
+                schema=schema,
+                settings=ConsumerSettings(**options),
+                name=name or self._new_name(),
+                make_producer=self._producer_for,
+            )
+        )
+
+    @overload
+    async def reader(
+        self,
+        topic: str,
+        *,
+        start: MessageId = LATEST,
+        inclusive: bool = False,
+        name: str | None = None,
+        **options: Unpack[ReaderOptions],
+    ) -> Reader[bytes]: ...
+
+    @overload
+    async def reader(
+        self,
+        topic: str,
+        *,
+        schema: Schema[T],
+        start: MessageId = LATEST,
+        inclusive: bool = False,
+        name: str | None = None,
+        **options: Unpack[ReaderOptions],
+    ) -> Reader[T]: ...
+
+    async def reader(
+        self,
+        topic: str,
+        *,
+        schema: Schema[Any] = BYTES,
+        start: MessageId = LATEST,
+        inclusive: bool = False,
+        name: str | None = None,
+        **options: Unpack[ReaderOptions],
+    ) -> Reader[Any]:
+        """A reader of a regular topic, from behind a message on (`inclusive`: from it on).
+
+        reader = await client.reader("orders", start=EARLIEST)
+        """
+        self._check_open()
+        return await self._opened(
+            Reader(
+                self.connections,
+                _regular(topic),
+                start=start,
+                inclusive=inclusive,
+                schema=schema,
+                settings=ConsumerSettings(**options),
+                name=name or self._new_name(),
+            )
+        )
+
+    async def _opened(self, consumer: R) -> R:
+        self._keep(consumer)
+        consumer.on_close = lambda: self._forget(consumer)
+        await consumer.open()  # closes it if it fails
+        return consumer
+
+
+R = TypeVar("R", bound=Receiving[Any])
+
+
+def _names(topic: str | Sequence[str]) -> list[str]:
+    names = [topic] if isinstance(topic, str) else list(topic)
+    if not names:
+        raise InvalidSetting("a consumer takes at least one topic")
+    return names
+
+
+def _topics(topic: str | Sequence[str]) -> list[TopicName]:
+    return [_no_segment(TopicName.parse(each)) for each in _names(topic)]
+
+
+def _no_segment(topic: TopicName) -> TopicName:
+    if topic.domain is Domain.SEGMENT:
+        hint = f"use {topic.scalable_topic()}"
+        raise NotAllowed(f"{topic} is a segment: its topic decides who reads it", hint=hint)
+    return topic
+
+
+def _regular(topic: str) -> TopicName:
+    name = _no_segment(TopicName.parse(topic))
+    if name.domain is Domain.TOPIC:
+        raise NotAllowed(
+            f"{name} is a scalable topic",
+            hint="use a queue_consumer, stream_consumer or checkpoint_consumer",
+        )
+    return name

@@ -1,0 +1,78 @@
+"""What an application tells a producer.
+
+Owns: `ProducerSettings` and `AccessMode`.
+
+Invariant: values are checked when they are given; a wrong one raises `InvalidSetting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from magnetar.client.message.batch import BATCH_BYTES_MAX, BATCH_DELAY_S, BATCH_MESSAGES_MAX
+from magnetar.client.message.compression import Compression
+from magnetar.client.message.routing import Routing
+from magnetar.errors import InvalidSetting
+
+MAX_PENDING: Final = 10_000
+SEND_TIMEOUT_S: Final = 30.0
+
+_POSITIVE: Final = ("max_pending", "batch_messages", "batch_bytes")
+_NOT_NEGATIVE: Final = ("send_timeout", "batch_delay")
+
+
+class AccessMode(IntEnum):
+    """Who else may produce; the numbers are those of the protocol."""
+
+    SHARED = 0
+    """Anybody."""
+    EXCLUSIVE = 1
+    """Nobody; refused if somebody does."""
+    WAIT_FOR_EXCLUSIVE = 2
+    """Nobody; waits until nobody does."""
+    EXCLUSIVE_WITH_FENCING = 3
+    """Nobody; whoever does is put out."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Opening takes as long as others produce."""
+        return self is AccessMode.WAIT_FOR_EXCLUSIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """Options of a producer; times are in seconds."""
+
+    access_mode: AccessMode = AccessMode.SHARED
+    send_timeout: float = SEND_TIMEOUT_S
+    """After so long without a receipt a send fails; 0: never."""
+    max_pending: int = MAX_PENDING
+    """Messages that wait for their receipt."""
+    batching: bool = True
+    batch_messages: int = BATCH_MESSAGES_MAX
+    batch_bytes: int = BATCH_BYTES_MAX
+    batch_delay: float = BATCH_DELAY_S
+    """How long a message may wait for others, while earlier ones are under way."""
+    batch_by_key: bool = False
+    """Regular topics: no batch has two keys, as consumers of Key_Shared subscriptions need it."""
+    compression: Compression = Compression.NONE
+    chunking: bool = False
+    """Cut messages that are larger than the broker takes."""
+    initial_sequence_id: int | None = None
+    """The first sequence id, unless the broker has seen a higher one of this producer's name."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Shown to whoever lists the producers of a topic."""
+    routing: Routing = Routing.RING
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise InvalidSetting(f"{name} must be 1 or more, not {getattr(self, name)!r}")
+        for name in _NOT_NEGATIVE:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidSetting(f"{name} must be 0 or more, not {getattr(self, name)!r}")
+        if self.initial_sequence_id is not None and self.initial_sequence_id < 0:
+            raise InvalidSetting(f"initial_sequence_id is negative: {self.initial_sequence_id}")
