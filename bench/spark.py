@@ -38,7 +38,7 @@ from bench.split import Served, serving
 from bench.storage import percentile, scratch
 from magnetar import FROM_EARLIEST, Client
 from magnetar.blocking import Client as BlockingClient
-from magnetar.spark.session import start
+from magnetar.spark.pipeline.session import start
 
 MASTER: Final = f"local[{PARTITIONS},4]"
 FILL_ROWS: Final = 10_000

@@ -22,7 +22,7 @@ from typing import Final
 
 from bench.report import ROOT
 from bench.spark_queries import Rates
-from magnetar.spark.java import java_home
+from magnetar.spark.pipeline.java import java_home
 
 PEERS: Final = ROOT / "build" / "peers" / "kafka"
 LOCKS: Final = (ROOT / "requirements" / "uv.txt", ROOT / "requirements" / "peers.txt")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from magnetar.spark.session import start
+from magnetar.spark.pipeline.session import start
 from tests.spark.stage import Stage, stage
 
 

@@ -40,7 +40,7 @@ from magnetar.client.connection.connection import BrokerConnection
 from magnetar.errors import ConnectionLost
 from magnetar.spark.option_table import Use
 from magnetar.spark.options import parse
-from magnetar.spark.sink import batch_writer, stream_writer
+from magnetar.spark.sink.writers import batch_writer, stream_writer
 
 FOLDER = "faultfolder"
 _POLL_S = 0.02

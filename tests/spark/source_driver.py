@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from magnetar.spark.data_source import MagnetarSource
-from magnetar.spark.session import start
+from magnetar.spark.pipeline.session import start
 from tests.spark.files import Files
 
 _FOLDER, _HOLD = "holdFolder", "hold"

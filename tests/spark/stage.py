@@ -31,7 +31,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.spark import links
 from magnetar.spark.data_source import MagnetarSource
-from magnetar.spark.source import BatchReader, StreamReader
+from magnetar.spark.source.readers import BatchReader, StreamReader
 from tests.unit.server.serving import LIMITS, serving
 
 TOPIC: Final = "topic://public/default/orders"

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from magnetar.errors import ConfigError
-from magnetar.spark.shipping import environment_settings, pack
+from magnetar.spark.pipeline.shipping import environment_settings, pack
 from tests.spark.cluster import cluster
 from tests.spark.reading import check_numbers, messages
 from tests.spark.stage import Stage
@@ -49,7 +49,7 @@ from pyspark.sql.functions import udf
 @udf("string")
 def where(word):
     import magnetar.spark.pipeline_file
-    return magnetar.spark.pipeline_file.__file__
+    return magnetar.spark.pipeline.file.__file__
 
 def found(spark, views):
     return views["words"].select("value", where("value").alias("at"))
@@ -103,7 +103,11 @@ def _run(file: Path, master: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_archive_has_what_executors_import(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(pack(tmp_path)).namelist())
-    assert {"magnetar/__init__.py", "magnetar/spark/session.py", "magnetar/errors.py"} <= names
+    assert {
+        "magnetar/__init__.py",
+        "magnetar/spark/pipeline/session.py",
+        "magnetar/errors.py",
+    } <= names
     assert not [name for name in names if name.startswith(("magnetar/cli/", "magnetar/testing/"))]
 
 

@@ -20,9 +20,9 @@ from magnetar.errors import (
     WriterConflict,
 )
 from magnetar.server.handlers import connecting
-from magnetar.spark import single_writes, sink
-from magnetar.spark.group_commit import WriteId
-from magnetar.spark.single_commit import Note
+from magnetar.spark.sink import single_writes, writers
+from magnetar.spark.sink.group_commit import WriteId
+from magnetar.spark.sink.single_commit import Note
 from magnetar.wire.messages import TxnId
 from tests.spark.reading import check_numbers
 from tests.spark.writing import Writing, tasks, write_id, writing_to
@@ -33,12 +33,12 @@ TOPIC = "persistent://public/default/output"
 @pytest.fixture
 def writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writing]:
     numbers = count()
-    monkeypatch.setattr(sink, "_attempt", lambda: (0, next(numbers)))
+    monkeypatch.setattr(writers, "_attempt", lambda: (0, next(numbers)))
     with writing_to(tmp_path) as writing:
         yield writing
 
 
-def single(writing: Writing) -> sink.Sink:
+def single(writing: Writing) -> writers.Sink:
     """As the driver makes it for each batch."""
     return writing.sink(topic=TOPIC, commitMode="single")
 
@@ -131,7 +131,7 @@ def test_an_attempt_that_comes_late_cannot_claim(
 
 
 def test_a_task_is_not_tried_again(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "_attempt", lambda: (1, 7))
+    monkeypatch.setattr(writers, "_attempt", lambda: (1, 7))
     with pytest.raises(TransactionAborted, match="cannot be tried again"):
         tasks(single(writing), write_id(0), range(10))
 

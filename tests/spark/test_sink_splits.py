@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from magnetar.spark import outlets
+from magnetar.spark.sink import producers
 from tests.spark.reading import check_numbers
 from tests.spark.stage import Stage, stage
 from tests.spark.writing import TOPIC, Writing, rows, tasks, write_id
@@ -32,7 +32,7 @@ def writing(on: Stage) -> Iterator[Writing]:
     try:
         yield made
     finally:
-        outlets.close_all()
+        producers.close_all()
         made.client.close()
 
 

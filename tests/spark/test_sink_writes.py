@@ -36,7 +36,7 @@ from magnetar.errors import (
 from magnetar.spark import links
 from magnetar.spark.option_table import Use
 from magnetar.spark.options import parse
-from magnetar.spark.sink import batch_writer, stream_writer
+from magnetar.spark.sink.writers import batch_writer, stream_writer
 from tests.spark.reading import check_numbers
 from tests.spark.writing import KEYED, TOPIC, Writing, rows, tasks, write_id, writing_to
 

@@ -32,8 +32,8 @@ from magnetar.errors import (
     UnreadableMessage,
 )
 from magnetar.spark.data_source import MagnetarSource
-from magnetar.spark.filters import CLOCKS_MS
-from magnetar.spark.source import PushingBatchReader
+from magnetar.spark.source.filters import CLOCKS_MS
+from magnetar.spark.source.readers import PushingBatchReader
 from tests.spark.stage import REGULAR, TOPIC, Row, Stage, rows_of
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from magnetar.blocking import Client
 from magnetar.errors import WrongCheckpoint
-from magnetar.spark import watched
+from magnetar.spark.source import watched_topics
 from tests.spark.stage import ALL, Stage, stage
 from tests.unit.server.serving import LIMITS
 
@@ -275,7 +275,7 @@ def test_an_empty_topic(on: Stage) -> None:
 
 
 def test_a_pattern_that_matches_nothing_yet(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "PATTERN_S", 0.0)
+    monkeypatch.setattr(watched_topics, "PATTERN_S", 0.0)
     query = on.from_earliest(topicsPattern="topic://public/default/.*")
     assert query.step()
     assert not query.step()
@@ -434,7 +434,7 @@ def test_several_topics_and_partitions(on: Stage) -> None:
 def test_a_pattern_takes_topics_that_come_later_from_their_beginning(
     on: Stage, domain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "PATTERN_S", 0.0)
+    monkeypatch.setattr(watched_topics, "PATTERN_S", 0.0)
     on.send(10, f"{domain}://public/default/a1")
     on.send(10, f"{domain}://public/default/b1")
     query = on.query(topicsPattern=f"{domain}://public/default/a.*", pollWaitMs="0")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.spark import admission, planner
+from magnetar.spark.source import admission, planner
 from tests.spark.stage import Query, Stage
 
 DELAY = timedelta(milliseconds=4)

@@ -11,11 +11,12 @@ import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
 
 from magnetar.blocking import Client
-from magnetar.spark import links, outlets
-from magnetar.spark.group_commit import WriteId
+from magnetar.spark import links
 from magnetar.spark.option_table import Use
 from magnetar.spark.options import parse
-from magnetar.spark.sink import Sink, stream_writer
+from magnetar.spark.sink import producers
+from magnetar.spark.sink.group_commit import WriteId
+from magnetar.spark.sink.writers import Sink, stream_writer
 from tests.client.service import service
 from tests.spark.reading import messages
 
@@ -46,7 +47,7 @@ def writing_to(folder: Path) -> Iterator[Writing]:
         try:
             yield writing
         finally:
-            outlets.close_all()
+            producers.close_all()
             links.close_all()
             writing.client.close()
 

@@ -1,7 +1,7 @@
 """`magnetar pipeline ...`: exactly-once pipelines on Spark that a file describes.
 
-Owns: the verbs. What a file may say is in `magnetar.spark.pipeline_file`, what a run does in
-`magnetar.spark.pipeline_run`; both are loaded when a verb needs them.
+Owns: the verbs. What a file may say is in `magnetar.spark.pipeline.file`, what a run does in
+`magnetar.spark.pipeline.run`; both are loaded when a verb needs them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from magnetar.cli.output import print_json, print_table
 from magnetar.errors import ConfigError, NotAllowed, SparkError
 
 if TYPE_CHECKING:
-    from magnetar.spark.pipeline_file import Pipeline
-    from magnetar.spark.pipeline_state import RunState
+    from magnetar.spark.pipeline.file import Pipeline
+    from magnetar.spark.pipeline.state import RunState
 
 _STOP_SECONDS: Final = 60.0
 
@@ -55,7 +55,7 @@ def init(file: Path) -> None:
 def validate(file: Path, as_json: bool) -> None:
     """Check FILE, and the files that it names, without a session and without a server."""
     found = _load(file)
-    from magnetar.spark.pipeline_build import check_options, check_steps
+    from magnetar.spark.pipeline.build import check_options, check_steps
 
     check_options(found)
     check_steps(found)
@@ -100,8 +100,8 @@ def run(
     """Run FILE until it ends or is stopped (Ctrl-C, SIGTERM, `stop`)."""
     found = _load(file)
     from magnetar.cli.pipeline_view import summary, watching
-    from magnetar.spark.pipeline_run import Where, run
-    from magnetar.spark.session import DEFAULT_MASTER
+    from magnetar.spark.pipeline.run import Where, run
+    from magnetar.spark.pipeline.session import DEFAULT_MASTER
 
     where = Where(
         master or found.spark.master or DEFAULT_MASTER,
@@ -124,8 +124,8 @@ def run(
 def status(file: Path, as_json: bool) -> None:
     """Say how far the pipeline of FILE is, running or not."""
     from magnetar.cli.pipeline_view import rows
-    from magnetar.spark.pipeline_progress import HEADINGS
-    from magnetar.spark.pipeline_state import is_running, read_state, state_folder
+    from magnetar.spark.pipeline.progress import HEADINGS
+    from magnetar.spark.pipeline.state import is_running, read_state, state_folder
 
     folder = state_folder(_load(file))
     state, running = read_state(folder), is_running(folder)
@@ -153,8 +153,8 @@ def status(file: Path, as_json: bool) -> None:
 )
 def stop(file: Path, timeout: float) -> None:
     """Let the pipeline of FILE commit its batch, and end it."""
-    from magnetar.spark.pipeline_state import state_folder
-    from magnetar.spark.pipeline_state import stop as stop_run
+    from magnetar.spark.pipeline.state import state_folder
+    from magnetar.spark.pipeline.state import stop as stop_run
 
     state = stop_run(state_folder(_load(file)), timeout)
     batches = ", ".join(f"{name}: batch {each.batch}" for name, each in state.queries.items())
@@ -166,7 +166,7 @@ def stop(file: Path, timeout: float) -> None:
 
 def _load(file: Path) -> Pipeline:
     need("yaml", "pyspark", "pyarrow")
-    from magnetar.spark.pipeline_file import parsed
+    from magnetar.spark.pipeline.file import parsed
 
     try:
         text = file.read_text("utf-8")

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from magnetar.cli.output import print_table
-from magnetar.spark.pipeline_progress import HEADINGS, duration, line, row
-from magnetar.spark.pipeline_run import Watcher
-from magnetar.spark.pipeline_state import RunState
+from magnetar.spark.pipeline.progress import HEADINGS, duration, line, row
+from magnetar.spark.pipeline.run import Watcher
+from magnetar.spark.pipeline.state import RunState
 
 _LINES_SECONDS: Final = 1.0
 _FRAMES_PER_SECOND: Final = 4.0

@@ -112,7 +112,7 @@ def quickstart(
 def _check() -> None:
     """What is missing is said before anything starts."""
     need("pyspark", "pyarrow", "yaml")
-    from magnetar.spark.java import java_home
+    from magnetar.spark.pipeline.java import java_home
 
     java_home()
 

@@ -1,8 +1,9 @@
 """Spark on Magnetar: source, sink, and the pipelines that a file describes.
 
-Needs the extra `spark` (PySpark >= 4.2, pyarrow) and a Java, which `magnetar.spark.java` finds.
+Needs the extra `spark` (PySpark >= 4.2, pyarrow) and a Java, which
+`magnetar.spark.pipeline.java` finds.
 """
 
-from magnetar.spark.foreach_batch import foreach_batch_writer
+from magnetar.spark.sink.foreach_batch import foreach_batch_writer
 
 __all__ = ["foreach_batch_writer"]

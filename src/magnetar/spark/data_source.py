@@ -39,32 +39,32 @@ class MagnetarSource(DataSource):
 
     def schema(self) -> StructType:
         """Not called if the user names the columns."""
-        from magnetar.spark.columns import spark_schema
-        from magnetar.spark.topic_schemas import shape_for
+        from magnetar.spark.source.columns import spark_schema
+        from magnetar.spark.source.topic_schemas import shape_for
 
         options = self._parsed(Use.READ)
         self._shape = shape_for(options, None)
         return spark_schema(self._shape, options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from magnetar.spark.source import batch_reader
+        from magnetar.spark.source.readers import batch_reader
 
         options = self._parsed(Use.BATCH)
         return batch_reader(options, schema, self._shape_for(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from magnetar.spark.source import StreamReader
+        from magnetar.spark.source.readers import StreamReader
 
         options = self._parsed(Use.STREAM)
         return StreamReader(options, schema, self._shape_for(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from magnetar.spark.sink import batch_writer
+        from magnetar.spark.sink.writers import batch_writer
 
         return batch_writer(self._parsed(Use.WRITE), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from magnetar.spark.sink import stream_writer
+        from magnetar.spark.sink.writers import stream_writer
 
         return stream_writer(self._parsed(Use.WRITE), schema, overwrite)
 
@@ -78,7 +78,7 @@ class MagnetarSource(DataSource):
 
     def _shape_for(self, options: Options, schema: StructType) -> Any:
         if self._shape is None:
-            from magnetar.spark.topic_schemas import shape_for
+            from magnetar.spark.source.topic_schemas import shape_for
 
             self._shape = shape_for(options, schema)
         return self._shape

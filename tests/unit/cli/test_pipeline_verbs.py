@@ -13,8 +13,8 @@ from rich.console import Console
 from magnetar.cli import pipeline_view
 from magnetar.cli.main import main
 from magnetar.cli.pipeline_view import summary, watching
-from magnetar.spark.pipeline_progress import QueryState
-from magnetar.spark.pipeline_state import Phase, RunState, StateFolder
+from magnetar.spark.pipeline.progress import QueryState
+from magnetar.spark.pipeline.state import Phase, RunState, StateFolder
 
 
 def _called(*words: str | Path) -> tuple[int, str]:

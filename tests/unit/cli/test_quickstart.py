@@ -16,7 +16,7 @@ from magnetar.cli.quickstart_driver import pipeline_text
 from magnetar.cli.quickstart_report import Moments, plots, verdict_in_words
 from magnetar.cli.report_page import page
 from magnetar.cli.shop import Settled, judged, moments_of, settled, traffic
-from magnetar.spark.pipeline_file import parsed
+from magnetar.spark.pipeline.file import parsed
 from tests.meta.tree import ROOT
 
 SHOP = traffic(seed=4, seconds=3, orders_per_second=200)

@@ -1,7 +1,7 @@
 """A topic that splits, merges and forgets, and a query that plans its batches over it.
 
 Owns: `World`, a model of a scalable topic, with transactions that are undecided for a while;
-`Query`, which does with the rules of `magnetar.spark.plan` what the source does, restarts included;
+`Query`, which does with the rules of `magnetar.spark.source.plan` what the source does, restarts included;
 `play`, a whole history, and `trouble`, what is wrong after it.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
-from magnetar.spark import plan
-from magnetar.spark.offsets import Offset, Place, base_of, format_offset, parse_offset
-from magnetar.spark.plan import Frozen, TopicView
+from magnetar.spark.source import plan
+from magnetar.spark.source.offsets import Offset, Place, base_of, format_offset, parse_offset
+from magnetar.spark.source.plan import Frozen, TopicView
 
 TOPIC: Final = "topic://public/default/x"
 KEYS: Final = 8

@@ -1,7 +1,7 @@
 """A model of Spark's driver, tasks and checkpoint over the server's group record, for exploration.
 
 Owns: `Model`, which gives every successor of a state, and `explore`, which visits all of them.
-Tasks and driver decide with `magnetar.spark.group_commit`; the record changes by
+Tasks and driver decide with `magnetar.spark.sink.group_commit`; the record changes by
 `magnetar.txn.decisions`, the server's own rules. Every step may be the last of its process: a
 driver that dies is followed by another run, and its tasks, or itself, may go on as zombies.
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from magnetar.errors import MagnetarError
-from magnetar.spark import group_commit
-from magnetar.spark.group_commit import Known, Part, Plan, Ticket, WriteId
+from magnetar.spark.sink import group_commit
+from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
 from magnetar.txn import decisions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Group, Header, Membership, State

@@ -1,7 +1,7 @@
 """A model of drivers that commit with tokens in a topic of notes, for exploration.
 
 Owns: `SingleModel`, which gives every successor of a state. What a driver makes of the notes, and
-which attempts it accepts, is decided by `magnetar.spark.single_commit`; here are the topic, its
+which attempts it accepts, is decided by `magnetar.spark.sink.single_commit`; here are the topic, its
 exclusive producer, the transactions, and Spark. Every step may be the last of its process; a driver
 that was replaced goes on as long as it is let.
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from magnetar.errors import MagnetarError
-from magnetar.spark import group_commit, single_commit
-from magnetar.spark.group_commit import Part, Plan, WriteId
-from magnetar.spark.single_commit import Note, Notes
+from magnetar.spark.sink import group_commit, single_commit
+from magnetar.spark.sink.group_commit import Part, Plan, WriteId
+from magnetar.spark.sink.single_commit import Note, Notes
 from magnetar.wire.messages import TxnId
 from tests.unit.spark.group_model import ROWS, Harm
 

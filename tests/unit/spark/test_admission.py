@@ -11,9 +11,9 @@ from magnetar.model.ranges import (
     RangePosition,
     RangeSegment,
 )
-from magnetar.spark.admission import Hold, Part, hold, level, piece_counts, shares
-from magnetar.spark.offsets import Place
-from magnetar.spark.plan import TopicView
+from magnetar.spark.source.admission import Hold, Part, hold, level, piece_counts, shares
+from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.plan import TopicView
 
 TOPIC = "topic://public/default/x"
 

@@ -8,8 +8,8 @@ import pytest
 
 from magnetar.errors import InvalidSetting
 from magnetar.model.ranges import RangePosition
-from magnetar.spark.begin import Bound, at_time, read_bounds
-from magnetar.spark.offsets import Offset, Place, format_offset
+from magnetar.spark.source.begin import Bound, at_time, read_bounds
+from magnetar.spark.source.offsets import Offset, Place, format_offset
 
 X, Y = "topic://public/default/x", "persistent://public/default/y"
 

@@ -17,8 +17,8 @@ from magnetar.errors import (
     TransactionAborted,
     WriterConflict,
 )
-from magnetar.spark import group_commit
-from magnetar.spark.group_commit import Known, Part, Plan, Ticket, WriteId
+from magnetar.spark.sink import group_commit
+from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
 from magnetar.txn import decisions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Group

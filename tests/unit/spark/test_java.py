@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.errors import JavaMissing
-from magnetar.spark import java
-from magnetar.spark.java import java_home
+from magnetar.spark.pipeline import java
+from magnetar.spark.pipeline.java import java_home
 
 # Answers as a Java of that version and home would, and prints its arguments, one per line.
 FAKE = """#!/bin/sh

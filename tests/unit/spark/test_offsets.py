@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.errors import WrongCheckpoint
 from magnetar.model.ranges import RangePosition
-from magnetar.spark.offsets import (
+from magnetar.spark.source.offsets import (
     Offset,
     Place,
     Sentinel,

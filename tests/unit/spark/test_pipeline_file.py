@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from magnetar.errors import ConfigError
-from magnetar.spark.pipeline_file import Pipeline, parsed
+from magnetar.spark.pipeline.file import Pipeline, parsed
 
 SMALLEST: Final = """
 name: copy

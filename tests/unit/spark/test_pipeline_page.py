@@ -7,8 +7,8 @@ import re
 import msgspec
 import pytest
 
-from magnetar.spark.pipeline_file import Pipeline, Sink, Source, Spark, Step, Watermark
-from magnetar.spark.session import DEFAULT_MASTER
+from magnetar.spark.pipeline.file import Pipeline, Sink, Source, Spark, Step, Watermark
+from magnetar.spark.pipeline.session import DEFAULT_MASTER
 from tests.meta.tree import ROOT
 
 PAGE = ROOT / "docs" / "spark" / "pipeline-file.md"

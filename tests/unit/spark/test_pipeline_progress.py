@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.spark.pipeline_errors import explained
-from magnetar.spark.pipeline_progress import QueryState, duration, line, row, taken
+from magnetar.spark.pipeline.errors import explained
+from magnetar.spark.pipeline.progress import QueryState, duration, line, row, taken
 
 
 def _progress(batch: int, rows: int, **more: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from magnetar.errors import ConfigError, NotAllowed
-from magnetar.spark.pipeline_file import parsed
-from magnetar.spark.pipeline_progress import QueryState
-from magnetar.spark.pipeline_state import (
+from magnetar.spark.pipeline.file import parsed
+from magnetar.spark.pipeline.progress import QueryState
+from magnetar.spark.pipeline.state import (
     RunState,
     StateFolder,
     is_running,

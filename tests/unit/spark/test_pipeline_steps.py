@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.errors import ConfigError
-from magnetar.spark.pipeline_build import check_steps, identity
-from magnetar.spark.pipeline_file import Pipeline, parsed
+from magnetar.spark.pipeline.build import check_steps, identity
+from magnetar.spark.pipeline.file import Pipeline, parsed
 
 PIPELINE = """
 name: copy

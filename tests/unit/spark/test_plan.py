@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
-from magnetar.spark import plan
-from magnetar.spark.offsets import Offset, Place
-from magnetar.spark.plan import TopicView
+from magnetar.spark.source import plan
+from magnetar.spark.source.offsets import Offset, Place
+from magnetar.spark.source.plan import TopicView
 from tests.unit.spark.dag_world import ACTIONS, TOPIC, Action, play, trouble
 
 HISTORIES = st.lists(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from magnetar.errors import TransactionAborted, UnreadableMessage
-from magnetar.spark import single_commit
-from magnetar.spark.group_commit import Known, Part, WriteId
-from magnetar.spark.single_commit import Note, Notes
+from magnetar.spark.sink import single_commit
+from magnetar.spark.sink.group_commit import Known, Part, WriteId
+from magnetar.spark.sink.single_commit import Note, Notes
 from magnetar.wire.messages import TxnId
 from tests.unit.spark.group_model import Harm, explore
 from tests.unit.spark.single_model import Driver, SingleModel, World, tidied

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import InvalidSetting
-from magnetar.spark.sink_columns import SinkColumns
+from magnetar.spark.sink.columns import SinkColumns
 
 TOPIC = "topic://public/default/t"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from magnetar.spark.columns import shape_of, spark_schema
 from magnetar.spark.option_table import OPTIONS, Use
 from magnetar.spark.options import parse
+from magnetar.spark.source.columns import shape_of, spark_schema
 from tests.meta.tree import ROOT
 
 PAGE = ROOT / "docs" / "spark" / "source.md"

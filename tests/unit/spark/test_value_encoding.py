@@ -14,8 +14,8 @@ from magnetar.client.schema.avro_schema import AvroPayloads
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import InvalidSetting
 from magnetar.spark.avro_types import definition_of
-from magnetar.spark.sink_columns import SinkColumns
-from magnetar.spark.value_encoding import ValueEncoder, encoder_for
+from magnetar.spark.sink.columns import SinkColumns
+from magnetar.spark.sink.value_encoding import ValueEncoder, encoder_for
 
 TOPIC = "topic://public/default/t"
 MOMENT = datetime(2026, 11, 16, 9, 0, 0, 123456, tzinfo=UTC)

@@ -18,8 +18,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField
 
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import InvalidSetting
+from magnetar.spark.source.values import Avro, Json, Text, Values
 from magnetar.spark.spark_types import definition, fields_of
-from magnetar.spark.values import Avro, Json, Text, Values
 
 EVERYTHING: dict[str, Any] = {
     "type": "record",

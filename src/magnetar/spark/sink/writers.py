@@ -29,12 +29,12 @@ from pyspark.sql.types import StructType
 
 from magnetar.blocking import Client, Transaction
 from magnetar.errors import InvalidSetting, MagnetarError
-from magnetar.spark import group_writes, single_writes
-from magnetar.spark.group_commit import Part, Plan, WriteId
 from magnetar.spark.links import client_for
 from magnetar.spark.options import Options
-from magnetar.spark.sink_columns import SinkColumns
-from magnetar.spark.sink_rows import RowWriter
+from magnetar.spark.sink import group_writes, single_writes
+from magnetar.spark.sink.columns import SinkColumns
+from magnetar.spark.sink.group_commit import Part, Plan, WriteId
+from magnetar.spark.sink.rows import RowWriter
 from magnetar.wire.messages import TxnId
 
 BATCH_GENERATION: Final = "batch"

@@ -21,7 +21,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from magnetar.spark.java import java_home
+from magnetar.spark.pipeline.java import java_home
 
 DEFAULT_MASTER: Final = "local[*,4]"
 """All cores of this machine. A task is tried four times, as on a cluster: plain `local[*]` ends a

@@ -16,15 +16,15 @@ from magnetar.errors import InvalidSetting
 from magnetar.model.hashing import bucket_hash, key_hash, segment_hash
 from magnetar.model.names import TopicName
 from magnetar.model.ranges import RangePosition
-from magnetar.spark import plan
-from magnetar.spark.begin import EARLIEST, LATEST, at_time, read_bounds
-from magnetar.spark.beginnings import begin, end
-from magnetar.spark.filters import Bounds
 from magnetar.spark.options import Options, Use
-from magnetar.spark.pace import Pace
-from magnetar.spark.plan import Span, TopicView
-from magnetar.spark.tasks import Task, Tasks
-from magnetar.spark.watched import Watched, names_of
+from magnetar.spark.source import plan
+from magnetar.spark.source.begin import EARLIEST, LATEST, at_time, read_bounds
+from magnetar.spark.source.beginnings import begin, end
+from magnetar.spark.source.filters import Bounds
+from magnetar.spark.source.pace import Pace
+from magnetar.spark.source.plan import Span, TopicView
+from magnetar.spark.source.tasks import Task, Tasks
+from magnetar.spark.source.watched_topics import Watched, names_of
 
 _BOTH: Final = "{} and {} are given"
 

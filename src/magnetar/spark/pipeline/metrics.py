@@ -14,7 +14,7 @@ from typing import Final
 
 from magnetar.errors import ConfigError
 from magnetar.runtime.metrics import CONTENT_TYPE, counter, gauge, histogram, render
-from magnetar.spark.pipeline_progress import QueryState
+from magnetar.spark.pipeline.progress import QueryState
 
 _SINK: Final = ("sink",)
 _BATCHES: Final = counter("magnetar_pipeline_batches_total", "Batches committed.", _SINK)

@@ -35,16 +35,16 @@ from pyspark.sql.types import StructType
 
 from magnetar.client.client import Client as AsyncClient
 from magnetar.client.schema.info import SchemaInfo
-from magnetar.spark.batch_plan import BatchPlan, start_text
-from magnetar.spark.columns import RowBatches, Shape
-from magnetar.spark.filters import Bounds, bounds_of
 from magnetar.spark.links import client_for, close_all, patiently, stop_on_sigterm
-from magnetar.spark.offsets import Sentinel, format_sentinel
 from magnetar.spark.options import Options
-from magnetar.spark.pace import Limits
-from magnetar.spark.planner import Planner
-from magnetar.spark.task_pages import pages_of
-from magnetar.spark.tasks import Task
+from magnetar.spark.source.batch_plan import BatchPlan, start_text
+from magnetar.spark.source.columns import RowBatches, Shape
+from magnetar.spark.source.filters import Bounds, bounds_of
+from magnetar.spark.source.offsets import Sentinel, format_sentinel
+from magnetar.spark.source.pace import Limits
+from magnetar.spark.source.planner import Planner
+from magnetar.spark.source.task_pages import pages_of
+from magnetar.spark.source.tasks import Task
 
 R = TypeVar("R")
 

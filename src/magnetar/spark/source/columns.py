@@ -34,8 +34,7 @@ from magnetar.client.arrow.arrow import UNREADABLE, RawEntry, entries_batch, ent
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import InvalidSetting
 from magnetar.spark.options import Options
-from magnetar.spark.spark_types import definition, fields_of
-from magnetar.spark.values import (
+from magnetar.spark.source.values import (
     SINGLE,
     Avro,
     Bytes,
@@ -47,6 +46,7 @@ from magnetar.spark.values import (
     refuse,
     text_of,
 )
+from magnetar.spark.spark_types import definition, fields_of
 
 ERROR: Final = "_error"
 ROWS_MAX: Final = 10_000

@@ -16,13 +16,13 @@ from typing import Final
 from magnetar.errors import DataLost
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger
-from magnetar.spark import plan
-from magnetar.spark.admission import Part, piece_counts
-from magnetar.spark.offsets import Offset
 from magnetar.spark.options import Options
-from magnetar.spark.pace import Pace
-from magnetar.spark.plan import Span, TopicView
-from magnetar.spark.watched import Watched
+from magnetar.spark.source import plan
+from magnetar.spark.source.admission import Part, piece_counts
+from magnetar.spark.source.offsets import Offset
+from magnetar.spark.source.pace import Pace
+from magnetar.spark.source.plan import Span, TopicView
+from magnetar.spark.source.watched_topics import Watched
 
 _LOG: Final = logger(__name__)
 

@@ -19,10 +19,11 @@ from magnetar.client.client import Client
 from magnetar.errors import RangeLost, TopicNotFound, WrongCheckpoint
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.clock import SystemClock
-from magnetar.spark import plan
-from magnetar.spark.admission import Part, hold
-from magnetar.spark.beginnings import begin
-from magnetar.spark.offsets import (
+from magnetar.spark.options import Options
+from magnetar.spark.source import plan
+from magnetar.spark.source.admission import Part, hold
+from magnetar.spark.source.beginnings import begin
+from magnetar.spark.source.offsets import (
     Offset,
     Place,
     Sentinel,
@@ -31,11 +32,10 @@ from magnetar.spark.offsets import (
     parse_offset,
     parse_start,
 )
-from magnetar.spark.options import Options
-from magnetar.spark.pace import Limits, Pace
-from magnetar.spark.plan import Frozen, TopicView
-from magnetar.spark.tasks import Task, Tasks, tell
-from magnetar.spark.watched import Watched
+from magnetar.spark.source.pace import Limits, Pace
+from magnetar.spark.source.plan import Frozen, TopicView
+from magnetar.spark.source.tasks import Task, Tasks, tell
+from magnetar.spark.source.watched_topics import Watched
 
 R = TypeVar("R")
 

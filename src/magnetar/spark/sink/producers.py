@@ -24,7 +24,7 @@ from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import MagnetarError
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
-from magnetar.spark.value_encoding import RowSchema
+from magnetar.spark.sink.value_encoding import RowSchema
 
 PRODUCERS_MAX: Final = 256
 

@@ -29,9 +29,9 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.runtime.logs import logger
-from magnetar.spark import group_commit
-from magnetar.spark.group_commit import Known, Part, Plan, Ticket, WriteId
 from magnetar.spark.links import patiently
+from magnetar.spark.sink import group_commit
+from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
 
 _LOG: Final = logger(__name__)
 _GROUPS_MAX: Final = 100

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from magnetar.errors import InvalidSetting
 from magnetar.model.ranges import RangePosition
-from magnetar.spark import plan
-from magnetar.spark.begin import Bound, read_bounds
-from magnetar.spark.offsets import Offset, Place
 from magnetar.spark.options import Options
-from magnetar.spark.plan import TopicView
-from magnetar.spark.watched import Watched
+from magnetar.spark.source import plan
+from magnetar.spark.source.begin import Bound, read_bounds
+from magnetar.spark.source.offsets import Offset, Place
+from magnetar.spark.source.plan import TopicView
+from magnetar.spark.source.watched_topics import Watched
 
 
 async def begin(watched: Watched, options: Options, text: str) -> Offset:

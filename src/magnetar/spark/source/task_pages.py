@@ -18,7 +18,7 @@ from magnetar.errors import DataLost, RangeLost
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
-from magnetar.spark.tasks import Task
+from magnetar.spark.source.tasks import Task
 
 _LOG: Final = logger(__name__)
 

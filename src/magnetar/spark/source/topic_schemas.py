@@ -16,11 +16,11 @@ from pyspark.sql.types import StructType
 from magnetar.client.client import Client
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.errors import InvalidSetting
-from magnetar.spark.batch_plan import check_bounds
-from magnetar.spark.columns import Shape, shape_of, shape_of_columns
 from magnetar.spark.links import client_for, patiently
 from magnetar.spark.options import Options
-from magnetar.spark.watched import Watched
+from magnetar.spark.source.batch_plan import check_bounds
+from magnetar.spark.source.columns import Shape, shape_of, shape_of_columns
+from magnetar.spark.source.watched_topics import Watched
 
 _MS_PER_SECOND: Final = 1000
 

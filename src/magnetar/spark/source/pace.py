@@ -21,10 +21,10 @@ from typing import Final, TypeVar
 from magnetar.client.message.batch import open_entry
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ranges import RangeCount, RangePosition
-from magnetar.spark import admission
-from magnetar.spark.admission import Hold, Part
-from magnetar.spark.offsets import Place
-from magnetar.spark.watched import Watched
+from magnetar.spark.source import admission
+from magnetar.spark.source.admission import Hold, Part
+from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.watched_topics import Watched
 
 R = TypeVar("R")
 

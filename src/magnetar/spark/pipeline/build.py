@@ -30,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from magnetar.errors import ConfigError, InvalidSetting, MagnetarError, SparkError
 from magnetar.spark.options import Use, parse
-from magnetar.spark.pipeline_file import (
+from magnetar.spark.pipeline.file import (
     AS_SOON_AS_POSSIBLE,
     AVAILABLE_NOW,
     MAGNETAR_FORMATS,

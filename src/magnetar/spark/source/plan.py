@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
-from magnetar.spark.offsets import Offset, Place
+from magnetar.spark.source.offsets import Offset, Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from magnetar.errors import MagnetarError, SparkError
-from magnetar.spark import pipeline_metrics, session
-from magnetar.spark.java import java_home
-from magnetar.spark.pipeline_build import check_options, check_steps, identity, query, views
-from magnetar.spark.pipeline_errors import explained
-from magnetar.spark.pipeline_file import Pipeline
-from magnetar.spark.pipeline_groups import Groups
-from magnetar.spark.pipeline_progress import QueryState, taken
-from magnetar.spark.pipeline_state import RunState, StateFolder, state_folder
-from magnetar.spark.shipping import environment_settings, pack
+from magnetar.spark.pipeline import metrics, session
+from magnetar.spark.pipeline.build import check_options, check_steps, identity, query, views
+from magnetar.spark.pipeline.errors import explained
+from magnetar.spark.pipeline.file import Pipeline
+from magnetar.spark.pipeline.groups import Groups
+from magnetar.spark.pipeline.java import java_home
+from magnetar.spark.pipeline.progress import QueryState, taken
+from magnetar.spark.pipeline.shipping import environment_settings, pack
+from magnetar.spark.pipeline.state import RunState, StateFolder, state_folder
 
 STOP_SECONDS: Final = 30.0
 
@@ -83,7 +83,7 @@ def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunSt
     with StateFolder(state_folder(pipeline)) as folder:
         folder.claim(identity(pipeline))
         folder.driver_log.unlink(missing_ok=True)
-        with _ending(folder, state), pipeline_metrics.served(where.metrics_port) as url:
+        with _ending(folder, state), metrics.served(where.metrics_port) as url:
             state.metrics_url = url
             folder.write(state)
             _Run(pipeline, folder, state, watcher).go(where)
@@ -188,9 +188,7 @@ class _Run:
             if before == (state.batches, state.input_rows, state.lag_messages):
                 continue
             self._groups.ask(name, state)
-            pipeline_metrics.count(
-                name, state, state.batches - before[0], state.input_rows - before[1]
-            )
+            metrics.count(name, state, state.batches - before[0], state.input_rows - before[1])
             self._watcher.moved(name, self._state)
         if time.monotonic() - self._written_at >= _STATE_SECONDS:
             self._folder.write(self._state)

@@ -13,9 +13,9 @@ from typing import Any, Final
 from magnetar.errors import MagnetarError
 from magnetar.spark.links import client_for
 from magnetar.spark.options import Options, Use, parse
-from magnetar.spark.pipeline_build import sink_options
-from magnetar.spark.pipeline_file import MAGNETAR_FORMATS, Pipeline
-from magnetar.spark.pipeline_progress import QueryState
+from magnetar.spark.pipeline.build import sink_options
+from magnetar.spark.pipeline.file import MAGNETAR_FORMATS, Pipeline
+from magnetar.spark.pipeline.progress import QueryState
 
 _EVERY_SECONDS: Final = 1.0
 

@@ -35,10 +35,10 @@ from magnetar.errors import (
 )
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.logs import logger
-from magnetar.spark import group_commit
-from magnetar.spark.group_commit import Part, Plan, WriteId
 from magnetar.spark.links import patiently
-from magnetar.spark.single_commit import (
+from magnetar.spark.sink import group_commit
+from magnetar.spark.sink.group_commit import Part, Plan, WriteId
+from magnetar.spark.sink.single_commit import (
     Note,
     Notes,
     check_attempts,

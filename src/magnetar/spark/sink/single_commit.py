@@ -27,7 +27,7 @@ from typing import Final, Literal
 import msgspec
 
 from magnetar.errors import TransactionAborted, UnreadableMessage
-from magnetar.spark.group_commit import NEVER, Known, Part, WriteId
+from magnetar.spark.sink.group_commit import NEVER, Known, Part, WriteId
 from magnetar.wire.messages import TxnId
 
 RETRY_HINT: Final = (

@@ -26,8 +26,8 @@ from msgspec import Struct
 
 from magnetar.errors import ConfigError, DeadlineExceeded, FolderInUse, NotAllowed, StorageError
 from magnetar.runtime.disk import Disk, FolderLock, LocalDisk, replace_file
-from magnetar.spark.pipeline_file import Pipeline
-from magnetar.spark.pipeline_progress import QueryState
+from magnetar.spark.pipeline.file import Pipeline
+from magnetar.spark.pipeline.progress import QueryState
 
 Phase = Literal["starting", "running", "stopping", "stopped", "finished", "failed"]
 ENDED: Final = frozenset({"stopped", "finished", "failed"})

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from magnetar.errors import InvalidSetting, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.model.ranges import RangePosition
-from magnetar.spark.offsets import Place, parse_offset, read_position
+from magnetar.spark.source.offsets import Place, parse_offset, read_position
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

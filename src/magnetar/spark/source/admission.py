@@ -20,8 +20,8 @@ from math import ceil
 from typing import NamedTuple
 
 from magnetar.model.ranges import RangeCount
-from magnetar.spark.offsets import Place
-from magnetar.spark.plan import Frozen, TopicView
+from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.plan import Frozen, TopicView
 
 
 class Part(NamedTuple):

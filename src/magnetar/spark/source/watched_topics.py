@@ -20,11 +20,11 @@ from magnetar.client.ranges.ranges import Isolation, Ranges
 from magnetar.errors import InvalidSetting, ServiceNotReady, TopicNotFound
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.ranges import RangeLayout
-from magnetar.spark import plan
-from magnetar.spark.offsets import Place
 from magnetar.spark.options import Options
-from magnetar.spark.plan import TopicView
-from magnetar.spark.topic_lists import TopicPattern
+from magnetar.spark.source import plan
+from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.plan import TopicView
+from magnetar.spark.source.topic_lists import TopicPattern
 
 PATTERN_S: Final = 30.0
 """How often a pattern is looked for again."""

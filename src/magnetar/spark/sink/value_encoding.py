@@ -21,7 +21,7 @@ from magnetar.client.schema.avro_schema import AvroPayloads
 from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.errors import InvalidSetting, InvalidValue
 from magnetar.spark.avro_types import Cast, cast_for, definition_of, is_nullable
-from magnetar.spark.sink_columns import SinkColumns
+from magnetar.spark.sink.columns import SinkColumns
 
 _TYPES: Final = {"json": SchemaType.JSON, "avro": SchemaType.AVRO}
 _MISSING: Final = object()

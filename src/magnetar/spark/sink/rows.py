@@ -26,9 +26,9 @@ from magnetar.client.schema.info import SchemaInfo
 from magnetar.errors import InvalidTopicName, InvalidValue
 from magnetar.model.names import TopicName
 from magnetar.spark.options import Options
-from magnetar.spark.outlets import Outlets, send
-from magnetar.spark.sink_columns import SinkColumns
-from magnetar.spark.value_encoding import ValueEncoder, encoder_for
+from magnetar.spark.sink.columns import SinkColumns
+from magnetar.spark.sink.producers import Outlets, send
+from magnetar.spark.sink.value_encoding import ValueEncoder, encoder_for
 
 REASON: Final = "magnetar-dead-letter-reason"
 """A property of dead letters: why the row could not be written."""
