@@ -21,7 +21,7 @@ from collections import deque
 
 import uvloop
 
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.frames import base_command, command, encode_with_payload, varint
 
 FIRST_SEQUENCE = 1 << 21

@@ -32,7 +32,7 @@ from bench.broker import Running
 from bench.load import FIRST_SEQUENCE, Frames, count_frames
 from bench.report import Row, publish
 from bench.storage import scratch
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 
 HOST = "127.0.0.1"
 STARTS = 7

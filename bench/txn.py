@@ -29,7 +29,7 @@ from bench.report import Row, publish
 from bench.split import REQUEST_SECONDS, Served, serving
 from bench.storage import percentile, scratch
 from bench.txn_load import COMMIT, TTL_MS, subscribe, txn_fields, txn_of
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 
 MESSAGES: Final = 100
 WINDOWS: Final = (1, 1000)

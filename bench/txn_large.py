@@ -27,7 +27,7 @@ from bench.split import REQUEST_SECONDS, Served, serving
 from bench.storage import scratch
 from bench.txn import settle
 from bench.txn_load import COMMIT, FIRST_SEQUENCE, TTL_MS, Link, Sends, txn_fields, txn_of
-from magnetar.testing.driver import Driver
+from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Delivered, TxnId
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import uvloop
 
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import MEMBERS, TYPES
 from magnetar.wire.frames import base_command, command, encode_command, encode_with_payload, varint
 from magnetar.wire.messages import TxnId, encode_entry

@@ -36,7 +36,7 @@ from bench.restart import (
 from bench.storage import scratch
 from bench.txn_load import COMMIT, COORDINATORS, SHARED, SUBSCRIPTION, txn_fields, txn_of
 from magnetar.server.embedded import open_storage
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.ids import metadata_id, to_text
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore

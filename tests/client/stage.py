@@ -20,9 +20,9 @@ from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.producer import Producer
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.driver import Driver
 from magnetar.testing.scalable_world import ANY_HOST, PORT
 from magnetar.testing.seeds import EPOCH_MS
+from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server import scalable_stage

@@ -17,7 +17,7 @@ from magnetar.model.ids import EARLIEST
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.server.app import Server
-from magnetar.testing.driver import build_message
+from magnetar.testing.virtual.driver import build_message
 from tests.client.stage import new_client, play
 from tests.client.test_consuming import REGULAR, drain, in_order, numbers, send, silence
 from tests.server.scalable_stage import NAME, Stage

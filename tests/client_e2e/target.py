@@ -32,7 +32,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.errors import MagnetarError
-from magnetar.testing.driver import Driver
+from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client_e2e.pulsar import PULSAR, PulsarProcess
 from tests.interop.serving import ServerProcess, ask_admin

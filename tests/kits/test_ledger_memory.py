@@ -14,7 +14,7 @@ import pytest
 from magnetar.ledger.api import LedgerStore
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.testing.kits.ledger import LedgerKit, LedgerWorld
-from magnetar.testing.virtual_time import VirtualTimeLoop
+from magnetar.testing.virtual.virtual_time import VirtualTimeLoop
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "ledger-kit.md"
 

@@ -21,7 +21,7 @@ from magnetar.testing.kits.metadata import (
     MetadataKit,
     MetadataWorld,
 )
-from magnetar.testing.virtual_time import VirtualTimeLoop, run
+from magnetar.testing.virtual.virtual_time import VirtualTimeLoop, run
 
 EPOCH_MS = 1_700_000_000_000
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metadata-kit.md"

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.server.app import Server
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Delivered, Received
 

@@ -11,7 +11,7 @@ from typing import Any
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from magnetar.testing.driver import Driver
+from magnetar.testing.virtual.driver import Driver
 
 MIB = 1024 * 1024
 

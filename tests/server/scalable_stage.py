@@ -19,12 +19,9 @@ from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import AutoScaleOverride, GroupRecord, MemberRecord
 from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import follow, present_life
 from magnetar.testing.broker_world import Bugs
-from magnetar.testing.driver import Driver
 from magnetar.testing.history import Findings
-from magnetar.testing.network import End, ProtocolT
 from magnetar.testing.scalable_actors import Recorder
 from magnetar.testing.scalable_clients import (
     CheckpointConsumer,
@@ -44,6 +41,9 @@ from magnetar.testing.scalable_world import (
     SharedHost,
     SharedServers,
 )
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.driver import Driver
+from magnetar.testing.virtual.network import End, ProtocolT
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -16,8 +16,8 @@ from magnetar.errors import MagnetarError
 from magnetar.model.hashing import key_hash
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.signal import Signal
-from magnetar.testing.driver import build_message
 from magnetar.testing.scalable_links import Line, Links, refusal, route
+from magnetar.testing.virtual.driver import build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Received, TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb

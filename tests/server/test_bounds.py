@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import DeadlineExceeded, MagnetarError
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.frames import command
 from magnetar.wire.messages import Delivered, Received

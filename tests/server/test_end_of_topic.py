@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
-from magnetar.testing.driver import Driver
+from magnetar.testing.virtual.driver import Driver
 from tests.unit.server.serving import (
     connected,
     message,

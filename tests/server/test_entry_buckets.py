@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.errors import WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered, payload_offset
 from tests.unit.server.serving import connected, refused, run, serving, subscribed
 

@@ -16,10 +16,10 @@ from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
 from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_clients import QueueConsumer
 from magnetar.testing.scalable_links import Links
 from magnetar.testing.scalable_producer import ScalableProducer
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import TxnId
 from tests.server.scalable_stage import nothing_comes, read, send
 from tests.unit.server.serving import connected, message, run, serving, subscribed

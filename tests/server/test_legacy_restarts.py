@@ -11,9 +11,9 @@ import pytest
 
 from bench.split import Served, serving
 from magnetar.errors import RequestError, WireCode
-from magnetar.testing.driver import Driver
 from magnetar.testing.scalable_clients import QueueConsumer
 from magnetar.testing.scalable_links import Links
+from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.messages import TxnId
 from tests.server.legacy_stage import V4
 from tests.server.scalable_stage import nothing_comes, read

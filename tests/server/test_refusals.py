@@ -17,7 +17,7 @@ from magnetar.broker.policy.policies import AutoSubscriptionCreation, AutoTopicC
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.app import Server
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.frames import base_command, command, encode_with_payload
 from magnetar.wire.messages import Received, ReceivedEntries

@@ -12,13 +12,13 @@ import pytest
 from magnetar.errors import Conflict, DeadlineExceeded, RequestError, WireCode
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import GroupRecord, MemberRecord, state_directory
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_clients import (
     CheckpointConsumer,
     QueueConsumer,
     StreamConsumer,
 )
 from magnetar.testing.scalable_producer import ScalableProducer
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (

@@ -14,9 +14,9 @@ from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_feeds import Delivery
 from magnetar.testing.scalable_links import route
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -17,7 +17,7 @@ from magnetar.scalable.records import state_directory
 from magnetar.server.admin import create_admin
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Received
 from tests.server.scalable_stage import (

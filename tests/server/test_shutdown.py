@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import MagnetarError
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Delivered, Received
 from tests.server.process import Running, served

@@ -12,7 +12,7 @@ import pytest
 from magnetar.errors import WireCode
 from magnetar.model.ids import Position
 from magnetar.server.app import Server
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.partitions import LEADERS, PARTITIONS, partition_of
 from magnetar.txn.pins import place_pin

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.errors import WireCode
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import TxnId
 from tests.unit.server.serving import (
     connected,

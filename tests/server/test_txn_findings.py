@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from magnetar.errors import WireCode
-from magnetar.testing.driver import Driver
+from magnetar.testing.virtual.driver import Driver
 from magnetar.txn.ids import METADATA_BIT
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received, TxnId

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered, TxnId
 from tests.server.process import MIB, Running, measured, served
 from tests.server.test_transactions import begun, ended, ids

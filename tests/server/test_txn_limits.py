@@ -12,7 +12,7 @@ import pytest
 from magnetar.broker.publish.producer import Producer
 from magnetar.errors import MagnetarError, WireCode
 from magnetar.server.app import Server
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn import ack_store
 from magnetar.txn.decided import Decisions
 from magnetar.txn.records import OPS

@@ -13,8 +13,8 @@ import pytest
 
 from magnetar.errors import WireCode
 from magnetar.model.names import TopicName
-from magnetar.testing.driver import Driver
 from magnetar.testing.scalable_clients import QueueConsumer
+from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -21,9 +21,9 @@ from magnetar.model.hashing import key_hash
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
 from magnetar.server.authority import Authority, Principal
-from magnetar.testing.driver import TIMEOUT_S, Driver, build_message
 from magnetar.testing.scalable_links import route
 from magnetar.testing.scalable_world import Host
+from magnetar.testing.virtual.driver import TIMEOUT_S, Driver, build_message
 from magnetar.txn.records import ABORTED_RECORDS, GROUPS, OPS, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import Delivered, TxnId, payload_offset

@@ -29,8 +29,8 @@ from magnetar.metadata.sqlite_engine import SqliteMetadata
 from magnetar.metadata.sqlite_home import SqliteHome
 from magnetar.metadata.watches import Watchers
 from magnetar.runtime.disk import File
-from magnetar.testing.disk import SimulatedDisk
 from magnetar.testing.simulate import simulate
+from magnetar.testing.virtual.disk import SimulatedDisk
 from tests.simulation.search import first_violation
 
 SEEDS = 30

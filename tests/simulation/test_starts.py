@@ -18,11 +18,11 @@ from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
 from magnetar.server import embedded
 from magnetar.server.embedded import Storage, open_storage
-from magnetar.testing import virtual_time
-from magnetar.testing.disk import ROOT, SimulatedDisk
-from magnetar.testing.disk_model import DiskModel
-from magnetar.testing.faults import FaultPlan, FaultRule, Operation
-from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.disk import ROOT, SimulatedDisk
+from magnetar.testing.virtual.disk_model import DiskModel
+from magnetar.testing.virtual.faults import FaultPlan, FaultRule, Operation
+from magnetar.testing.virtual.worker import VirtualWorker
 
 LIMITS = Limits().override({"journal_file_bytes": 32 * 1024, "journal_files_max": 3})
 

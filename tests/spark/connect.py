@@ -1,8 +1,8 @@
 """What the client of Spark Connect needs, pandas among it, apart from the environment of the tests.
 
 With pandas installed Spark carries rows in another way, and `magnetar.spark.pipeline.session` sets
-less: so the environment that all other tests run in has none. These packages are put into a folder of the
-build, from a lock of their own, for the processes of one test.
+less: so the environment that all other tests run in has none. These packages are put into a folder
+of the build, from a lock of their own, for the processes of one test.
 """
 
 from __future__ import annotations

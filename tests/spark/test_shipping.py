@@ -48,7 +48,7 @@ from pyspark.sql.functions import udf
 
 @udf("string")
 def where(word):
-    import magnetar.spark.pipeline_file
+    import magnetar.spark.pipeline.file
     return magnetar.spark.pipeline.file.__file__
 
 def found(spark, views):

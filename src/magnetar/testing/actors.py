@@ -38,9 +38,9 @@ from magnetar.metadata.api import ABSENT, EventKind, Index, MetadataStore, Stat
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.server.embedded import Storage
-from magnetar.testing.disk import SimulatedDisk
 from magnetar.testing.history import Change, Findings, LedgerHistory, MetadataHistory
 from magnetar.testing.managed_history import ManagedHistory
+from magnetar.testing.virtual.disk import SimulatedDisk
 
 SHARED_FOLDERS: Final = ("/a", "/a/b")
 SEQUENCE_FOLDER: Final = "/numbers"

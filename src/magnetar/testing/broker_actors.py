@@ -33,7 +33,7 @@ from magnetar.testing.broker_history import (
     SubscriptionStory,
 )
 from magnetar.testing.broker_world import CLIENT_ERRORS, BrokerWorld, Client
-from magnetar.testing.driver import build_message
+from magnetar.testing.virtual.driver import build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Delivered, Received
 from magnetar.wire.pb import pulsar_pb2 as pb

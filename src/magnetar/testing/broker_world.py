@@ -25,10 +25,10 @@ from magnetar.errors import (
 )
 from magnetar.server.app import Server
 from magnetar.testing.broker_history import TopicStory
-from magnetar.testing.disk import SimulatedDisk
-from magnetar.testing.driver import Driver
 from magnetar.testing.history import Findings
-from magnetar.testing.network import End, Network
+from magnetar.testing.virtual.disk import SimulatedDisk
+from magnetar.testing.virtual.driver import Driver
+from magnetar.testing.virtual.network import End, Network
 from magnetar.wire.messages import Command
 
 REQUEST_SECONDS: Final = 90.0

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from magnetar.runtime.disk import Database, File, FolderLock, LocalDisk
 from magnetar.testing.crash_history import Event
-from magnetar.testing.disk_model import DiskModel, ModelFile
-from magnetar.testing.sqlite_vfs import ReportingVfs
+from magnetar.testing.virtual.disk_model import DiskModel, ModelFile
+from magnetar.testing.virtual.sqlite_vfs import ReportingVfs
 
 
 class Opened(NamedTuple):

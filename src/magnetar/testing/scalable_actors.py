@@ -20,7 +20,6 @@ from random import Random
 from typing import Final
 
 from magnetar.errors import DeadlineExceeded, InvariantBroken
-from magnetar.testing.network import End, ProtocolT
 from magnetar.testing.scalable_clients import (
     FROM_EARLIEST,
     FROM_LATEST,
@@ -41,6 +40,7 @@ from magnetar.testing.scalable_history import (
 from magnetar.testing.scalable_links import CLIENT_ERRORS, Links
 from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.testing.scalable_world import ANY_HOST, PORT, ScalableWorld
+from magnetar.testing.virtual.network import End, ProtocolT
 
 STALL_SECONDS: Final = 400.0
 """What a receipt may take, whatever is done to the brokers."""

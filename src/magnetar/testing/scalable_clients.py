@@ -36,7 +36,6 @@ from magnetar.model.ids import (
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.testing.driver import TIMEOUT_S
 from magnetar.testing.scalable_feeds import Delivery, Inbox, Mark, ReaderFeed, SegmentFeed
 from magnetar.testing.scalable_history import Checkpointed, Kind, Restored, Subscribed
 from magnetar.testing.scalable_links import (
@@ -49,6 +48,7 @@ from magnetar.testing.scalable_links import (
     Record,
     unrecorded,
 )
+from magnetar.testing.virtual.driver import TIMEOUT_S
 from magnetar.wire.messages import Command, Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 

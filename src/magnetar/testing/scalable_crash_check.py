@@ -27,9 +27,9 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.scalable.records import segment_topic
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.scalable_crash_child import SUBSCRIPTIONS
 from magnetar.testing.scalable_links import CLIENT_VERSION, route
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Delivered, Received, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb

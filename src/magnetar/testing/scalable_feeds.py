@@ -27,10 +27,10 @@ from typing import Final
 from magnetar.errors import DeadlineExceeded, RequestError, WireCode
 from magnetar.model.ids import LATEST, MessageId, Position
 from magnetar.runtime.signal import Signal
-from magnetar.testing.network import End
 from magnetar.testing.scalable_history import AckDurable, AckSent
 from magnetar.testing.scalable_history import Delivered as DeliveredEvent
 from magnetar.testing.scalable_links import CLIENT_ERRORS, Line, Links, Pauses, Record
+from magnetar.testing.virtual.network import End
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Delivered, Received, layout_of, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb

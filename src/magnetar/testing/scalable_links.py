@@ -33,8 +33,8 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.testing.driver import TIMEOUT_S, Connect, Driver
 from magnetar.testing.scalable_history import Event, LayoutSeen
+from magnetar.testing.virtual.driver import TIMEOUT_S, Connect, Driver
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Delivered, Received
 from magnetar.wire.pb import pulsar_pb2 as pb

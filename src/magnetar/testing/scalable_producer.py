@@ -27,7 +27,6 @@ from magnetar.model.hashing import key_hash
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.testing.driver import build_message
 from magnetar.testing.scalable_history import Published, Receipted
 from magnetar.testing.scalable_links import (
     CLIENT_ERRORS,
@@ -41,6 +40,7 @@ from magnetar.testing.scalable_links import (
     route,
     unrecorded,
 )
+from magnetar.testing.virtual.driver import build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Received
 

@@ -22,8 +22,8 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.records import SubscriptionKind, kind_of_key, state_directory
 from magnetar.server.app import Server
-from magnetar.testing.faults import Operation
 from magnetar.testing.scalable_world import DiskHost, Host, ScalableWorld, SharedHost
+from magnetar.testing.virtual.faults import Operation
 
 CALL_SECONDS: Final = 60.0
 SEGMENTS_MAX: Final = 8

@@ -37,13 +37,13 @@ from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from magnetar.server.machine import Listener, Machine, NewProtocol, ServerStorage
 from magnetar.testing.broker_lives import Housed, Life
-from magnetar.testing.disk import ROOT, SimulatedDisk
-from magnetar.testing.faults import FaultPlan, SimulatedCrash
 from magnetar.testing.history import Findings
-from magnetar.testing.network import End, Network, ProtocolT
 from magnetar.testing.routed_segments import RoutedSegments
 from magnetar.testing.seeds import EPOCH_MS
-from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.virtual.disk import ROOT, SimulatedDisk
+from magnetar.testing.virtual.faults import FaultPlan, SimulatedCrash
+from magnetar.testing.virtual.network import End, Network, ProtocolT
+from magnetar.testing.virtual.worker import VirtualWorker
 
 Result = TypeVar("Result")
 

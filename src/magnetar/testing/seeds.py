@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from magnetar.testing.faults import FaultPlan, Operation
+from magnetar.testing.virtual.faults import FaultPlan, Operation
 
 EPOCH_MS: Final = 1_700_000_000_000
 LIFE_SECONDS_MAX: Final = 3600.0

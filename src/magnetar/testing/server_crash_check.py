@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.driver import Driver
 from magnetar.testing.server_crash_history import (
     AUDIT,
     SENTINEL,
@@ -43,6 +42,7 @@ from magnetar.testing.server_crash_load import (
     send,
     subscribe,
 )
+from magnetar.testing.virtual.driver import Driver
 
 _PERMITS = 10_000_000
 

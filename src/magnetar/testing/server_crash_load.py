@@ -22,7 +22,6 @@ from magnetar.errors import InvariantBroken, MagnetarError, RemoteProtocolError,
 from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.server_crash_history import (
     AUDIT,
     DEDUP_NAMESPACE,
@@ -36,6 +35,7 @@ from magnetar.testing.server_crash_history import (
     payload_of,
     sent_of,
 )
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES, TYPES
 from magnetar.wire.messages import Command, Delivered, Received, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -35,7 +35,6 @@ from magnetar.metadata.api import MetadataStore, Record
 from magnetar.runtime.clock import Clock, LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.server.embedded import Storage, open_storage
-from magnetar.testing import virtual_time
 from magnetar.testing.actors import (
     ACTORS,
     BUGS,
@@ -46,8 +45,6 @@ from magnetar.testing.actors import (
     indexes_of,
     space_taker,
 )
-from magnetar.testing.disk import ROOT, SimulatedDisk
-from magnetar.testing.faults import FaultPlan
 from magnetar.testing.history import Findings, LedgerHistory, MetadataHistory, check_prefix
 from magnetar.testing.managed_actors import managed_ledger_user
 from magnetar.testing.managed_history import ManagedHistory
@@ -56,7 +53,10 @@ from magnetar.testing.simulate_broker import simulate_broker
 from magnetar.testing.simulate_client import simulate_client
 from magnetar.testing.simulate_scalable import simulate_scalable
 from magnetar.testing.simulate_txn import simulate_txn
-from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.disk import ROOT, SimulatedDisk
+from magnetar.testing.virtual.faults import FaultPlan
+from magnetar.testing.virtual.worker import VirtualWorker
 
 Simulate = Callable[..., Report]
 

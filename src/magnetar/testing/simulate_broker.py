@@ -31,18 +31,18 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from magnetar.server.machine import Machine
-from magnetar.testing import virtual_time
 from magnetar.testing.actors import BUGS
 from magnetar.testing.broker_actors import Consuming, consume, produce, trouble
 from magnetar.testing.broker_history import ProducerStory, SubscriptionStory, TopicStory
 from magnetar.testing.broker_world import BrokerWorld, Bugs
-from magnetar.testing.disk import ROOT, SimulatedDisk
-from magnetar.testing.faults import FaultPlan
 from magnetar.testing.history import Findings
 from magnetar.testing.log_reader import read_log
-from magnetar.testing.network import Network
 from magnetar.testing.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, draw_plan, where
-from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.disk import ROOT, SimulatedDisk
+from magnetar.testing.virtual.faults import FaultPlan
+from magnetar.testing.virtual.network import Network
+from magnetar.testing.virtual.worker import VirtualWorker
 from magnetar.testing.watched_runs import ended
 
 _TOPICS: Final = (

@@ -22,10 +22,10 @@ from magnetar.errors import DeadlineExceeded, RequestError, WireCode
 from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.runtime.signal import Signal
-from magnetar.testing.driver import build_message
-from magnetar.testing.network import End
 from magnetar.testing.scalable_feeds import position_of, wire_id
 from magnetar.testing.scalable_links import CLIENT_ERRORS, Line, Links, refusal
+from magnetar.testing.virtual.driver import build_message
+from magnetar.testing.virtual.network import End
 from magnetar.txn.partitions import partition_of
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Delivered, Received, TxnId, layout_of

@@ -31,7 +31,6 @@ from rich.table import Table
 
 from magnetar.errors import MagnetarError, RemoteProtocolError, ServiceNotReady
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.driver import Driver
 from magnetar.testing.server_crash_process import SERVE, ServerProcess, died_by_kill
 from magnetar.testing.txn_crash_check import (
     Server,
@@ -48,6 +47,7 @@ from magnetar.testing.txn_crash_history import (
     TxnHistory,
 )
 from magnetar.testing.txn_crash_load import HOST, WORKERS, TxnLoad, publish_all, subscribe
+from magnetar.testing.virtual.driver import Driver
 
 PLANS: Final = (
     *("random", "commit sent", "random", "start", "random", "commit answered", "random"),

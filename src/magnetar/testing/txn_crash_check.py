@@ -29,7 +29,6 @@ from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.server.config import load
 from magnetar.server.embedded import open_storage
-from magnetar.testing.driver import Driver
 from magnetar.testing.server_crash_process import SMALL_LIMITS
 from magnetar.testing.txn_crash_history import (
     INPUT,
@@ -47,6 +46,7 @@ from magnetar.testing.txn_crash_load import (
     publish_all,
     subscribe,
 )
+from magnetar.testing.virtual.driver import Driver
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.records import ABORTED_RECORDS, HEADERS, OPS, Aborted, Header, decode
 

@@ -34,7 +34,6 @@ from magnetar.errors import (
 )
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.txn_crash_history import (
     ALONG,
     INPUT,
@@ -45,6 +44,7 @@ from magnetar.testing.txn_crash_history import (
     TxnFault,
     TxnHistory,
 )
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.partitions import PARTITIONS
 from magnetar.wire.commands import NAMES, TYPES

@@ -32,8 +32,8 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 
 from magnetar.errors import DeadlineExceeded, InvariantBroken, MagnetarError, RequestError
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.server_crash_process import ServerProcess
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.records import ABORTED_RECORDS, HEADERS, OPS
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -47,7 +47,7 @@ from magnetar.testing.txn_stores import (
     Weather,
     found_again,
 )
-from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.virtual.worker import VirtualWorker
 
 
 class JumpingClock(LoopClock):

@@ -14,11 +14,11 @@ from random import Random
 from typing import Any, Final
 
 from magnetar.errors import MagnetarError
-from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import present_life
 from magnetar.testing.broker_world import Bugs
 from magnetar.testing.history import Findings
 from magnetar.testing.seeds import LIFE_SECONDS_MAX, where
+from magnetar.testing.virtual import virtual_time
 
 _CRASHES: Final = frozenset({"service-task-crashed", "controller-crashed"})
 

@@ -15,7 +15,7 @@ from magnetar.model.ids import MessageId, Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, KeySharedPolicy, SubscriptionType
 from magnetar.runtime.limits import Limits
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from magnetar.wire.messages import encode_entry, metadata_of, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.managed_ledger.world import MemoryWorld

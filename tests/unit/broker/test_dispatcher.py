@@ -14,7 +14,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from magnetar.runtime.limits import Limits
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
     FAILOVER,

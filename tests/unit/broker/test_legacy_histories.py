@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.topic import transactions
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.legacy.stream_store import StreamStore

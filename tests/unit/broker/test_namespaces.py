@@ -18,7 +18,7 @@ from magnetar.errors import CorruptMetadata, NotAllowed, TopicNotFound
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.names import NamespaceName
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import World
 
 LONG = "n" * 400

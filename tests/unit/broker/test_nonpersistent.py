@@ -23,7 +23,7 @@ from magnetar.errors import (
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import World, consumer, message, options, receipts
 
 NAME = TopicName.parse("non-persistent://public/default/ticks")

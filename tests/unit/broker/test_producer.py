@@ -25,7 +25,7 @@ from magnetar.errors import (
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.signal import Signal
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import EPOCH_MS, message, options, rare, receipts
 
 

@@ -13,7 +13,7 @@ from magnetar.broker.ranges.view import RangeView
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import MagnetarError
 from magnetar.model.ranges import ORIGIN, RangePosition
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.range_history import LIMITS, RangeHistory
 from tests.unit.broker.txn_world import TxnWorld
 

@@ -11,7 +11,7 @@ from magnetar.broker.api import Schema
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.schemas import Schemas, is_schema, version_bytes, version_from
 from magnetar.errors import CorruptMetadata, IncompatibleSchema
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import World
 
 AVRO = 4

@@ -31,7 +31,7 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.metadata.api import ABSENT
 from magnetar.model.hashing import FULL_RING, HashRange, key_hash, segment_hash
 from magnetar.model.names import TopicName
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.messages import Send, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.broker.world import (

@@ -15,7 +15,7 @@ from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 
 A, B, C = (f"pulsar://{name}:6650" for name in "abc")
 NAME = TopicName.parse("segment://public/default/orders/0000-7fff-1")

@@ -14,7 +14,7 @@ from magnetar.broker.policy.stats import (
     time_text,
 )
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import EPOCH_MS
 
 

@@ -19,7 +19,7 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import EARLIEST as EARLIEST_ID
 from magnetar.model.ids import LATEST, MessageId, Position
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
     FAILOVER,

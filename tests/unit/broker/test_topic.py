@@ -29,7 +29,7 @@ from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.messages import Send
 from tests.unit.broker.world import (
     EPOCH_MS,

@@ -12,7 +12,7 @@ from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import ProducerBusy, ProducerFenced, TopicNotFound, Unavailable
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import NAME, World, message, options, receipts
 
 WAIT = AccessMode.WAIT_FOR_EXCLUSIVE

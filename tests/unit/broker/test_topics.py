@@ -30,7 +30,7 @@ from magnetar.errors import (
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import (
     NAME,
     World,

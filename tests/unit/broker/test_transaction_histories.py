@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.model.ids import Position
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import buffer as buffers
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.pins import place_pin

@@ -17,7 +17,7 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.repairs import Repairs
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer import MetadataTransactionBuffer
 from magnetar.txn.collector import Collector
 from magnetar.txn.coordinator import Coordinators

@@ -17,7 +17,7 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import decisions
 from magnetar.txn.decided import Decisions
 from magnetar.txn.ids import metadata_id

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.settings import ClientSettings, ServiceUrl
-from magnetar.testing import virtual_time
-from magnetar.testing.network import Network
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.network import Network
 from magnetar.wire.commands import NAMES, Side
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import command

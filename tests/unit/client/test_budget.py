@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client.produce.memory_limit import Budget
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 
 
 @given(st.integers(0, 2**32), st.integers(1, 10))

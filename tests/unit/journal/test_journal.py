@@ -24,7 +24,7 @@ from magnetar.journal.recovery import Recovered
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.disk import Disk
 from magnetar.runtime.limits import Limits
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from tests.unit.journal.support import KIND, STORE, ScriptedDisk, StepWorker, bodies_of, turns
 
 LIMITS = Limits(

@@ -22,7 +22,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock, LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.server.embedded import Storage, open_storage
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 
 EPOCH_MS = 1_700_000_000_000
 

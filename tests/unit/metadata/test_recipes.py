@@ -30,7 +30,7 @@ from magnetar.metadata.recipes import (
     get_patiently,
 )
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 
 SEED = 7
 TIMEOUT_S = 6.0

@@ -12,7 +12,7 @@ from magnetar.errors import InvalidArgument, StoreClosed
 from magnetar.metadata.api import Event, EventKind, SessionEvent
 from magnetar.metadata.judge import sequence_key
 from magnetar.metadata.watches import RESYNC, SESSION_QUEUE_LIMIT, SessionFeeds, Watchers
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 
 Item = TypeVar("Item")
 

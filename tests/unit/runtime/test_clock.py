@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.runtime.clock import Clock, LoopClock, SystemClock
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 
 
 def test_the_loop_drives_the_clock() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.errors import DeadlineExceeded, InvariantBroken, StorageFenced
 from magnetar.runtime.service import Service
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 
 
 class Story(Service):

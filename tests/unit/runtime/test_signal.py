@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.errors import StorageClosed, StorageFenced
 from magnetar.runtime.signal import Signal
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 
 
 async def settle() -> None:

@@ -11,7 +11,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import segment_topic
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import message, receipts
 from tests.unit.scalable.world import TOPIC, Broker, ScalableWorld
 

@@ -11,7 +11,7 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.scalable.living import LivingBrokers
 from magnetar.scalable.records import BROKERS
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 
 SESSION_S = 6.0
 

@@ -23,7 +23,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.scalable.autoscale import Sample
 from magnetar.scalable.loads import LoadReporter, sample_positions
 from magnetar.scalable.records import LoadRecord, decode, load_key
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.messages import Send, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.broker.world import EPOCH_MS, World, consumer, options, receipts, settled

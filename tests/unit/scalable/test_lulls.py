@@ -13,7 +13,7 @@ from magnetar.model.names import TopicName
 from magnetar.scalable import lulls as lulls_module
 from magnetar.scalable.followers import Followers
 from magnetar.scalable.lulls import HANDOVER_SECONDS, Lulls
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import decisions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Header

@@ -21,7 +21,7 @@ from magnetar.scalable.records import (
 )
 from magnetar.scalable.regular_groups import partition_names
 from magnetar.scalable.sessions import ConsumerSession
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.scalable.session_world import (
     GRACE_S,
     TOPIC,

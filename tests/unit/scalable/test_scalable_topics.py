@@ -19,7 +19,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.scalable.drains import Drains
 from magnetar.scalable.scalable_topics import Dag
 from magnetar.scalable.subscriptions import Subscriptions
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import message, options, receipts
 from tests.unit.scalable.world import TOPIC, Broker, ScalableWorld
 

@@ -27,7 +27,7 @@ from magnetar.scalable.records import (
     state_directory,
 )
 from magnetar.scalable.sessions import ConsumerSession
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.scalable.session_world import (
     ATTACH_S,
     GRACE_S,

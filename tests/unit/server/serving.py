@@ -13,7 +13,7 @@ from magnetar.errors import MagnetarError
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Delivered, Received
 

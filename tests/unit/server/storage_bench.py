@@ -14,7 +14,7 @@ from typing import Any
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.server.embedded import Storage, open_storage
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from tests.unit.journal.support import ScriptedDisk, StepWorker, StepWorkers
 
 LIMITS = Limits(journal_file_bytes=64 * 1024, journal_files_max=3, journal_batch_records=1)

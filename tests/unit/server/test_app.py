@@ -18,7 +18,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from magnetar.server.embedded import Storage
-from magnetar.testing.driver import build_message
+from magnetar.testing.virtual.driver import build_message
 from tests.unit.server.serving import LIMITS, connected, published, pushed, run, serving, subscribed
 
 MAGNETAR = Path(sys.executable).with_name("magnetar")

@@ -28,7 +28,7 @@ from magnetar.ledger.api import LedgerState
 from magnetar.ledger.file_format import ENTRIES_START
 from magnetar.metadata.api import ABSENT
 from magnetar.server.embedded import open_storage
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from tests.unit.journal.test_format import newer_header
 from tests.unit.server.storage_bench import LIMITS, opened, run
 

@@ -13,7 +13,7 @@ from magnetar.broker.policy.policies import AutoTopicCreation, Policies
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.serving import (

@@ -18,7 +18,7 @@ from magnetar.scalable.records import AutoScaleOverride, GroupRecord
 from magnetar.scalable.store import ScalableStore
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
-from magnetar.testing.driver import Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Delivered, Received
 from magnetar.wire.pb import pulsar_pb2 as pb

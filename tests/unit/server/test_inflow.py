@@ -7,7 +7,7 @@ import asyncio
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.server.inflow import Inflow
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from tests.unit.server.link import Link
 
 LIMITS = Limits(journal_queue_bytes=1000)

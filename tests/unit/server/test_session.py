@@ -14,7 +14,7 @@ from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.keepalive import is_alive
 from magnetar.server.replies import NO_REQUEST, refusal
 from magnetar.server.session import Handlers, Session
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.commands import NAMES, SENT_BY, TYPES, Side
 from magnetar.wire.frames import base_command
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -1,8 +1,8 @@
 """A topic that splits, merges and forgets, and a query that plans its batches over it.
 
 Owns: `World`, a model of a scalable topic, with transactions that are undecided for a while;
-`Query`, which does with the rules of `magnetar.spark.source.plan` what the source does, restarts included;
-`play`, a whole history, and `trouble`, what is wrong after it.
+`Query`, which does with the rules of `magnetar.spark.source.plan` what the source does, restarts
+included; `play`, a whole history, and `trouble`, what is wrong after it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A model of drivers that commit with tokens in a topic of notes, for exploration.
 
 Owns: `SingleModel`, which gives every successor of a state. What a driver makes of the notes, and
-which attempts it accepts, is decided by `magnetar.spark.sink.single_commit`; here are the topic, its
-exclusive producer, the transactions, and Spark. Every step may be the last of its process; a driver
-that was replaced goes on as long as it is let.
+which attempts it accepts, is decided by `magnetar.spark.sink.single_commit`; here are the topic,
+its exclusive producer, the transactions, and Spark. Every step may be the last of its process; a
+driver that was replaced goes on as long as it is let.
 
 Checked in every state: no row is there twice, a batch is there whole or not at all, and what a
 checkpoint says is done is there.

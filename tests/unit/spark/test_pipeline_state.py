@@ -21,8 +21,8 @@ from magnetar.spark.pipeline.state import (
     state_folder,
     stop,
 )
-from magnetar.testing.disk_model import DiskModel
 from magnetar.testing.recording_disk import RecordingDisk, Replay
+from magnetar.testing.virtual.disk_model import DiskModel
 
 
 def _state(host: str | None = None) -> RunState:

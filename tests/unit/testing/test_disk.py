@@ -10,8 +10,8 @@ import pytest
 
 from magnetar.errors import DiskFailed, DiskFull, FolderInUse
 from magnetar.runtime.disk import Disk
-from magnetar.testing.disk import ROOT, SimulatedDisk
-from magnetar.testing.faults import FaultPlan, FaultRule, Operation, SimulatedCrash
+from magnetar.testing.virtual.disk import ROOT, SimulatedDisk
+from magnetar.testing.virtual.faults import FaultPlan, FaultRule, Operation, SimulatedCrash
 
 PATH = ROOT / "file"
 DATABASE = ROOT / "records.db"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.testing.disk_model import SECTOR_BYTES, DiskModel
+from magnetar.testing.virtual.disk_model import SECTOR_BYTES, DiskModel
 
 IMAGES = 300
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from magnetar.testing import virtual_time
-from magnetar.testing.network import End, Network
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.network import End, Network
 
 
 class _Side(asyncio.Protocol):

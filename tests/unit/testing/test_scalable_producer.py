@@ -11,11 +11,11 @@ import pytest
 
 from magnetar.errors import DeadlineExceeded
 from magnetar.model.segments import SegmentLayout
-from magnetar.testing import virtual_time
-from magnetar.testing.network import Network
 from magnetar.testing.scalable_history import Event, LayoutSeen
 from magnetar.testing.scalable_links import DagWatch, Links
 from magnetar.testing.scalable_producer import ScalableProducer
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.network import Network
 from magnetar.wire.commands import NAMES, Side
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import command, frame_bytes_max

@@ -10,9 +10,7 @@ import pytest
 
 from magnetar.errors import MagnetarError, Unavailable
 from magnetar.runtime.limits import Limits
-from magnetar.testing import virtual_time
 from magnetar.testing.broker_lives import Life, follow, present_life
-from magnetar.testing.driver import Driver, build_message
 from magnetar.testing.history import Findings
 from magnetar.testing.scalable_world import (
     PORT,
@@ -21,6 +19,8 @@ from magnetar.testing.scalable_world import (
     SharedHost,
     SharedServers,
 )
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.driver import Driver, build_message
 
 TOPIC = "persistent://public/default/x"
 

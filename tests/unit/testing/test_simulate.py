@@ -10,11 +10,12 @@ import pytest
 from magnetar.ledger.api import Entry, LedgerInfo, LedgerState
 from magnetar.metadata.api import ABSENT, Record, Stat
 from magnetar.model.ids import Position
-from magnetar.testing import simulate, virtual_time
+from magnetar.testing import simulate
 from magnetar.testing.history import Findings, LedgerHistory, MetadataHistory, check_prefix
 from magnetar.testing.seeds import Report
 from magnetar.testing.simulate import main
-from magnetar.testing.virtual_worker import VirtualWorker
+from magnetar.testing.virtual import virtual_time
+from magnetar.testing.virtual.worker import VirtualWorker
 
 
 def _entries(*payloads: bytes) -> list[Entry]:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from magnetar.errors import DeadlineExceeded, InvariantBroken, NotSupported
-from magnetar.testing.virtual_time import VirtualTimeLoop, run
+from magnetar.testing.virtual.virtual_time import VirtualTimeLoop, run
 
 
 def test_a_long_sleep_takes_no_time() -> None:

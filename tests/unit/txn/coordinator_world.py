@@ -12,7 +12,7 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.testing.seeds import EPOCH_MS
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.collector import Leftover
 from magnetar.txn.coordinator import Coordinators
 from magnetar.txn.decided import Decisions

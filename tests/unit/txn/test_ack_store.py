@@ -11,7 +11,7 @@ from magnetar.errors import ManagedLedgerFenced, Unavailable
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.model.ids import Position
-from magnetar.testing import virtual_time
+from magnetar.testing.virtual import virtual_time
 from magnetar.txn.ack_store import MetadataPendingAckStore
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.pending_acks import Acked

@@ -17,7 +17,7 @@ from magnetar.errors import (
 )
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.collector import Leftover
 from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
 from magnetar.txn.partitions import PARTITIONS, Assignment

@@ -10,7 +10,7 @@ import pytest
 from magnetar.errors import InvariantBroken
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import decided, decisions
 from magnetar.txn.decided import REREAD_SECONDS, Decisions
 from magnetar.txn.ids import metadata_id

@@ -19,7 +19,7 @@ from magnetar.errors import (
 from magnetar.metadata.api import VALUE_BYTES_MAX, Stat
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.groups import NAME_BYTES_MAX
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.partitions import PARTITIONS, partition_of

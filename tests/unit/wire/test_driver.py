@@ -10,8 +10,8 @@ import pytest
 
 from magnetar.errors import DeadlineExceeded, RemoteProtocolError, RequestError, WireCode
 from magnetar.model.ids import Position
-from magnetar.testing.driver import Driver, build_message
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.driver import Driver, build_message
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.commands import NAMES
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import command, encode_message, encode_receipt

@@ -17,7 +17,7 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.wire.messages import TxnId

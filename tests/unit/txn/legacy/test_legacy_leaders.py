@@ -15,7 +15,7 @@ from magnetar.errors import (
     Unavailable,
 )
 from magnetar.runtime.limits import Limits
-from magnetar.testing.virtual_time import run
+from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator_entries import (
     Began,

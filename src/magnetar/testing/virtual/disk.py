@@ -26,9 +26,9 @@ from typing import Final
 from magnetar.errors import FolderInUse
 from magnetar.runtime.disk import SECTOR_BYTES, Database, File, FolderLock, disk_errors
 from magnetar.runtime.signal import Signal
-from magnetar.testing.disk_model import DiskModel, ModelFile
-from magnetar.testing.faults import FaultPlan, Operation, SimulatedCrash
-from magnetar.testing.sqlite_vfs import ReportedDatabase, ReportingVfs
+from magnetar.testing.virtual.disk_model import DiskModel, ModelFile
+from magnetar.testing.virtual.faults import FaultPlan, Operation, SimulatedCrash
+from magnetar.testing.virtual.sqlite_vfs import ReportedDatabase, ReportingVfs
 
 ROOT: Final = Path("/simulated")
 """Where the disk is, as its users see it."""

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from magnetar.runtime.signal import Signal
-from magnetar.testing.faults import SimulatedCrash
+from magnetar.testing.virtual.faults import SimulatedCrash
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from magnetar.testing.disk_model import Chance
+from magnetar.testing.virtual.disk_model import Chance
 
 
 class SimulatedCrash(BaseException):
