@@ -70,19 +70,19 @@ test: lint ## everything: check, slow tests, a short simulation, a crash sample
 
 .PHONY: sim
 sim: $(STAMP) ## simulated faults on virtual time: SEEDS=200, or SEED=n to replay one
-	$(BIN)/python -m magnetar.testing.simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	$(BIN)/python -m harness.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 .PHONY: soak-sim
 soak-sim: $(STAMP) ## the same for hours: SOAK_SEEDS=10000 of every simulation
-	$(BIN)/python -m magnetar.testing.simulate --seeds $(SOAK_SEEDS)
+	$(BIN)/python -m harness.simulation --seeds $(SOAK_SEEDS)
 
 .PHONY: crash
 crash: $(STAMP) ## kill -9 and power cuts: CRASH_KILLS=40 CRASH_CUTS=150 CRASH_EVERY=1
-	$(BIN)/python -m magnetar.testing.crash --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
-	$(BIN)/python -m magnetar.testing.server_crash --kills $(CRASH_KILLS)
-	$(BIN)/python -m magnetar.testing.txn_crash --kills $(CRASH_KILLS)
-	$(BIN)/python -m magnetar.testing.txn_crash --kills $(CRASH_KILLS) --legacy 0.7
-	$(BIN)/python -m magnetar.testing.scalable_crash --every $(CRASH_EVERY)
+	$(BIN)/python -m harness.crash.storage.run --kills $(CRASH_KILLS) --cuts $(CRASH_CUTS)
+	$(BIN)/python -m harness.crash.server.run --kills $(CRASH_KILLS)
+	$(BIN)/python -m harness.crash.txn.run --kills $(CRASH_KILLS)
+	$(BIN)/python -m harness.crash.txn.run --kills $(CRASH_KILLS) --legacy 0.7
+	$(BIN)/python -m harness.crash.scalable.run --every $(CRASH_EVERY)
 
 .PHONY: interop-java
 interop-java: $(STAMP) ## the official Java clients against our server; needs Java 17 and Maven
@@ -100,11 +100,11 @@ e2e-pulsar: $(STAMP) ## the same against Apache Pulsar 5.0.0-M1; needs Java 17 a
 
 .PHONY: soak-fuzz
 soak-fuzz: $(STAMP) ## a million broken and random inputs for the protocol parser
-	$(BIN)/python -m magnetar.testing.fuzz_wire --inputs 1000000
+	$(BIN)/python -m harness.fuzz.wire --inputs 1000000
 
 .PHONY: soak-txn
 soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSACTIONS=100000
-	$(BIN)/python -m magnetar.testing.txn_soak --transactions $(TRANSACTIONS)
+	$(BIN)/python -m harness.crash.txn.soak --transactions $(TRANSACTIONS)
 
 .PHONY: soak-models
 soak-models: $(STAMP) ## the largest models and stores, whole: what `make test` sees a part of

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from bench.split import Served
+from harness.simulation.scalable.links import Line
 from magnetar.client.message.layouts import layout_from
 from magnetar.errors import DeadlineExceeded, RequestError
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.signal import Signal
-from magnetar.testing.scalable_links import Line
 from magnetar.wire.messages import Command, Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 

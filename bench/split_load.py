@@ -17,17 +17,11 @@ import json
 import sys
 import time
 
+from harness.simulation.scalable.clients import CheckpointConsumer, QueueConsumer, StreamConsumer
+from harness.simulation.scalable.history import Delivered, Event, Published, Receipted, violations
+from harness.simulation.scalable.links import Links
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.errors import DeadlineExceeded
-from magnetar.testing.scalable_clients import CheckpointConsumer, QueueConsumer, StreamConsumer
-from magnetar.testing.scalable_history import (
-    Delivered,
-    Event,
-    Published,
-    Receipted,
-    violations,
-)
-from magnetar.testing.scalable_links import Links
-from magnetar.testing.scalable_producer import ScalableProducer
 
 KEYS = 1000
 PRODUCER = "load"

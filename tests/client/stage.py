@@ -14,14 +14,14 @@ from random import Random
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from harness.simulation.scalable.world import ANY_HOST, PORT
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.client.client import Client
 from magnetar.client.message.batch import messages_in, open_entry
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.producer import Producer
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.scalable_world import ANY_HOST, PORT
-from magnetar.testing.seeds import EPOCH_MS
 from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb

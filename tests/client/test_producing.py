@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.settings import AccessMode
@@ -31,7 +32,6 @@ from magnetar.errors import (
 from magnetar.model.hashing import key_hash, partition_of
 from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
-from magnetar.testing.seeds import EPOCH_MS
 from tests.client.stage import Kept, new_client, play, stored
 from tests.server.scalable_stage import NAME, Stage
 

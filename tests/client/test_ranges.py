@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
+from harness.simulation.scalable.world import Host
 from magnetar.client.client import Client
 from magnetar.client.ranges.page import RangePage
 from magnetar.client.ranges.ranges import ORIGIN, RangePosition, Ranges
 from magnetar.errors import RangeLost
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
-from magnetar.testing.scalable_world import Host
 from tests.client.stage import new_client, play
 from tests.client.test_producing_in_trouble import cut_links, merge, replace, restart, split
 from tests.server.scalable_stage import NAME, TOPIC, Stage, until

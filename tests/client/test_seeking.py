@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.client.connection.connection import BrokerConnection
 from magnetar.client.consume.stream import StreamConsumer
 from magnetar.client.message.message import Message
@@ -15,7 +16,6 @@ from magnetar.model.ids import EARLIEST, LATEST, MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.seeds import EPOCH_MS
 from magnetar.wire.commands import NAMES
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.client.stage import Kept, new_client, play

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.crash.storage.check import Fault
+from harness.crash.storage.kills import kill_loop
+from harness.crash.storage.points import CRASH_POINTS, CrashCount
+from harness.crash.storage.run import Outcome, run_cuts, run_kills
 from magnetar.journal.files import JournalFile
 from magnetar.server.embedded import Storage
-from magnetar.testing.crash import Outcome, run_cuts, run_kills
-from magnetar.testing.crash_check import Fault
-from magnetar.testing.crash_kills import kill_loop
-from magnetar.testing.crash_points import CRASH_POINTS, CrashCount
 
 SEED = 20
 

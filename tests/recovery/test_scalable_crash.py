@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.crash.scalable.check import compare
+from harness.crash.scalable.child import CHANGES, nothing, start_fork_server
+from harness.crash.scalable.run import ChangeOutcome, ScalableKills
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout_changes import LayoutChanges
 from magnetar.scalable.records import ScalableRecord
 from magnetar.scalable.segments import LocalSegments
 from magnetar.scalable.store import ScalableStore
-from magnetar.testing.scalable_crash import ChangeOutcome, ScalableKills
-from magnetar.testing.scalable_crash_check import compare
-from magnetar.testing.scalable_crash_child import CHANGES, nothing, start_fork_server
 
 SEED = 5
 
@@ -24,7 +24,7 @@ SEED = 5
 @pytest.fixture(scope="module", autouse=True)
 def _fork_server() -> None:
     """It outlives the tests that use it, with two descriptors."""
-    start_fork_server("pytest", "magnetar.testing.scalable_crash")
+    start_fork_server("pytest", "harness.crash.scalable.run")
 
 
 def _run(

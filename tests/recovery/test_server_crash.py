@@ -11,16 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.model.ids import Position
-from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.server_crash import ServerKills, ServerOutcome
-from magnetar.testing.server_crash_check import (
-    ServerFault,
-    ServerVerdict,
-    compare_log,
-    compare_subscription,
-)
-from magnetar.testing.server_crash_history import (
+from harness.crash.server.check import ServerFault, ServerVerdict, compare_log, compare_subscription
+from harness.crash.server.history import (
     Entry,
     ProducerHistory,
     Sent,
@@ -29,6 +21,9 @@ from magnetar.testing.server_crash_history import (
     payload_of,
     sent_of,
 )
+from harness.crash.server.run import ServerKills, ServerOutcome
+from magnetar.model.ids import Position
+from magnetar.model.subscriptions import SubscriptionType
 
 SEED = 21
 BROKEN_SERVER = Path(__file__).with_name("broken_server.py")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.crash.txn import check, run
+from harness.crash.txn.check import Reading, compare_outputs
+from harness.crash.txn.history import OUTPUTS, Attempt, Output, TxnFault, TxnHistory
+from harness.crash.txn.run import TxnKills, TxnOutcome
 from magnetar.model.ids import Position
-from magnetar.testing import txn_crash, txn_crash_check
-from magnetar.testing.txn_crash import TxnKills, TxnOutcome
-from magnetar.testing.txn_crash_check import Reading, compare_outputs
-from magnetar.testing.txn_crash_history import OUTPUTS, Attempt, Output, TxnFault, TxnHistory
 from magnetar.txn.ids import is_metadata
 from magnetar.wire.messages import TxnId
 
@@ -76,8 +76,8 @@ def test_sends_that_are_stored_again_are_caught(
 
 def _run_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> TxnOutcome:
     # What never becomes quiet need not be waited for.
-    monkeypatch.setattr(txn_crash_check, "QUIET_SECONDS", 1.0)
-    monkeypatch.setattr(txn_crash, "DRAIN_SECONDS", 20.0)
+    monkeypatch.setattr(check, "QUIET_SECONDS", 1.0)
+    monkeypatch.setattr(run, "DRAIN_SECONDS", 20.0)
     serve = (sys.executable, str(BROKEN_SERVER), rule, "serve")
     return asyncio.run(TxnKills(folder, 3, SEED, serve=serve).run())
 

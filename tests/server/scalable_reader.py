@@ -12,9 +12,9 @@ import asyncio
 import json
 import sys
 
+from harness.simulation.scalable.clients import CheckpointConsumer
+from harness.simulation.scalable.links import Links
 from magnetar.errors import DeadlineExceeded
-from magnetar.testing.scalable_clients import CheckpointConsumer
-from magnetar.testing.scalable_links import Links
 
 _QUIET_S = 0.3
 

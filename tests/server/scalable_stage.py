@@ -13,26 +13,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any, Final, TypeVar
 
-from magnetar.errors import DeadlineExceeded
-from magnetar.model.names import TopicName
-from magnetar.model.segments import SegmentLayout
-from magnetar.runtime.limits import Limits
-from magnetar.scalable.records import AutoScaleOverride, GroupRecord, MemberRecord
-from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.testing.broker_lives import follow, present_life
-from magnetar.testing.broker_world import Bugs
-from magnetar.testing.history import Findings
-from magnetar.testing.scalable_actors import Recorder
-from magnetar.testing.scalable_clients import (
-    CheckpointConsumer,
-    QueueConsumer,
-    StreamConsumer,
-)
-from magnetar.testing.scalable_feeds import Delivery
-from magnetar.testing.scalable_history import violations
-from magnetar.testing.scalable_links import Links
-from magnetar.testing.scalable_producer import ScalableProducer
-from magnetar.testing.scalable_world import (
+from harness.simulation.broker.world import Bugs
+from harness.simulation.broker_lives import follow, present_life
+from harness.simulation.scalable.actors import Recorder
+from harness.simulation.scalable.clients import CheckpointConsumer, QueueConsumer, StreamConsumer
+from harness.simulation.scalable.feeds import Delivery
+from harness.simulation.scalable.history import violations
+from harness.simulation.scalable.links import Links
+from harness.simulation.scalable.producer import ScalableProducer
+from harness.simulation.scalable.world import (
     ANY_HOST,
     PORT,
     DiskHost,
@@ -41,6 +30,13 @@ from magnetar.testing.scalable_world import (
     SharedHost,
     SharedServers,
 )
+from harness.simulation.storage.history import Findings
+from magnetar.errors import DeadlineExceeded
+from magnetar.model.names import TopicName
+from magnetar.model.segments import SegmentLayout
+from magnetar.runtime.limits import Limits
+from magnetar.scalable.records import AutoScaleOverride, GroupRecord, MemberRecord
+from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.testing.virtual import virtual_time
 from magnetar.testing.virtual.driver import Driver
 from magnetar.testing.virtual.network import End, ProtocolT

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from harness.simulation.scalable.links import Line, Links, refusal, route
 from magnetar.client.message.layouts import layout_from
 from magnetar.errors import MagnetarError
 from magnetar.model.hashing import key_hash
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.signal import Signal
-from magnetar.testing.scalable_links import Line, Links, refusal, route
 from magnetar.testing.virtual.driver import build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Received, TxnId

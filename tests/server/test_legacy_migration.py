@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.clients import QueueConsumer
+from harness.simulation.scalable.links import Links
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
 from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
-from magnetar.testing.scalable_clients import QueueConsumer
-from magnetar.testing.scalable_links import Links
-from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import TxnId
 from tests.server.scalable_stage import nothing_comes, read, send

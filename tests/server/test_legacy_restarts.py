@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.split import Served, serving
+from harness.simulation.scalable.clients import QueueConsumer
+from harness.simulation.scalable.links import Links
 from magnetar.errors import RequestError, WireCode
-from magnetar.testing.scalable_clients import QueueConsumer
-from magnetar.testing.scalable_links import Links
 from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.messages import TxnId
 from tests.server.legacy_stage import V4

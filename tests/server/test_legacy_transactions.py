@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.clients import QueueConsumer
+from harness.simulation.scalable.links import Links
 from magnetar.errors import ServiceNotReady, WireCode
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.authority import Authority, Principal
-from magnetar.testing.scalable_clients import QueueConsumer
-from magnetar.testing.scalable_links import Links
 from magnetar.txn.ids import METADATA_BIT, is_metadata
 from magnetar.txn.legacy import coordinators
 from magnetar.txn.legacy.coordinators import LegacyCoordinators

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from bench.split import Served, next_merge, next_split, parts_of, serving
-from magnetar.errors import DeadlineExceeded
-from magnetar.testing.scalable_clients import (
+from harness.simulation.scalable.clients import (
     FROM_LATEST,
     CheckpointConsumer,
     QueueConsumer,
     StreamConsumer,
 )
-from magnetar.testing.scalable_history import Event, Receipted, violations
-from magnetar.testing.scalable_links import Links
-from magnetar.testing.scalable_producer import ScalableProducer
+from harness.simulation.scalable.history import Event, Receipted, violations
+from harness.simulation.scalable.links import Links
+from harness.simulation.scalable.producer import ScalableProducer
+from magnetar.errors import DeadlineExceeded
 
 PATH = "public/default/clients"
 TOPIC = f"topic://{PATH}"

@@ -6,9 +6,9 @@ import asyncio
 from itertools import chain
 from typing import Any
 
+from harness.simulation.scalable.clients import CheckpointConsumer
 from magnetar.model.segments import NEVER
 from magnetar.scalable.records import DrainedRecord, GroupRecord
-from magnetar.testing.scalable_clients import CheckpointConsumer
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.server.scalable_stage import (
     GRACE_S,

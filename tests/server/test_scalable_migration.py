@@ -9,15 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.simulation.scalable.clients import CheckpointConsumer, QueueConsumer, StreamConsumer
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.errors import Conflict, DeadlineExceeded, RequestError, WireCode
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import GroupRecord, MemberRecord, state_directory
-from magnetar.testing.scalable_clients import (
-    CheckpointConsumer,
-    QueueConsumer,
-    StreamConsumer,
-)
-from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.feeds import Delivery
+from harness.simulation.scalable.links import route
 from magnetar.errors import DeadlineExceeded, WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.testing.scalable_feeds import Delivery
-from magnetar.testing.scalable_links import route
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Received

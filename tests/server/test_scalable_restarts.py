@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from bench.split import Served, next_merge, next_split, parts_of, serving
+from harness.simulation.scalable.clients import CheckpointConsumer, QueueConsumer, StreamConsumer
+from harness.simulation.scalable.links import Links
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.errors import DeadlineExceeded
-from magnetar.testing.scalable_clients import CheckpointConsumer, QueueConsumer, StreamConsumer
-from magnetar.testing.scalable_links import Links
-from magnetar.testing.scalable_producer import ScalableProducer
 from tests.server.scalable_stage import owned, read, send, until
 
 PATH = "public/default/restarts"

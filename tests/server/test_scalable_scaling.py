@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.model.segments import SegmentLayout
-from magnetar.testing.scalable_producer import ScalableProducer
 from tests.server.scalable_stage import TOPIC, Stage, owned, play, read_all, send, until
 
 SPLIT_RATE = 8

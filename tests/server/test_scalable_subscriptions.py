@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.clients import FROM_LATEST, CheckpointConsumer
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.errors import DeadlineExceeded
 from magnetar.model.ids import Checkpoint, MessageId, SegmentPosition
 from magnetar.model.names import TopicName
-from magnetar.testing.scalable_clients import FROM_LATEST, CheckpointConsumer
-from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.messages import Delivered, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.clients import QueueConsumer
 from magnetar.errors import WireCode
 from magnetar.model.names import TopicName
-from magnetar.testing.scalable_clients import QueueConsumer
 from magnetar.testing.virtual.driver import Driver
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received

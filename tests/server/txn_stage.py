@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from harness.simulation.scalable.links import route
+from harness.simulation.scalable.world import Host
 from magnetar.errors import DeadlineExceeded, MagnetarError, WireCode
 from magnetar.model.hashing import key_hash
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
 from magnetar.server.authority import Authority, Principal
-from magnetar.testing.scalable_links import route
-from magnetar.testing.scalable_world import Host
 from magnetar.testing.virtual.driver import TIMEOUT_S, Driver, build_message
 from magnetar.txn.records import ABORTED_RECORDS, GROUPS, OPS, State
 from magnetar.txn.store import TxnStore

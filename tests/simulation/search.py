@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from magnetar.testing.seeds import Report
+from harness.simulation.seeds import Report
 
 
 def hinted(seeds: int, first: int) -> Iterator[int]:

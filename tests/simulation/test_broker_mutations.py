@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.broker.run import simulate_broker
 from magnetar.broker.api import Receipt
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatch_state import DispatchState
@@ -25,7 +26,6 @@ from magnetar.journal.files import JournalFile
 from magnetar.journal.format import FILE_HEADER_BYTES, encode_file_header
 from magnetar.managed_ledger.cursor_state import CursorState
 from magnetar.model.ids import Position
-from magnetar.testing.simulate_broker import simulate_broker
 from tests.simulation.search import first_violation
 
 SEEDS = 40

@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
+from harness.simulation.client.actors import Told
+from harness.simulation.client.run import simulate_client
+from harness.simulation.seeds import Report
 from magnetar.client.connection.connection import BrokerConnection
 from magnetar.client.consume.segment.ack_state import CumulativeAcks
 from magnetar.client.produce.outbox import Outbox
 from magnetar.client.transaction.transaction import Transaction
-from magnetar.testing.client_actors import Told
-from magnetar.testing.seeds import Report
-from magnetar.testing.simulate_client import simulate_client
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from harness.simulation.storage.run import simulate
 from magnetar.managed_ledger.appender import Appender
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.cursor_state import CursorState
 from magnetar.managed_ledger.cursor_store import CursorStore
 from magnetar.managed_ledger.cursors import Cursors
 from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan
-from magnetar.testing.simulate import simulate
 from tests.simulation.search import first_violation
 
 SEEDS = 30

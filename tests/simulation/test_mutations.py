@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.storage.run import simulate
 from magnetar.errors import DiskFull
 from magnetar.journal import format as journal_format
 from magnetar.journal.files import JournalFile
@@ -29,7 +30,6 @@ from magnetar.metadata.sqlite_engine import SqliteMetadata
 from magnetar.metadata.sqlite_home import SqliteHome
 from magnetar.metadata.watches import Watchers
 from magnetar.runtime.disk import File
-from magnetar.testing.simulate import simulate
 from magnetar.testing.virtual.disk import SimulatedDisk
 from tests.simulation.search import first_violation
 

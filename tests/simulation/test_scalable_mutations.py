@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from harness.simulation.scalable.run import simulate_scalable
 from magnetar.broker.api import ConsumerOptions
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.subscribe.subscription import Subscription
@@ -33,7 +34,6 @@ from magnetar.scalable.records import (
 from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.scalable.segments import CursorWanted, LocalSegments
 from magnetar.scalable.sessions import ConsumerSession
-from magnetar.testing.simulate_scalable import simulate_scalable
 from tests.simulation.search import hinted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

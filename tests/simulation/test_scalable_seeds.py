@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from magnetar.testing.seeds import Report
-from magnetar.testing.simulate_scalable import simulate_scalable
+from harness.simulation.scalable.run import simulate_scalable
+from harness.simulation.seeds import Report
 
 SEEDS = range(6)
 
@@ -42,7 +42,7 @@ def test_one_seed_is_one_run() -> None:
 
 def test_one_seed_is_one_run_in_every_process() -> None:
     """Also when the order of sets differs, as it does from process to process."""
-    command = [sys.executable, "-m", "magnetar.testing.simulate"]
+    command = [sys.executable, "-m", "harness.simulation"]
     command += ["--only", "scalable", "--seed", "3"]
     texts = set()
     for hash_seed in ("1", "2"):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from magnetar.testing.simulate import simulate
+from harness.simulation.storage.run import simulate
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -26,7 +26,7 @@ def test_one_seed_is_one_run() -> None:
 
 def test_one_seed_is_one_run_in_every_process() -> None:
     """Also when the order of sets differs, as it does from process to process."""
-    command = [sys.executable, "-m", "magnetar.testing.simulate", "--seed", "7"]
+    command = [sys.executable, "-m", "harness.simulation", "--seed", "7"]
     texts = set()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

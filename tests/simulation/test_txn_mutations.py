@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from magnetar.testing.simulate_txn import simulate_txn
+from harness.simulation.txn.run import simulate_txn
 from tests.simulation.search import hinted
 from tests.simulation.txn_mutations import MUTATIONS, Mutation
 

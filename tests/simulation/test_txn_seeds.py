@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from magnetar.testing.seeds import Report
-from magnetar.testing.simulate_txn import simulate_txn
+from harness.simulation.seeds import Report
+from harness.simulation.txn.run import simulate_txn
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_one_seed_is_one_run() -> None:
 
 def test_one_seed_is_one_run_in_every_process() -> None:
     """Also when the order of sets differs, as it does from process to process."""
-    command = [sys.executable, "-m", "magnetar.testing.simulate"]
+    command = [sys.executable, "-m", "harness.simulation"]
     command += ["--only", "txn", "--seed", "4"]
     texts = set()
     for hash_seed in ("1", "2"):

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from harness.simulation.txn.run import Course
+from harness.simulation.txn.truth import place_of
 from magnetar.broker.subscribe.pending_messages import HeldMessages
 from magnetar.broker.subscribe.txn_acks import TransactionalAcks
 from magnetar.broker.topic.topic import Topic
@@ -23,8 +25,6 @@ from magnetar.managed_ledger.records import decode_cursor
 from magnetar.metadata.api import Record
 from magnetar.model.ids import Position
 from magnetar.server.repairs import Repairs
-from magnetar.testing.simulate_txn import Course
-from magnetar.testing.txn_truth import place_of
 from magnetar.txn import buffer as buffers
 from magnetar.txn import decisions, pins
 from magnetar.txn.ack_store import MetadataPendingAckStore

@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from harness.simulation.scalable.routed_segments import RoutedSegments
+from harness.simulation.scalable.world import SharedMachine, SharedStorage
 from magnetar.broker.topic.shared_ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.client.blocking.loop_thread import LoopThread
@@ -24,8 +26,6 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.scalable.segments import SegmentHost
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
-from magnetar.testing.routed_segments import RoutedSegments
-from magnetar.testing.scalable_world import SharedMachine, SharedStorage
 from tests.unit.server.serving import LIMITS
 
 R = TypeVar("R")

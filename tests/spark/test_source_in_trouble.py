@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.crash.server.process import ServerProcess
 from magnetar.errors import NotConnected
 from magnetar.spark import links
-from magnetar.testing.server_crash_process import ServerProcess
 from tests.spark.stage import Talk
 
 pytestmark = pytest.mark.slow

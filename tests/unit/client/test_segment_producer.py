@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.client.client import Client
 from magnetar.client.connection.settings import TokenAuth
 from magnetar.errors import (
@@ -23,7 +24,6 @@ from magnetar.errors import (
 )
 from magnetar.model.ids import MessageId
 from magnetar.runtime.clock import LoopClock
-from magnetar.testing.seeds import EPOCH_MS
 from magnetar.wire.messages import Send
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.client.fake_broker import SEED, URL, FakeBroker, Peer, play

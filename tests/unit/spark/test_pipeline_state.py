@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from harness.crash.storage.recording_disk import RecordingDisk, Replay
 from magnetar.errors import ConfigError, NotAllowed
 from magnetar.spark.pipeline.file import parsed
 from magnetar.spark.pipeline.progress import QueryState
@@ -21,7 +22,6 @@ from magnetar.spark.pipeline.state import (
     state_folder,
     stop,
 )
-from magnetar.testing.recording_disk import RecordingDisk, Replay
 from magnetar.testing.virtual.disk_model import DiskModel
 
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.model.ids import Position
-from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.broker_history import (
+from harness.simulation.broker.history import (
     ALL,
     NOWHERE,
     Ack,
@@ -17,7 +15,9 @@ from magnetar.testing.broker_history import (
     SubscriptionStory,
     TopicStory,
 )
-from magnetar.testing.history import Findings
+from harness.simulation.storage.history import Findings
+from magnetar.model.ids import Position
+from magnetar.model.subscriptions import SubscriptionType
 
 
 class _Writing:

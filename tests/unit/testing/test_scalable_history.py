@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.model.hashing import HashRange, key_hash
-from magnetar.model.ids import Checkpoint, CheckpointKind, MessageId, Position, SegmentPosition
-from magnetar.model.segments import Segment, SegmentLayout
-from magnetar.testing.scalable_history import (
+from harness.simulation.scalable.history import (
     AckDurable,
     AckSent,
     Checkpointed,
@@ -24,6 +21,9 @@ from magnetar.testing.scalable_history import (
     Subscribed,
     violations,
 )
+from magnetar.model.hashing import HashRange, key_hash
+from magnetar.model.ids import Checkpoint, CheckpointKind, MessageId, Position, SegmentPosition
+from magnetar.model.segments import Segment, SegmentLayout
 
 ONE = SegmentLayout.create(1, now_ms=0)
 TWO = ONE.split(0, now_ms=1)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from harness.simulation.scalable.history import Event, LayoutSeen
+from harness.simulation.scalable.links import DagWatch, Links
+from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.errors import DeadlineExceeded
 from magnetar.model.segments import SegmentLayout
-from magnetar.testing.scalable_history import Event, LayoutSeen
-from magnetar.testing.scalable_links import DagWatch, Links
-from magnetar.testing.scalable_producer import ScalableProducer
 from magnetar.testing.virtual import virtual_time
 from magnetar.testing.virtual.network import Network
 from magnetar.wire.commands import NAMES, Side

@@ -8,17 +8,17 @@ from random import Random
 
 import pytest
 
-from magnetar.errors import MagnetarError, Unavailable
-from magnetar.runtime.limits import Limits
-from magnetar.testing.broker_lives import Life, follow, present_life
-from magnetar.testing.history import Findings
-from magnetar.testing.scalable_world import (
+from harness.simulation.broker_lives import Life, follow, present_life
+from harness.simulation.scalable.world import (
     PORT,
     DiskHost,
     ScalableWorld,
     SharedHost,
     SharedServers,
 )
+from harness.simulation.storage.history import Findings
+from magnetar.errors import MagnetarError, Unavailable
+from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual import virtual_time
 from magnetar.testing.virtual.driver import Driver, build_message
 

@@ -7,13 +7,17 @@ from random import Random
 
 import pytest
 
+from harness.simulation import __main__ as command
+from harness.simulation.seeds import Report
+from harness.simulation.storage.history import (
+    Findings,
+    LedgerHistory,
+    MetadataHistory,
+    check_prefix,
+)
 from magnetar.ledger.api import Entry, LedgerInfo, LedgerState
 from magnetar.metadata.api import ABSENT, Record, Stat
 from magnetar.model.ids import Position
-from magnetar.testing import simulate
-from magnetar.testing.history import Findings, LedgerHistory, MetadataHistory, check_prefix
-from magnetar.testing.seeds import Report
-from magnetar.testing.simulate import main
 from magnetar.testing.virtual import virtual_time
 from magnetar.testing.virtual.worker import VirtualWorker
 
@@ -177,15 +181,15 @@ def test_the_command_reports(
         return Report(seed, 10, 4, 2, 1, splits=5, digest="digest", violations=broken)
 
     for name in ("simulate", "simulate_broker", "simulate_scalable"):
-        monkeypatch.setattr(simulate, name, fake)
-    assert main(["--seeds", "3"]) == 0
+        monkeypatch.setattr(command, name, fake)
+    assert command.main(["--seeds", "3"]) == 0
     text = capsys.readouterr().out
     for part in ("storage", "broker", "scalable"):
         assert f"{part}: 3 seeds, 30 operations, 12 starts, 6 crashes" in text
     assert text.count("15 splits") == 1
-    assert main(["--seeds", "1", "--only", "broker"]) == 0
+    assert command.main(["--seeds", "1", "--only", "broker"]) == 0
     assert "storage" not in capsys.readouterr().out
-    assert main(["--seeds", "3", "--first", "2"]) == 1
+    assert command.main(["--seeds", "3", "--first", "2"]) == 1
     text = capsys.readouterr().out
     assert "violation: it broke" in text
-    assert "replay: python -m magnetar.testing.simulate --only storage --seed 3 --verbose" in text
+    assert "replay: python -m harness.simulation --only storage --seed 3 --verbose" in text

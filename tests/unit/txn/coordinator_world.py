@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
-from magnetar.testing.seeds import EPOCH_MS
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.collector import Leftover
 from magnetar.txn.coordinator import Coordinators

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.fuzz.wire import main, run_input
 from magnetar.errors import ProtocolError
-from magnetar.testing.fuzz_wire import main, run_input
 from tests.unit.wire.support import open_client, open_server
 
 INPUTS = 10_000

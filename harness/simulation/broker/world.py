@@ -1,0 +1,157 @@
+"""One life of a simulated broker: the real server on a fake machine, and its clients' connections.
+
+Owns: `BrokerWorld`, what the actors of one life share; `Client`, a driver that tells its owner at
+once what arrives and when it was written; `Bugs`, which takes what the server logs of its own bugs.
+
+Invariants:
+1. Nothing is told to the history after the disk has stopped.
+2. A moment (`now`) is later than every moment of the lives before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from harness.simulation.broker.history import TopicStory
+from harness.simulation.storage.history import Findings
+from magnetar.errors import (
+    DeadlineExceeded,
+    MagnetarError,
+    RequestError,
+    WireCode,
+)
+from magnetar.server.app import Server
+from magnetar.testing.virtual.disk import SimulatedDisk
+from magnetar.testing.virtual.driver import Driver
+from magnetar.testing.virtual.network import End, Network
+from magnetar.wire.messages import Command
+
+REQUEST_SECONDS: Final = 90.0
+"""What an answer may take: a disk on which some operations take seconds is in it."""
+
+CLIENT_ERRORS: Final = (MagnetarError, OSError)
+"""What a client must live with: refusals, and the end of its connection."""
+
+_SILENCE_SECONDS: Final = 8.0
+_FATAL_EVENTS: Final = frozenset({"command-failed", "session-task-crashed", "session-end-failed"})
+
+Take = Callable[[Command, float], bool]
+
+
+class Client(Driver):
+    """A connection whose owner sees everything first, with the moment of its writing."""
+
+    take: Take | None = None
+    """Says whether it was for the owner; what it leaves is treated as any driver does."""
+    silent_since: float | None = None
+
+    @property
+    def end(self) -> End:
+        transport = self.detach()
+        assert isinstance(transport, End)
+        return transport
+
+    def _take(self, command: Command) -> None:
+        if self.take is None or not self.take(command, self.end.sent_at):
+            super()._take(command)
+
+
+@dataclass(slots=True)
+class BrokerWorld:
+    """From the start of a server to its end."""
+
+    name: str
+    disk: SimulatedDisk
+    network: Network
+    server: Server
+    findings: Findings
+    topics: list[TopicStory]
+    started_at: float
+    """The moment at which the loop's time was 0."""
+    ending: bool = False
+    consumers: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the actors should end."""
+        return self.ending or self.disk.is_stopped or self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        return self.server.storage.failure is not None
+
+    def now(self) -> float:
+        return self.started_at + asyncio.get_running_loop().time()
+
+    def note(self, text: str) -> None:
+        if not self.disk.is_stopped:
+            self.findings.note(f"{self.name} {self.now():.6f} {text}")
+
+    async def connect(self) -> Client:
+        client = await Client.connect(
+            self.network.host,
+            self.network.port,
+            connect=self.network.connect,
+            timeout_s=REQUEST_SECONDS,
+        )
+        assert isinstance(client, Client)
+        return client
+
+    async def ask(self, client: Client, command: str, **fields: object) -> Any:
+        return await client.request(command, timeout_s=REQUEST_SECONDS, **fields)
+
+    def is_gone(self, client: Client) -> bool:
+        """Whether the connection is lost, or silent for so long that a client gives it up."""
+        if client.failure is not None:
+            return True
+        end = client.end
+        if not end.is_silent and not end.peer.is_silent:
+            client.silent_since = None
+            return end.is_closing()
+        if client.silent_since is None:
+            client.silent_since = self.now()
+        return self.now() - client.silent_since > _SILENCE_SECONDS
+
+    def failed(self, what: str, error: Exception, client: Client | None = None) -> None:
+        """A client met an error: fine, unless it tells of a bug."""
+        name = error.name if isinstance(error, MagnetarError) else type(error).__name__
+        self.note(f"{what}: {name}")
+        if self.disk.is_stopped:
+            return
+        if isinstance(error, RequestError) and error.wire_code is WireCode.UNKNOWN:
+            self.findings.broken(f"{what}: {error}")
+        late = isinstance(error, DeadlineExceeded) and client is not None
+        if late and not self.is_silent(client) and not self.disk.plan.faults:
+            self.findings.broken(f"{what}: {error}")
+
+    def is_silent(self, client: Client | None) -> bool:
+        """Whether nothing can be expected of a connection."""
+        if client is None or client.failure is not None:
+            return True
+        return client.end.is_silent or client.end.peer.is_silent
+
+    def payload(self, random: Random, number: int) -> bytes:
+        """Unlike any other."""
+        self.findings.submissions += 1
+        text = b"%d %d " % (self.findings.submissions, number)
+        return text + random.randbytes(random.choice((0, 10, 200, 1500)))
+
+
+class Bugs(logging.Handler):
+    """Finds what the server logs of its own failures, as long as its machine runs."""
+
+    def __init__(self, findings: Findings, is_running: Callable[[], bool]) -> None:
+        super().__init__(logging.ERROR)
+        self._findings = findings
+        self._is_running = is_running
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = record.getMessage()
+        if self._is_running() and (record.exc_info or event in _FATAL_EVENTS):
+            fields: dict[str, object] = getattr(record, "magnetar_fields", {})
+            self._findings.broken(f"{event}: {fields.get('error', '')} {fields.get('task', '')}")
