@@ -13,8 +13,8 @@ from magnetar.broker.publish.producer import Producer
 from magnetar.errors import MagnetarError, WireCode
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import Driver, build_message
-from magnetar.txn import ack_store
-from magnetar.txn.decided import Decisions
+from magnetar.txn.acks import ack_store
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import OPS
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId

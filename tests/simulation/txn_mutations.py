@@ -25,15 +25,19 @@ from magnetar.managed_ledger.records import decode_cursor
 from magnetar.metadata.api import Record
 from magnetar.model.ids import Position
 from magnetar.server.repairs import Repairs
-from magnetar.txn import buffer as buffers
-from magnetar.txn import decisions, pins
-from magnetar.txn.ack_store import MetadataPendingAckStore
-from magnetar.txn.buffer import MetadataTransactionBuffer
-from magnetar.txn.collector import Collector, Leftover
-from magnetar.txn.coordinator import Coordinators
-from magnetar.txn.decided import Decisions
-from magnetar.txn.groups import Groups
+from magnetar.txn import transitions
+from magnetar.txn.acks.ack_store import MetadataPendingAckStore
+from magnetar.txn.buffer import pins
+from magnetar.txn.buffer import transaction_buffer as buffers
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.txn_dedup import TxnRuns, TxnVerdict
+from magnetar.txn.buffer.txn_work import Work
+from magnetar.txn.buffer.visibility import Visibility
+from magnetar.txn.coordinator.coordinators import Coordinators
+from magnetar.txn.coordinator.gc import Collector, Leftover
+from magnetar.txn.coordinator.groups import Groups
 from magnetar.txn.ids import from_text, to_text
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import (
     OPS,
     Aborted,
@@ -50,9 +54,6 @@ from magnetar.txn.records import (
 )
 from magnetar.txn.spec import names
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
-from magnetar.txn.txn_dedup import TxnRuns, TxnVerdict
-from magnetar.txn.txn_work import Work
-from magnetar.txn.visibility import Visibility
 from magnetar.wire.messages import TxnId
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -351,7 +352,7 @@ async def _end_in_header(
     now = self._clock.now_ms()
 
     def ended(header: Header | None) -> Header | None:
-        return None if header is None else decisions.ended(header, state, now)
+        return None if header is None else transitions.ended(header, state, now)
 
     after = await self._store.change(header_key(txn), Header, ended, header_indexes)
     if after is None:
@@ -553,7 +554,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(Groups, "_rolled_forward", _no_roll_forward), (names.ONE_DECISION,), first=2
     ),
     "older epochs decide nothing": Mutation(
-        lambda patch: patch.setattr(decisions, "check_epoch", _every_epoch),
+        lambda patch: patch.setattr(transitions, "check_epoch", _every_epoch),
         (names.ONE_DECISION,),
         first=10,
     ),

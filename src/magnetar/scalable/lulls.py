@@ -37,7 +37,7 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import SCALABLE_LULLS, TXN_HELD
 from magnetar.scalable.followers import Followers
-from magnetar.txn.decided import Decisions
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import Header, State
 from magnetar.wire.messages import TxnId
 

@@ -59,7 +59,7 @@ from magnetar.scalable.segments import LocalSegments, SegmentHost
 from magnetar.scalable.sessions import ConsumerSessions
 from magnetar.scalable.store import ScalableStore
 from magnetar.scalable.subscriptions import SubscriptionDesk
-from magnetar.txn.decided import Decisions
+from magnetar.txn.outcomes import Decisions
 
 _LOOK_SECONDS: Final = 1.0
 _MS: Final = 1000

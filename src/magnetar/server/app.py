@@ -44,11 +44,11 @@ from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_listen
 from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
-from magnetar.txn.coordinator import Coordinators
-from magnetar.txn.decided import Decisions
+from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_book import OpenBook
-from magnetar.txn.partitions import Partitions
+from magnetar.txn.open_transactions import OpenBook
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.parts import Transactions
 from magnetar.txn.store import TxnStore
 

@@ -25,7 +25,7 @@ from magnetar.scalable.scalable_topics import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.inflow import Inflow, WriteQueue
-from magnetar.txn.coordinator import Coordinators
+from magnetar.txn.coordinator.coordinators import Coordinators
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session

@@ -13,7 +13,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import TopicNotFound
 from magnetar.model.names import TopicName
-from magnetar.txn.collector import Leftover
+from magnetar.txn.coordinator.gc import Leftover
 
 
 class Repairs:

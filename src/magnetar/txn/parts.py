@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from magnetar.runtime.limits import Limits
-from magnetar.txn.decided import Decisions
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.store import TxnStore
 
 

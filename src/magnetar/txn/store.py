@@ -24,7 +24,7 @@ from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record, Stat
 from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
 from magnetar.runtime.metrics import TXN_HEADER_CAS, TXN_INDEX_SECONDS, TXN_OP_WRITES
-from magnetar.txn import decisions
+from magnetar.txn import transitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import (
     ABORTED_BY_POSITION,
@@ -115,13 +115,13 @@ class TxnStore:
         # may be gone from the group's record.
         group = await self.group(header.group.application)
         again = await self.header(txn)
-        return None if again is None else decisions.state_of(again, group)
+        return None if again is None else transitions.state_of(again, group)
 
     async def end(self, txn: TxnId, state: State, now_ms: int) -> Header | None:
         """Decide a transaction that is alone, or copy a group's decision; None: no header."""
 
         def ended(header: Header | None) -> Header | None:
-            return None if header is None else decisions.ended(header, state, now_ms)
+            return None if header is None else transitions.ended(header, state, now_ms)
 
         return await self.change(header_key(txn), Header, ended, header_indexes)
 

@@ -13,7 +13,7 @@ from magnetar.broker.publish.dedup import HOLES_MAX, Dedup, Verdict
 from magnetar.broker.publish.lineage import Span
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.ids import Position
-from magnetar.txn.txn_dedup import TxnRuns
+from magnetar.txn.buffer.txn_dedup import TxnRuns
 
 STORE, DUPLICATE, UNKNOWN = Verdict.STORE, Verdict.DUPLICATE, Verdict.UNKNOWN
 START = Position(3, 7)

@@ -14,8 +14,8 @@ from magnetar.managed_ledger.names import CURSORS, MANAGED_LEDGERS
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
+from magnetar.txn.acks.ack_cleanup import Settling
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog
-from magnetar.txn.settling import Settling
 from magnetar.wire.messages import TxnId
 from tests.unit.broker.subscription_world import EXCLUSIVE, SHARED, Client, body_of, numbered
 from tests.unit.broker.txn_ack_world import Stage, ack, play

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from magnetar.broker.topic import transactions
 from magnetar.testing.virtual.virtual_time import run
+from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.legacy.stream_store import StreamStore
 from magnetar.txn.store import TxnStore
-from magnetar.txn.visibility import Visibility
 from tests.unit.broker.legacy_history import LegacyHistory
 from tests.unit.broker.txn_history import Step, random_steps
 from tests.unit.broker.txn_world import TxnWorld

@@ -7,7 +7,7 @@ import pytest
 from magnetar.errors import TooManyRequests, Unavailable
 from magnetar.metadata.api import ABSENT
 from magnetar.model.ids import Position
-from magnetar.txn.pins import place_pin
+from magnetar.txn.buffer.pins import place_pin
 from tests.unit.broker.txn_world import (
     T1,
     TxnWorld,
@@ -134,7 +134,7 @@ def test_one_that_cannot_be_submitted_is_asked_about(monkeypatch: pytest.MonkeyP
         def full(*_: object) -> object:
             raise TooManyRequests("no room")
 
-        monkeypatch.setattr("magnetar.txn.buffer.submit_pin", full)
+        monkeypatch.setattr("magnetar.txn.buffer.transaction_buffer.submit_pin", full)
         producer.send(sent(0, T1, "t"))
         assert topic.ledger.pending == 0
         assert errors(await receipts(producer, 1)) == [None]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from magnetar.model.ids import Position
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn import buffer as buffers
-from magnetar.txn.buffer import MetadataTransactionBuffer
-from magnetar.txn.pins import place_pin
+from magnetar.txn.buffer import transaction_buffer as buffers
+from magnetar.txn.buffer.pins import place_pin
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.txn_work import Work
+from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.store import StoredOp, TxnStore
-from magnetar.txn.txn_work import Work
-from magnetar.txn.visibility import Visibility
 from tests.unit.broker.txn_history import History, Step, random_steps
 from tests.unit.broker.txn_world import TxnWorld
 

@@ -18,13 +18,13 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.repairs import Repairs
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn.buffer import MetadataTransactionBuffer
-from magnetar.txn.collector import Collector
-from magnetar.txn.coordinator import Coordinators
-from magnetar.txn.decided import Decisions
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, Partitions
+from magnetar.txn.coordinator.coordinators import Coordinators
+from magnetar.txn.coordinator.gc import Collector
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_book import OpenBook
-from magnetar.txn.partitions import PARTITIONS, Partitions
+from magnetar.txn.open_transactions import OpenBook
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import GROUPS
 from magnetar.txn.store import TxnStore

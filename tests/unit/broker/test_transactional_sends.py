@@ -10,7 +10,7 @@ from magnetar.broker.publish.lineage import Span
 from magnetar.errors import ServiceNotReady
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.ids import Position
-from magnetar.txn.txn_dedup import TxnRuns
+from magnetar.txn.buffer.txn_dedup import TxnRuns
 from tests.unit.broker.txn_world import (
     T1,
     T2,

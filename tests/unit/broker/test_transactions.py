@@ -13,10 +13,10 @@ from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.txn import buffer as buffers
-from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer import transaction_buffer as buffers
+from magnetar.txn.buffer.pins import place_pin
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import from_text
-from magnetar.txn.pins import place_pin
 from magnetar.txn.records import Pin, State, encode, pin_key
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId

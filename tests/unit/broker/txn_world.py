@@ -18,9 +18,9 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn import decisions
-from magnetar.txn.decided import Decisions
+from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import ABORTED_RECORDS, OPS, State
 from magnetar.txn.store import TxnStore
@@ -60,7 +60,7 @@ class Broker:
         self.world.kill(self.parts)
 
     async def begin(self, txn: TxnId) -> TxnId:
-        header = decisions.begun(txn, now_ms=self.world.clock.now_ms(), timeout_ms=TIMEOUT_MS)
+        header = transitions.begun(txn, now_ms=self.world.clock.now_ms(), timeout_ms=TIMEOUT_MS)
         await self.store.create(header)
         self.decisions.opened(header)
         return txn

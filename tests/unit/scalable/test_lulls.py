@@ -14,7 +14,7 @@ from magnetar.scalable import lulls as lulls_module
 from magnetar.scalable.followers import Followers
 from magnetar.scalable.lulls import HANDOVER_SECONDS, Lulls
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn import decisions
+from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Header
 from magnetar.wire.messages import TxnId
@@ -52,7 +52,7 @@ class Scene:
 
     def new_header(self) -> Header:
         txn = metadata_id(0, next(self._numbers))
-        return decisions.begun(txn, now_ms=0, timeout_ms=60_000)
+        return transitions.begun(txn, now_ms=0, timeout_ms=60_000)
 
     async def begin(self, connection: object) -> TxnId:
         async def work() -> Header:

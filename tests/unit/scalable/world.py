@@ -15,7 +15,7 @@ from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import segment_topic
 from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.txn.decided import Decisions
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.store import TxnStore
 from tests.unit.broker.world import World, message, options, receipts
 

@@ -2,7 +2,7 @@
 
 Owns: `Model`, which gives every successor of a state, and `explore`, which visits all of them.
 Tasks and driver decide with `magnetar.spark.sink.group_commit`; the record changes by
-`magnetar.txn.decisions`, the server's own rules. Every step may be the last of its process: a
+`magnetar.txn.transitions`, the server's own rules. Every step may be the last of its process: a
 driver that dies is followed by another run, and its tasks, or itself, may go on as zombies.
 
 Checked in every state: the output of a query has no row twice, holds a batch whole or not at all,
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from magnetar.errors import MagnetarError
 from magnetar.spark.sink import group_commit
 from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
-from magnetar.txn import decisions
+from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Group, Header, Membership, State
 from magnetar.wire.messages import TxnId
@@ -75,7 +75,7 @@ class World:
     """Transactions that may still time out."""
 
     def state_of(self, header: Header) -> State:
-        return decisions.state_of(header, self.group)
+        return transitions.state_of(header, self.group)
 
     def visible(self) -> Counter[tuple[str, int, str]]:
         return Counter(
@@ -197,7 +197,7 @@ class Model:
 
     def commit_group(self, world: World, epoch: int, batch: int, txns: tuple[TxnId, ...]) -> World:
         named = {each.txn: each for each in world.headers if each.id in txns}
-        outcome = decisions.committed(
+        outcome = transitions.committed(
             world.group, APP, epoch, batch, named, now_ms=0, ids_max=LIMIT
         )
         if outcome.replayed:
@@ -228,7 +228,7 @@ class Model:
     def _opens(self, world: World, attempt: Attempt) -> tuple[World, Attempt | None]:
         write = attempt.write
         group_commit.check_writer(write, self._known(world))
-        group = decisions.opened(
+        group = transitions.opened(
             world.group, APP, write.generation, write.run, now_ms=0, retired_max=LIMIT
         )
         world = replace(world, group=group)
@@ -242,9 +242,9 @@ class Model:
         assert attempt.ticket is not None
         write = attempt.write
         member = Membership(APP, attempt.ticket.epoch, write.sequence)
-        decisions.check_new_member(world.group, member)
+        transitions.check_new_member(world.group, member)
         txn = metadata_id(0, len(world.headers))
-        header = decisions.begun(txn, now_ms=0, timeout_ms=1, group=member)
+        header = transitions.begun(txn, now_ms=0, timeout_ms=1, group=member)
         world = replace(
             world,
             headers=(*world.headers, header),
@@ -307,12 +307,12 @@ def rolled(world: World) -> World:
     """With headers that say what the record says."""
     states = [world.state_of(each) for each in world.headers]
     now = [
-        each if state == "OPEN" else decisions.ended(each, state, 0)
+        each if state == "OPEN" else transitions.ended(each, state, 0)
         for each, state in zip(world.headers, states, strict=True)
     ]
     return replace(world, headers=tuple(now))
 
 
 def _abort(world: World, header: Header) -> World:
-    group = decisions.member_aborted(world.group, header, now_ms=0, aborted_max=LIMIT)
+    group = transitions.member_aborted(world.group, header, now_ms=0, aborted_max=LIMIT)
     return world if group is None else replace(world, group=group)

@@ -19,7 +19,7 @@ from magnetar.errors import (
 )
 from magnetar.spark.sink import group_commit
 from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
-from magnetar.txn import decisions
+from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Group
 from magnetar.wire.messages import TxnId
@@ -149,8 +149,8 @@ def test_a_server_that_mixes_up_generations_loses_rows(monkeypatch: pytest.Monke
         after = real(group, *names, **how)  # type: ignore[arg-type]
         return after if group is None else structs.replace(after, sequence=group.sequence)
 
-    real = decisions.opened
-    monkeypatch.setattr(decisions, "opened", opened)
+    real = transitions.opened
+    monkeypatch.setattr(transitions, "opened", opened)
     monkeypatch.setattr(group_commit, "check_writer", lambda write, known: None)
     with pytest.raises(Harm):
         explore(QUERIES)

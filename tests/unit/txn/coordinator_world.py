@@ -13,13 +13,13 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn.collector import Leftover
-from magnetar.txn.coordinator import Coordinators
-from magnetar.txn.decided import Decisions
+from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.coordinator.coordinators import Coordinators
+from magnetar.txn.coordinator.gc import Leftover
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_book import OpenBook
-from magnetar.txn.partitions import Partitions
+from magnetar.txn.open_transactions import OpenBook
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId

@@ -12,9 +12,9 @@ from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.model.ids import Position
 from magnetar.testing.virtual import virtual_time
-from magnetar.txn.ack_store import MetadataPendingAckStore
+from magnetar.txn.acks.ack_store import MetadataPendingAckStore
+from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.pending_acks import Acked
 from magnetar.txn.records import OPS, AckOp
 from magnetar.txn.store import StoredOp, TxnStore
 from magnetar.wire.messages import TxnId

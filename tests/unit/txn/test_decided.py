@@ -11,9 +11,9 @@ from magnetar.errors import InvariantBroken
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.runtime.clock import LoopClock
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn import decided, decisions
-from magnetar.txn.decided import REREAD_SECONDS, Decisions
+from magnetar.txn import outcomes, transitions
 from magnetar.txn.ids import metadata_id
+from magnetar.txn.outcomes import REREAD_SECONDS, Decisions
 from magnetar.txn.records import Membership, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
@@ -45,7 +45,7 @@ class World:
         )
 
     async def begin(self, txn: TxnId, group: Membership | None = None) -> None:
-        await self.store.create(decisions.begun(txn, now_ms=0, timeout_ms=1, group=group))
+        await self.store.create(transitions.begun(txn, now_ms=0, timeout_ms=1, group=group))
 
     async def header_known(self, txn: TxnId) -> None:
         header = await self.store.header(txn)
@@ -108,13 +108,13 @@ def test_a_decision_elsewhere_comes_by_the_watch() -> None:
 
 def test_a_member_is_decided_by_its_group() -> None:
     async def scenario(world: World) -> None:
-        first = decisions.opened(None, "app", "g", "r", now_ms=0, retired_max=9)
+        first = transitions.opened(None, "app", "g", "r", now_ms=0, retired_max=9)
         await world.store.change_group("app", lambda _: first)
         await world.begin(T1, Membership("app", 1, 0))
         seen = Seen()
         world.known.join(T1, seen)
         await asyncio.sleep(0.1)
-        later = decisions.opened(first, "app", "g", "r2", now_ms=0, retired_max=9)
+        later = transitions.opened(first, "app", "g", "r2", now_ms=0, retired_max=9)
         await world.store.change_group("app", lambda _: later)
         await asyncio.sleep(0.1)
         assert seen.told == [(T1, "ABORTED")]
@@ -186,7 +186,7 @@ def test_the_end_of_the_last_participant_ends_the_watch() -> None:
 
 
 def test_only_the_latest_decisions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decided, "FINAL_MAX", 10)
+    monkeypatch.setattr(outcomes, "FINAL_MAX", 10)
 
     async def scenario(world: World) -> None:
         for number in range(50):

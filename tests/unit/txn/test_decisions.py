@@ -16,7 +16,7 @@ from magnetar.errors import (
     TooManyRequests,
     TransactionNotFound,
 )
-from magnetar.txn import decisions
+from magnetar.txn import transitions
 from magnetar.txn.ids import METADATA_BIT, from_text, is_metadata, metadata_id, to_text
 from magnetar.txn.records import Group, Header, Membership, State
 from magnetar.wire.messages import TxnId
@@ -26,17 +26,17 @@ LIMIT = 100
 
 def header(number: int, *, epoch: int | None = None, sequence: int = 0) -> Header:
     member = None if epoch is None else Membership("app", epoch, sequence)
-    return decisions.begun(metadata_id(3, number), now_ms=10, timeout_ms=60, group=member)
+    return transitions.begun(metadata_id(3, number), now_ms=10, timeout_ms=60, group=member)
 
 
 def opened(group: Group | None = None, generation: str = "g", run: str = "r") -> Group:
-    return decisions.opened(group, "app", generation, run, now_ms=1, retired_max=LIMIT)
+    return transitions.opened(group, "app", generation, run, now_ms=1, retired_max=LIMIT)
 
 
 def commit(
     group: Group, sequence: int, *members: Header, epoch: int | None = None
-) -> decisions.Committed:
-    return decisions.committed(
+) -> transitions.Committed:
+    return transitions.committed(
         group,
         "app",
         group.epoch if epoch is None else epoch,
@@ -62,11 +62,11 @@ def test_ids_of_the_two_kinds_never_meet() -> None:
 
 
 def test_an_outcome_never_changes() -> None:
-    done = decisions.ended(header(1), "COMMITTED", 20)
+    done = transitions.ended(header(1), "COMMITTED", 20)
     assert (done.state, done.finalized_ms) == ("COMMITTED", 20)
-    assert decisions.ended(done, "COMMITTED", 30) is done
+    assert transitions.ended(done, "COMMITTED", 30) is done
     with pytest.raises(InvalidTxnStatus):
-        decisions.ended(done, "ABORTED", 30)
+        transitions.ended(done, "ABORTED", 30)
 
 
 def test_a_later_run_fences_an_earlier_one_for_good() -> None:
@@ -94,10 +94,10 @@ def test_a_new_generation_counts_from_its_own_beginning() -> None:
     assert opened(group, run="r2").sequence == 7
     anew = opened(group, generation="g2")
     assert (anew.sequence, anew.past) == (-1, 7)
-    assert decisions.state_of(winner, anew) == "COMMITTED"
-    assert decisions.state_of(later, anew) == "ABORTED"
+    assert transitions.state_of(winner, anew) == "COMMITTED"
+    assert transitions.state_of(later, anew) == "ABORTED"
     told = [
-        decisions.is_surely_told(each.group, anew)
+        transitions.is_surely_told(each.group, anew)
         for each in (forgotten_one, winner, later)
         if each.group is not None
     ]
@@ -113,7 +113,7 @@ def test_a_commit_names_the_winners_and_aborts_the_rest() -> None:
     early, late = header(3, epoch=1, sequence=3), header(4, epoch=1, sequence=5)
     after, replayed = commit(group, 4, winner)
     assert not replayed
-    states = [decisions.state_of(each, after) for each in (winner, loser, early, late)]
+    states = [transitions.state_of(each, after) for each in (winner, loser, early, late)]
     assert states == ["COMMITTED", "ABORTED", "ABORTED", "OPEN"]
     again = commit(after, 4, loser)
     assert again == (after, True)
@@ -126,26 +126,26 @@ def test_a_commit_of_what_is_not_open_or_not_of_the_sequence_decides_nothing() -
     with pytest.raises(TransactionNotFound):
         commit(group, 4, header(1))
     with pytest.raises(InvalidTxnStatus):
-        commit(group, 4, decisions.ended(header(1, epoch=1, sequence=4), "ABORTED", 1))
+        commit(group, 4, transitions.ended(header(1, epoch=1, sequence=4), "ABORTED", 1))
     with pytest.raises(TransactionNotFound):
-        decisions.committed(None, "app", 1, 4, {}, now_ms=1, ids_max=LIMIT)
+        transitions.committed(None, "app", 1, 4, {}, now_ms=1, ids_max=LIMIT)
     with pytest.raises(TooManyRequests):
-        decisions.committed(group, "app", 1, 4, {"1_2": None, "1_3": None}, now_ms=1, ids_max=1)
+        transitions.committed(group, "app", 1, 4, {"1_2": None, "1_3": None}, now_ms=1, ids_max=1)
 
 
 def test_an_aborted_member_stays_aborted_and_a_decided_one_committed() -> None:
     group = opened()
     member = header(1, epoch=1, sequence=4)
-    after = decisions.member_aborted(group, member, now_ms=3, aborted_max=LIMIT)
+    after = transitions.member_aborted(group, member, now_ms=3, aborted_max=LIMIT)
     assert after is not None
-    assert decisions.member_aborted(after, member, now_ms=3, aborted_max=LIMIT) is None
+    assert transitions.member_aborted(after, member, now_ms=3, aborted_max=LIMIT) is None
     with pytest.raises(InvalidTxnStatus):
         commit(after, 4, member)
     decided = commit(group, 4, member).group
     with pytest.raises(InvalidTxnStatus):
-        decisions.member_aborted(decided, member, now_ms=3, aborted_max=LIMIT)
+        transitions.member_aborted(decided, member, now_ms=3, aborted_max=LIMIT)
     later = opened(decided, run="r2")
-    assert decisions.state_of(member, later) == "COMMITTED"
+    assert transitions.state_of(member, later) == "COMMITTED"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=30))
@@ -158,7 +158,7 @@ def test_a_decision_is_never_taken_back(steps: list[tuple[int, int, int]]) -> No
         with suppress(RequestError):  # refused: nothing changed
             group, runs = _step(group, members, runs, kind, sequence, pick, final)
         for each in members.values():
-            state = decisions.state_of(each, group)
+            state = transitions.state_of(each, group)
             assert final.get(each.txn, state) == state
             if state != "OPEN":
                 final[each.txn] = state
@@ -177,7 +177,7 @@ def _step(
         return opened(group, run=f"r{runs}"), runs + 1
     if kind == 1:
         member = Membership("app", group.epoch, sequence)
-        decisions.check_new_member(group, member)
+        transitions.check_new_member(group, member)
         new = header(len(members), epoch=group.epoch, sequence=sequence)
         members[new.txn] = new
         return group, runs
@@ -187,11 +187,11 @@ def _step(
         ]
         # As the coordinator does: the ids that the record is about to forget are rolled forward.
         for txn in group.decided:
-            members[txn] = decisions.ended(members[txn], "COMMITTED", 1)
+            members[txn] = transitions.ended(members[txn], "COMMITTED", 1)
         return commit(group, sequence, *named[:pick]).group, runs
     open_ones = [each for each in members.values() if each.txn not in final]
     if not open_ones:
         return group, runs
     chosen = open_ones[pick % len(open_ones)]
-    after = decisions.member_aborted(group, chosen, now_ms=1, aborted_max=LIMIT)
+    after = transitions.member_aborted(group, chosen, now_ms=1, aborted_max=LIMIT)
     return after or group, runs

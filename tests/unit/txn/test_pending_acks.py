@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.model.ids import Position
-from magnetar.txn.pending_acks import (
+from magnetar.txn.acks.pending_acks import (
     WHOLE,
     Acked,
     Conflict,

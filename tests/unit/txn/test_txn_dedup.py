@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
+from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
 
 
 def test_what_is_in_flight_is_unknown_and_what_failed_may_come_again() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
+from magnetar.txn.buffer.visibility import NOTHING, Visibility
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.visibility import NOTHING, Visibility
 from magnetar.wire.messages import TxnId
 
 T1, T2 = metadata_id(0, 1), metadata_id(0, 2)

@@ -46,7 +46,7 @@ from magnetar.broker.publish.lineage import NO_SEQUENCE, Lineage, Piece, Span, s
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
-from magnetar.txn.txn_dedup import TxnRuns
+from magnetar.txn.buffer.txn_dedup import TxnRuns
 
 HOLES_MAX: Final = 500
 """Of one producer name. Beyond it the older half is given up: whether a sequence among them is

@@ -48,9 +48,9 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
+from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
+from magnetar.txn.buffer.txn_work import OpenWork, TxnLane
 from magnetar.txn.ids import to_text
-from magnetar.txn.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.txn_work import OpenWork, TxnLane
 from magnetar.wire.messages import Send, TxnId, TxnSend
 
 Append = Callable[[bytes], asyncio.Future[Position]]

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from magnetar.broker.subscribe.txn_kind import TxnKinds
 from magnetar.errors import NotAllowed
-from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
+from magnetar.txn.buffer.txn_work import Answered, OpenWork, TxnLane, Work
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.legacy_work import LegacyWork
-from magnetar.txn.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.txn_work import Answered, OpenWork, TxnLane, Work
 from magnetar.wire.messages import TxnId
 
 Buffer: TypeAlias = MetadataTransactionBuffer | LegacyTransactionBuffer

@@ -34,14 +34,14 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.decided import Decisions
+from magnetar.txn.acks.ack_cleanup import Settling
+from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.ended_ids import EndedIds
 from magnetar.txn.legacy.pending_ack_entries import AcksEnded, AcksHeld, PendingAckEntry, held
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog, PendingAckLogs
-from magnetar.txn.pending_acks import Acked
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import State
-from magnetar.txn.settling import Settling
 from magnetar.wire.messages import TxnId
 
 END_SECONDS: Final = 30.0

@@ -29,7 +29,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.pending_acks import Acked, Ended, PendingAcks
+from magnetar.txn.acks.pending_acks import Acked, Ended, PendingAcks
 from magnetar.wire.messages import TxnId
 
 _LOG: Final = logger(__name__)

@@ -58,7 +58,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.pending_acks import PendingAcks
+from magnetar.txn.acks.pending_acks import PendingAcks
 from magnetar.wire.messages import TxnId
 
 TYPE_NAMES: Final = {

@@ -16,7 +16,7 @@ from __future__ import annotations
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
-from magnetar.txn.pending_acks import PendingAcks
+from magnetar.txn.acks.pending_acks import PendingAcks
 
 
 class OpenCursor:

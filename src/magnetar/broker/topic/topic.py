@@ -67,7 +67,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.parts import Transactions
 
 FENCE_PAUSE_S: Final = 0.1

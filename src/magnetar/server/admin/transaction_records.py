@@ -29,12 +29,12 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.server.admin.exchange import AdminServer, part_of, server_of, whole_number
 from magnetar.server.authority import ANYBODY, Action
-from magnetar.txn import decisions
-from magnetar.txn.coordinator import Coordinators
+from magnetar.txn import transitions
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import LegacyState
 from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, header_of
-from magnetar.txn.partitions import PARTITIONS
 from magnetar.txn.records import (
     ABORTED_RECORDS,
     BY_DEADLINE,
@@ -226,7 +226,7 @@ class TransactionRecords:
         application = header.group.application
         if application not in groups:
             groups[application] = await self._store.group(application)
-        return decisions.state_of(header, groups[application]) == "OPEN"
+        return transitions.state_of(header, groups[application]) == "OPEN"
 
     # --- what they did
 

@@ -39,7 +39,7 @@ from magnetar.server.admin.transaction_records import (
     pin_json,
     txn_of,
 )
-from magnetar.txn.buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import (
     ABORTED_BY_POSITION,

@@ -47,9 +47,9 @@ from magnetar.server.admin.transaction_records import (
     txn_of,
 )
 from magnetar.server.authority import ANYBODY, Action
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.coordinator_log import log_name
-from magnetar.txn.partitions import PARTITIONS
 from magnetar.txn.records import Aborted, Header
 from magnetar.wire.messages import TxnId
 

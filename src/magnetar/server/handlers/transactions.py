@@ -25,11 +25,11 @@ from magnetar.server.authority import Action
 from magnetar.server.context import BrokerUrls, Context, urls_of
 from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
+from magnetar.txn.api import TransactionCoordinator
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, Assignment, partition_of
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
-from magnetar.txn.partitions import PARTITIONS, Assignment, partition_of
 from magnetar.txn.records import Header, Membership, State
-from magnetar.txn.transaction_coordinator import TransactionCoordinator
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb

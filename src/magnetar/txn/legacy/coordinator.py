@@ -35,12 +35,12 @@ from magnetar.errors import (
 )
 from magnetar.metadata.recipes import Counter
 from magnetar.model.ids import Position
+from magnetar.runtime.background import Errands
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_BEGUN
 from magnetar.runtime.signal import Signal
-from magnetar.txn.errands import Errands
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.legacy.coordinator_entries import (
     Acknowledging,
@@ -60,7 +60,7 @@ from magnetar.txn.legacy.coordinator_state import (
 )
 from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends
 from magnetar.txn.legacy.header_copies import HeaderCopies
-from magnetar.txn.open_book import Cause, OpenBook
+from magnetar.txn.open_transactions import Cause, OpenBook
 from magnetar.txn.records import Header
 from magnetar.wire.messages import TxnId
 

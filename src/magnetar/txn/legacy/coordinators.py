@@ -25,12 +25,13 @@ from magnetar.errors import (
 )
 from magnetar.ledger.api import LedgerStore
 from magnetar.metadata.recipes import Counter
+from magnetar.runtime.background import Errands, stopping
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.txn import decisions
-from magnetar.txn.errands import Errands, stopping
+from magnetar.txn import transitions
+from magnetar.txn.coordinator.coordinator_partitions import Partitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
@@ -39,8 +40,7 @@ from magnetar.txn.legacy.coordinator_state import Transaction
 from magnetar.txn.legacy.ends import Ends
 from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.legacy.participants import Participants
-from magnetar.txn.open_book import OpenBook
-from magnetar.txn.partitions import Partitions
+from magnetar.txn.open_transactions import OpenBook
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
@@ -123,7 +123,7 @@ class LegacyCoordinators(Service):
     async def begin(self, partition: int, timeout_ms: int, owner: str = "") -> TxnId:
         """A new transaction; durable when this returns."""
         self._check(partition)
-        decisions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
+        transitions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         own = await self._coordinator(partition, create=True)
         return await own.begin(timeout_ms, owner)
 

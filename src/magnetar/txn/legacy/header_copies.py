@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from magnetar.errors import BadVersion
 from magnetar.metadata.api import ABSENT
-from magnetar.txn import decisions
+from magnetar.txn import transitions
 from magnetar.txn.records import Header, State, encode, header_indexes, header_key
 from magnetar.txn.store import TxnStore
 
@@ -37,6 +37,6 @@ class HeaderCopies:
         """Let topics know the decision, whether or not they knew of the transaction."""
 
         def ended(present: Header | None) -> Header:
-            return decisions.ended(present or header, state, now_ms)
+            return transitions.ended(present or header, state, now_ms)
 
         await self._store.change(header_key(header.id), Header, ended, header_indexes)

@@ -46,18 +46,18 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
-from magnetar.txn.decided import Decisions
+from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, OpenWorks
+from magnetar.txn.buffer.transaction_buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
+from magnetar.txn.buffer.txn_dedup import TxnSequences
+from magnetar.txn.buffer.txn_work import Answered, Sequences
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.legacy_work import LegacyWork
 from magnetar.txn.legacy.markers import marker, trace_of
 from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
 from magnetar.txn.legacy.stream_store import StreamStore
-from magnetar.txn.open_works import BEGIN_ANEW, OpenWorks
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import State
 from magnetar.txn.store import TxnStore
-from magnetar.txn.txn_dedup import TxnSequences
-from magnetar.txn.txn_work import Answered, Sequences
 from magnetar.wire.messages import TxnId
 
 RECORD_ENDS: Final = 1000

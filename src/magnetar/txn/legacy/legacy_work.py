@@ -9,8 +9,8 @@ import asyncio
 
 from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
-from magnetar.txn.txn_dedup import TxnSequences
-from magnetar.txn.txn_work import OpenWork
+from magnetar.txn.buffer.txn_dedup import TxnSequences
+from magnetar.txn.buffer.txn_work import OpenWork
 from magnetar.wire.messages import TxnId
 
 

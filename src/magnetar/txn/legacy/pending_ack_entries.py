@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from magnetar.model.ids import Position
+from magnetar.txn.acks.pending_acks import Acked, acked_of
 from magnetar.txn.legacy.entry_codec import EntryCodec
-from magnetar.txn.pending_acks import Acked, acked_of
 from magnetar.wire.messages import TxnId
 
 

@@ -19,13 +19,13 @@ from magnetar.errors import (
 )
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import METADATA_BIT, is_metadata
 from magnetar.txn.legacy.coordinator_entries import (
     Ended,
     Entry,
 )
 from magnetar.txn.legacy.coordinator_log import log_exists
-from magnetar.txn.partitions import PARTITIONS
 from magnetar.wire.messages import TxnId
 from tests.unit.txn.coordinator_world import (
     MINUTE_MS,

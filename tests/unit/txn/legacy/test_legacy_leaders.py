@@ -16,13 +16,13 @@ from magnetar.errors import (
 )
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator_entries import (
     Began,
     PartitionsAdded,
 )
 from magnetar.txn.legacy.header_copies import HeaderCopies
-from magnetar.txn.partitions import PARTITIONS
 from magnetar.txn.records import Header, header_key
 from tests.unit.txn.coordinator_world import (
     MINUTE_MS,

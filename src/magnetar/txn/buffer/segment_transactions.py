@@ -18,11 +18,11 @@ from typing import Final, Generic, TypeVar
 from magnetar.errors import InvariantBroken, NotAllowed
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
+from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnVerdict
+from magnetar.txn.buffer.txn_work import OpenWork, Sequences, TxnLane
+from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
-from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnVerdict
-from magnetar.txn.txn_work import OpenWork, Sequences, TxnLane
-from magnetar.txn.visibility import Visibility
 from magnetar.wire.messages import TxnId
 
 BEGIN_ANEW: Final = "begin a new transaction"

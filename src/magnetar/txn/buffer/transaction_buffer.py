@@ -47,14 +47,14 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.decided import Decisions
+from magnetar.txn.buffer.pins import adopt_pin, check_epoch, place_pin, submit_pin
+from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, OpenWorks
+from magnetar.txn.buffer.txn_dedup import TxnSequences
+from magnetar.txn.buffer.txn_work import Answered, Sequences, Work
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.open_works import BEGIN_ANEW, OpenWorks
-from magnetar.txn.pins import adopt_pin, check_epoch, place_pin, submit_pin
+from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
-from magnetar.txn.txn_dedup import TxnSequences
-from magnetar.txn.txn_work import Answered, Sequences, Work
 from magnetar.wire.messages import TxnId
 
 ADMIT_SECONDS: Final = 30.0

@@ -18,8 +18,8 @@ from typing import Final
 from magnetar.errors import MagnetarError, StoreClosed
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
-from magnetar.txn.open_book import OpenBook
-from magnetar.txn.partitions import Partitions
+from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.open_transactions import OpenBook
 from magnetar.txn.records import Header
 from magnetar.txn.store import TxnStore
 

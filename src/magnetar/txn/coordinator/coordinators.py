@@ -28,25 +28,25 @@ from magnetar.errors import (
     OutcomeUnknown,
     TransactionNotFound,
 )
+from magnetar.runtime.background import Errands, stopping
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_BEGUN
 from magnetar.runtime.service import Service
-from magnetar.txn import decisions
-from magnetar.txn.collector import Collector, Repair
-from magnetar.txn.deadlines import Deadlines
-from magnetar.txn.decisions import Committed
-from magnetar.txn.errands import Errands, stopping
-from magnetar.txn.groups import Groups
+from magnetar.txn import transitions
+from magnetar.txn.api import TransactionCoordinator
+from magnetar.txn.coordinator.coordinator_partitions import Partitions, partition_of
+from magnetar.txn.coordinator.gc import Collector, Repair
+from magnetar.txn.coordinator.groups import Groups
+from magnetar.txn.coordinator.timeouts import Deadlines
 from magnetar.txn.ids import is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_book import Cause, OpenBook
-from magnetar.txn.partitions import Partitions, partition_of
+from magnetar.txn.open_transactions import Cause, OpenBook
 from magnetar.txn.records import Group, Header, Membership, State, header_indexes, header_key
 from magnetar.txn.store import TxnStore
-from magnetar.txn.transaction_coordinator import TransactionCoordinator
+from magnetar.txn.transitions import Committed
 from magnetar.wire.messages import TxnId
 
 _LOG: Final = logger(__name__)
@@ -131,7 +131,7 @@ class Coordinators(Service):
     ) -> Header:
         """A new transaction, alone or in a group."""
         self.partitions.check(coordinator)
-        decisions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
+        transitions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         if self.stopping:
             raise stopping()
         self._book.reserve(owner)
@@ -216,7 +216,7 @@ class Coordinators(Service):
                     hint="begin its transactions at the one that OPEN_GROUP named",
                 )
             await self._groups.check_new(membership, owner)
-        header = decisions.begun(
+        header = transitions.begun(
             await self.partitions.new_id(coordinator),
             now_ms=self._clock.now_ms(),
             timeout_ms=timeout_ms,
@@ -248,7 +248,7 @@ class Coordinators(Service):
         now = self._clock.now_ms()
         known, version = self._book.get(txn), self._book.version(txn)
         if known is not None and version is not None:
-            after = decisions.ended(_owned(known, txn, owner), state, now)
+            after = transitions.ended(_owned(known, txn, owner), state, now)
             if await self._store.replace_header(after, version):
                 self._book.over(txn, after.state, self._clock.now_ms(), cause)
                 return after.state
@@ -263,7 +263,7 @@ class Coordinators(Service):
             known = _owned(header, txn, owner)
             if known.group is not None and not known.is_final:
                 return None  # its group decides
-            return decisions.ended(known, state, now)
+            return transitions.ended(known, state, now)
 
         after = await self._store.change(header_key(txn), Header, ended, header_indexes)
         if after is None:

@@ -27,8 +27,8 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_COLLECTED, TXN_REPAIRS
+from magnetar.txn.coordinator.coordinator_partitions import Partitions
 from magnetar.txn.ids import from_text
-from magnetar.txn.partitions import Partitions
 from magnetar.txn.records import BY_END, OPS, AckOp, Header, Pin, decode, number
 from magnetar.txn.store import StoredOp, TxnStore
 

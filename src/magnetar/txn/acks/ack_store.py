@@ -26,10 +26,10 @@ from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.txn.acks.ack_cleanup import Settling
+from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import to_text
-from magnetar.txn.pending_acks import Acked
 from magnetar.txn.records import AckedEntry, AckOp
-from magnetar.txn.settling import Settling
 from magnetar.txn.store import FoundAck, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
 

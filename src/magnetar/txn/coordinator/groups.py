@@ -29,13 +29,13 @@ from magnetar.errors import BadVersion, NotAllowed, ServiceNotReady
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import TXN_GROUP_COMMITS
-from magnetar.txn import decisions
-from magnetar.txn.decisions import Committed
+from magnetar.txn import transitions
+from magnetar.txn.coordinator.coordinator_partitions import Partitions, partition_of
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.open_book import Cause, OpenBook
-from magnetar.txn.partitions import Partitions, partition_of
+from magnetar.txn.open_transactions import Cause, OpenBook
 from magnetar.txn.records import GROUPS, Group, Header, Membership, State, decode, group_key
 from magnetar.txn.store import TxnStore
+from magnetar.txn.transitions import Committed
 from magnetar.wire.messages import TxnId
 
 NAME_BYTES_MAX: Final = 256
@@ -89,7 +89,7 @@ class Groups:
 
         def opened(present: Group | None) -> Group:
             _check_owner(present, owner)
-            group = decisions.opened(
+            group = transitions.opened(
                 present,
                 application,
                 generation,
@@ -113,7 +113,7 @@ class Groups:
         self._check(member.application)
         group = await self._store.group(member.application)
         _check_owner(group, owner)
-        decisions.check_new_member(group, member)
+        transitions.check_new_member(group, member)
 
     async def began(self, header: Header) -> None:
         """A member was stored: it counts from now on, unless its time was over meanwhile."""
@@ -136,8 +136,8 @@ class Groups:
         self._check(application, *([note] if note else []))
         most = self._limits.txn_group_commit_max
         if len(txns) > most:
-            raise decisions.too_many_in_commit(len(txns), most)
-        decisions.check_epoch(await self._store.group(application), application, epoch)
+            raise transitions.too_many_in_commit(len(txns), most)
+        transitions.check_epoch(await self._store.group(application), application, epoch)
         desk = self._desk(application)
         async with desk.turn:
             outcome, headers = await self._decide(
@@ -197,7 +197,7 @@ class Groups:
                 made.clear()
                 if present != before:
                     return None
-                outcome = decisions.committed(
+                outcome = transitions.committed(
                     present,
                     application,
                     epoch,
@@ -236,7 +236,7 @@ class Groups:
             # The headers after the record: one that is final goes before what the record says.
             headers = await self._headers(each.id for each in some)
             present = [each for each in headers.values() if each is not None]
-            states = {each.id: decisions.state_of(each, after) for each in present}
+            states = {each.id: transitions.state_of(each, after) for each in present}
             for txn, state in states.items():
                 if state != "OPEN":
                     self._book.over(txn, state, self._clock.now_ms(), cause)
@@ -252,11 +252,11 @@ class Groups:
         def aborted(present: Group | None) -> Group | None:
             if present is None:
                 return None
-            group = decisions.forgotten(present, [*forget])
+            group = transitions.forgotten(present, [*forget])
             for header in members:
-                if decisions.state_of(header, group) == "OPEN":
+                if transitions.state_of(header, group) == "OPEN":
                     group = (
-                        decisions.member_aborted(
+                        transitions.member_aborted(
                             group,
                             header,
                             now_ms=self._later(present),
@@ -294,7 +294,7 @@ class Groups:
         async for header in self._store.members(application):
             if header.is_final or not _is_of(header, application):
                 continue
-            state = decisions.state_of(header, group)
+            state = transitions.state_of(header, group)
             if state == "OPEN":
                 still_open.add(header.txn)
             else:
@@ -315,7 +315,7 @@ class Groups:
         def forgotten(present: Group | None) -> Group | None:
             if present is None:
                 return None
-            left = decisions.forgotten(present, gone)
+            left = transitions.forgotten(present, gone)
             return present if left == present else replace(left, changed_ms=self._later(present))
 
         after = await self._store.change_group(group.application, forgotten)
@@ -340,8 +340,8 @@ class Groups:
             self._book.over(from_text(name), "COMMITTED", now)
         for header in self._book.members(group.application):
             member = header.group
-            is_sure = member is not None and decisions.is_surely_told(member, group)
-            if is_sure and decisions.state_of(header, group) == "ABORTED":
+            is_sure = member is not None and transitions.is_surely_told(member, group)
+            if is_sure and transitions.state_of(header, group) == "ABORTED":
                 self._book.over(header.id, "ABORTED", now)
 
     # --- the end of a group

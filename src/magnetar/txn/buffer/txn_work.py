@@ -15,9 +15,9 @@ from typing import Protocol
 
 from magnetar.errors import NotAllowed
 from magnetar.model.ids import Position
+from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnSequences
 from magnetar.txn.records import State
 from magnetar.txn.store import StoredOp
-from magnetar.txn.txn_dedup import Sent, TxnRuns, TxnSequences
 from magnetar.wire.messages import TxnId, TxnSend, txn_trailer
 
 Answered = Callable[[TxnId, NotAllowed | None], None]
