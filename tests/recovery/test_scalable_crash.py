@@ -13,9 +13,9 @@ from harness.crash.scalable.child import CHANGES, nothing, start_fork_server
 from harness.crash.scalable.run import ChangeOutcome, ScalableKills
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.model.names import TopicName
-from magnetar.scalable.layout_changes import LayoutChanges
+from magnetar.scalable.layout.layout_changes import LayoutChanges
+from magnetar.scalable.layout.segments import LocalSegments
 from magnetar.scalable.records import ScalableRecord
-from magnetar.scalable.segments import LocalSegments
 from magnetar.scalable.store import ScalableStore
 
 SEED = 5

@@ -36,7 +36,7 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import AutoScaleOverride, GroupRecord, MemberRecord
-from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.scalable.service import ScalableTopics
 from magnetar.testing.virtual import virtual_time
 from magnetar.testing.virtual.driver import Driver
 from magnetar.testing.virtual.network import End, ProtocolT

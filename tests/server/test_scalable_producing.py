@@ -15,7 +15,7 @@ from magnetar.errors import DeadlineExceeded, WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
-from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.scalable.service import ScalableTopics
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Received

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.errors import DeadlineExceeded
-from magnetar.scalable.lulls import Lulls
+from magnetar.scalable.layout.txn_barrier import Lulls
 from tests.server.scalable_stage import Stage, nothing_comes, play, read, send
 from tests.server.strict_sender import StrictSender
 

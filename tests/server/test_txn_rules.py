@@ -14,7 +14,7 @@ from magnetar.broker.topic.topic import Topic
 from magnetar.errors import WireCode
 from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName
-from magnetar.scalable.segments import LocalSegments
+from magnetar.scalable.layout.segments import LocalSegments
 from magnetar.txn.ids import METADATA_BIT
 from magnetar.txn.records import HEADERS
 from magnetar.wire.messages import TxnId

@@ -21,9 +21,12 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
-from magnetar.scalable import assignment, changes, groups, sessions
-from magnetar.scalable.drains import Drains
-from magnetar.scalable.layout_changes import LayoutChanges
+from magnetar.scalable.groups import assignment, group_records, sessions
+from magnetar.scalable.groups.sessions import ConsumerSession
+from magnetar.scalable.layout import changes
+from magnetar.scalable.layout.drains import Drains
+from magnetar.scalable.layout.layout_changes import LayoutChanges
+from magnetar.scalable.layout.segments import CursorWanted, LocalSegments
 from magnetar.scalable.records import (
     Change,
     DrainedRecord,
@@ -31,9 +34,7 @@ from magnetar.scalable.records import (
     ScalableRecord,
     drained_key,
 )
-from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.scalable.segments import CursorWanted, LocalSegments
-from magnetar.scalable.sessions import ConsumerSession
+from magnetar.scalable.service import ScalableTopics
 from tests.simulation.search import hinted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -183,7 +184,7 @@ def test_members_that_are_detached_by_former_connections_are_caught(
     def content(self: ConsumerSession) -> bool:
         if self._wish.name != "ATTACHED":
             return True
-        member = None if self._record is None else groups.member_of(self._record, self.name)
+        member = None if self._record is None else group_records.member_of(self._record, self.name)
         return member is None or member.connection != self._token
 
     monkeypatch.setattr(sessions, "detached", by_name)

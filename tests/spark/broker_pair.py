@@ -23,7 +23,7 @@ from magnetar.ledger.memory import MemoryLedgers
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import SystemClock
-from magnetar.scalable.segments import SegmentHost
+from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from tests.unit.server.serving import LIMITS

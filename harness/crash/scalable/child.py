@@ -42,9 +42,10 @@ from magnetar.managed_ledger.names import cursors_directory, managed_ledger_key
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime import logs
-from magnetar.scalable.changes import begin_migrate
 from magnetar.scalable.controllers import SLOTS
-from magnetar.scalable.followers import Followers
+from magnetar.scalable.layout.changes import begin_migrate
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.segments import CursorWanted, LocalSegments, SegmentHost
 from magnetar.scalable.records import (
     CONTROLLERS,
     LayoutRecord,
@@ -52,8 +53,7 @@ from magnetar.scalable.records import (
     segment_topic,
     state_directory,
 )
-from magnetar.scalable.scalable_topics import ScalableTopics
-from magnetar.scalable.segments import CursorWanted, LocalSegments, SegmentHost
+from magnetar.scalable.service import ScalableTopics
 from magnetar.server.app import Server
 from magnetar.server.config import load
 from magnetar.server.machine import Machine

@@ -65,7 +65,7 @@ from harness.crash.scalable.traffic import Traffic
 from harness.crash.server.process import died_by_kill
 from magnetar.errors import MagnetarError
 from magnetar.model.segments import SegmentLayout
-from magnetar.scalable.changes import synthetic_layout
+from magnetar.scalable.layout.changes import synthetic_layout
 from magnetar.scalable.records import LayoutRecord
 
 WITHIN_SECONDS: Final = 1.0

@@ -20,9 +20,9 @@ from magnetar.broker.topic.shared_ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
 from magnetar.model.names import TopicName
-from magnetar.scalable.autoscale import Sample
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.segments import (
+from magnetar.scalable.layout.autoscale import Sample
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.segments import (
     CursorFound,
     CursorWanted,
     LocalSegments,

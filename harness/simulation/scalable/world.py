@@ -35,8 +35,8 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.segments import SegmentHost
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from magnetar.server.machine import Listener, Machine, NewProtocol, ServerStorage

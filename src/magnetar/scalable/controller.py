@@ -31,8 +31,9 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS, SCALABLE_SUPPRESSED
 from magnetar.runtime.signal import Signal
-from magnetar.scalable import changes
-from magnetar.scalable.autoscale import (
+from magnetar.scalable.groups.group_balance import GroupBalance
+from magnetar.scalable.layout import changes
+from magnetar.scalable.layout.autoscale import (
     AutoScalePolicy,
     Decision,
     Merge,
@@ -43,21 +44,20 @@ from magnetar.scalable.autoscale import (
     resolve,
     suppressed,
 )
-from magnetar.scalable.group_balance import GroupBalance
-from magnetar.scalable.layout_changes import LayoutChanges, all_done
-from magnetar.scalable.layouts import Layouts
-from magnetar.scalable.living import LivingBrokers
-from magnetar.scalable.lulls import Lulls
+from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
+from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.layout.segments import SegmentHost
+from magnetar.scalable.layout.subscriptions import Subscriptions
+from magnetar.scalable.layout.txn_barrier import Lulls
+from magnetar.scalable.live_brokers import LivingBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
     ScalableRecord,
     SubscriptionRecord,
     segment_topic,
 )
-from magnetar.scalable.segments import SegmentHost
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore, Superseded
-from magnetar.scalable.subscriptions import Subscriptions
 
 KEY_SAMPLES: Final = 1000
 """Messages that are looked at to find where a segment is best split."""

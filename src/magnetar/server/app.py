@@ -35,8 +35,8 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.context import Context

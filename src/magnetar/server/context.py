@@ -21,7 +21,7 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
-from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.inflow import Inflow, WriteQueue

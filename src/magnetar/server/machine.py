@@ -27,8 +27,8 @@ from magnetar.runtime.disk import Disk, LocalDisk
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import ThreadWorker, Worker
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.segments import LocalSegments, SegmentHost
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.server import embedded
 
 _BACKLOG: Final = 1024

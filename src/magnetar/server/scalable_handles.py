@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from magnetar.errors import MagnetarError
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_CONSUMERS, SCALABLE_WATCHES
-from magnetar.scalable.sessions import ConsumerSession
+from magnetar.scalable.groups.sessions import ConsumerSession
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from hypothesis import strategies as st
 
 from magnetar.model.segments import SegmentLayout
-from magnetar.scalable.assignment import MemberView
+from magnetar.scalable.groups.assignment import MemberView
 from magnetar.scalable.records import GroupKind
 
 Owners = Mapping[int, tuple[str, ...]]

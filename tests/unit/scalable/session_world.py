@@ -19,10 +19,12 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
-from magnetar.scalable.assignment import MemberView, assign
-from magnetar.scalable.groups import assigned, expired, lost_brokers
-from magnetar.scalable.layouts import Layouts
-from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.groups.assignment import MemberView, assign
+from magnetar.scalable.groups.group_records import assigned, expired, lost_brokers
+from magnetar.scalable.groups.regular_groups import RegularGroups
+from magnetar.scalable.groups.sessions import ConsumerSession, ConsumerSessions
+from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.live_brokers import LivingBrokers
 from magnetar.scalable.records import (
     GroupKind,
     GroupRecord,
@@ -31,8 +33,6 @@ from magnetar.scalable.records import (
     group_key,
     topic_key,
 )
-from magnetar.scalable.regular_groups import RegularGroups
-from magnetar.scalable.sessions import ConsumerSession, ConsumerSessions
 from magnetar.scalable.store import ScalableStore
 
 TOPIC = TopicName.parse("topic://public/default/orders")

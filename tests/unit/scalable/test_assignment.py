@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from magnetar.model.hashing import HashRange
 from magnetar.model.segments import Segment, SegmentLayout
-from magnetar.scalable import assignment
-from magnetar.scalable.assignment import MemberView, assign, bucket_ranges
+from magnetar.scalable.groups import assignment
+from magnetar.scalable.groups.assignment import MemberView, assign, bucket_ranges
 from magnetar.scalable.records import GroupKind
 from tests.unit.scalable.layout_histories import (
     assignable,

@@ -13,7 +13,7 @@ from magnetar.errors import NotAllowed
 from magnetar.model.hashing import HASH_MAX, HashRange
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.runtime.limits import Limits
-from magnetar.scalable.autoscale import (
+from magnetar.scalable.layout.autoscale import (
     ONE_SIDED,
     SAMPLES_MIN,
     AutoScalePolicy,

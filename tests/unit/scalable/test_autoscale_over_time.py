@@ -14,7 +14,7 @@ import pytest
 from magnetar.model.hashing import HASH_MAX, HashRange
 from magnetar.model.segments import NEVER, SegmentLayout
 from magnetar.runtime.limits import Limits
-from magnetar.scalable.autoscale import (
+from magnetar.scalable.layout.autoscale import (
     AutoScalePolicy,
     Decision,
     Merge,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magnetar.model.names import TopicName
-from magnetar.scalable.followers import Followers
+from magnetar.scalable.layout.layout_watchers import Followers
 from tests.unit.scalable.world import TOPIC
 
 OTHER = TopicName.parse("topic://public/default/other")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magnetar.model.segments import NEVER, SegmentLayout
-from magnetar.scalable.groups import (
+from magnetar.scalable.groups.group_records import (
     assigned,
     assignment_of,
     attached,

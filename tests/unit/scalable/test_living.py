@@ -9,7 +9,7 @@ import pytest
 from magnetar.errors import DeadlineExceeded
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
-from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.live_brokers import LivingBrokers
 from magnetar.scalable.records import BROKERS
 from magnetar.testing.virtual.virtual_time import run
 

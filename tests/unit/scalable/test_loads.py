@@ -20,8 +20,8 @@ from magnetar.metadata.api import MetadataStore
 from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.scalable.autoscale import Sample
-from magnetar.scalable.loads import LoadReporter, sample_positions
+from magnetar.scalable.layout.autoscale import Sample
+from magnetar.scalable.layout.load_reports import LoadReporter, sample_positions
 from magnetar.scalable.records import LoadRecord, decode, load_key
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.messages import Send, encode_entry

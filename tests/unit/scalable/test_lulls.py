@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from magnetar.model.names import TopicName
-from magnetar.scalable import lulls as lulls_module
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.lulls import HANDOVER_SECONDS, Lulls
+from magnetar.scalable.layout import txn_barrier as lulls_module
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.txn_barrier import HANDOVER_SECONDS, Lulls
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id

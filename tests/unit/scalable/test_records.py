@@ -15,7 +15,7 @@ from magnetar.model.hashing import RING_SIZE, HashRange
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.limits import Limits
-from magnetar.scalable import changes
+from magnetar.scalable.layout import changes
 from magnetar.scalable.records import LayoutRecord, ScalableRecord, encode
 
 MOST = Limits().scalable_total_segments_max

@@ -9,8 +9,10 @@ import pytest
 from magnetar.errors import TopicNotFound
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER
-from magnetar.scalable import changes
-from magnetar.scalable.group_balance import balanced
+from magnetar.scalable.groups.group_balance import balanced
+from magnetar.scalable.groups.regular_groups import partition_names
+from magnetar.scalable.groups.sessions import ConsumerSession
+from magnetar.scalable.layout import changes
 from magnetar.scalable.records import (
     GroupKind,
     GroupRecord,
@@ -19,8 +21,6 @@ from magnetar.scalable.records import (
     group_key,
     state_directory,
 )
-from magnetar.scalable.regular_groups import partition_names
-from magnetar.scalable.sessions import ConsumerSession
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.scalable.session_world import (
     GRACE_S,

@@ -16,9 +16,9 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
-from magnetar.scalable.drains import Drains
-from magnetar.scalable.scalable_topics import Dag
-from magnetar.scalable.subscriptions import Subscriptions
+from magnetar.scalable.layout.drains import Drains
+from magnetar.scalable.layout.subscriptions import Subscriptions
+from magnetar.scalable.service import Dag
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import message, options, receipts
 from tests.unit.scalable.world import TOPIC, Broker, ScalableWorld

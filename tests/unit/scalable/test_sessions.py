@@ -17,7 +17,8 @@ from magnetar.errors import (
 )
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, SegmentLayout
-from magnetar.scalable.groups import member_of
+from magnetar.scalable.groups.group_records import member_of
+from magnetar.scalable.groups.sessions import ConsumerSession
 from magnetar.scalable.records import (
     DrainedRecord,
     MemberRecord,
@@ -26,7 +27,6 @@ from magnetar.scalable.records import (
     group_key,
     state_directory,
 )
-from magnetar.scalable.sessions import ConsumerSession
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.scalable.session_world import (
     ATTACH_S,

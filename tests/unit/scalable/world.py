@@ -14,7 +14,7 @@ from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import segment_topic
-from magnetar.scalable.scalable_topics import ScalableTopics
+from magnetar.scalable.service import ScalableTopics
 from magnetar.txn.outcomes import Decisions
 from magnetar.txn.store import TxnStore
 from tests.unit.broker.world import World, message, options, receipts

@@ -13,7 +13,7 @@ from magnetar.model.hashing import HashRange
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, Segment, SegmentLayout
 from magnetar.runtime.clock import LoopClock
-from magnetar.scalable.sessions import Assignment, SegmentToRead
+from magnetar.scalable.groups.sessions import Assignment, SegmentToRead
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.context import BrokerUrls, Context, TopicOwners, broker_urls

@@ -26,7 +26,7 @@ from magnetar.broker.policy.policies import (
 )
 from magnetar.errors import InvalidArgument, NotAllowed
 from magnetar.model.names import Domain, TopicName
-from magnetar.scalable.autoscale import check_override, read_override
+from magnetar.scalable.layout.autoscale import check_override, read_override
 from magnetar.server.admin.exchange import (
     done,
     flag_of,

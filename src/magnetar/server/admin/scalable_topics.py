@@ -18,7 +18,7 @@ from aiohttp import web
 from magnetar.errors import Conflict, InvalidArgument, ServiceNotReady, TopicNotFound
 from magnetar.model.hashing import HASH_MAX
 from magnetar.model.names import Domain, TopicName
-from magnetar.scalable.autoscale import check_override, read_override, resolve
+from magnetar.scalable.layout.autoscale import check_override, read_override, resolve
 from magnetar.scalable.records import ScalableRecord
 from magnetar.server.admin.exchange import (
     body_of,

@@ -29,9 +29,9 @@ from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_UPDATES
+from magnetar.scalable.groups.sessions import Assignment, ConsumerSession
 from magnetar.scalable.records import GroupKind, segment_topic
-from magnetar.scalable.scalable_topics import Dag, ScalableTopics
-from magnetar.scalable.sessions import Assignment, ConsumerSession
+from magnetar.scalable.service import Dag, ScalableTopics
 from magnetar.server.authority import Action
 from magnetar.server.context import BrokerUrls, urls_of
 from magnetar.server.handlers.scalable_values import assignment_fields, dag_fields, supersedes

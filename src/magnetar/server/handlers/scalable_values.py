@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from magnetar.model.segments import Segment, SegmentLayout
-from magnetar.scalable.sessions import Assignment
+from magnetar.scalable.groups.sessions import Assignment
 from magnetar.server.context import BrokerUrls
 from magnetar.wire.pb import pulsar_pb2 as pb
 

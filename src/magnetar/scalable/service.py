@@ -34,17 +34,21 @@ from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.service import Service
-from magnetar.scalable import changes
-from magnetar.scalable.autoscale import check_override, split_point
 from magnetar.scalable.controller import KEY_SAMPLES, ControllerParts
 from magnetar.scalable.controllers import Controllers
-from magnetar.scalable.drains import Drains
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.layout_changes import all_done
-from magnetar.scalable.layouts import Layouts
-from magnetar.scalable.living import LivingBrokers
-from magnetar.scalable.loads import LoadReporter
-from magnetar.scalable.lulls import Lulls
+from magnetar.scalable.groups.regular_groups import RegularGroups, partition_names
+from magnetar.scalable.groups.sessions import ConsumerSessions
+from magnetar.scalable.layout import changes
+from magnetar.scalable.layout.autoscale import check_override, split_point
+from magnetar.scalable.layout.drains import Drains
+from magnetar.scalable.layout.layout_changes import all_done
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.layout.load_reports import LoadReporter
+from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
+from magnetar.scalable.layout.subscriptions import SubscriptionDesk
+from magnetar.scalable.layout.txn_barrier import Lulls
+from magnetar.scalable.live_brokers import LivingBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
     Change,
@@ -54,11 +58,7 @@ from magnetar.scalable.records import (
     drained_key,
     segment_topic,
 )
-from magnetar.scalable.regular_groups import RegularGroups, partition_names
-from magnetar.scalable.segments import LocalSegments, SegmentHost
-from magnetar.scalable.sessions import ConsumerSessions
 from magnetar.scalable.store import ScalableStore
-from magnetar.scalable.subscriptions import SubscriptionDesk
 from magnetar.txn.outcomes import Decisions
 
 _LOOK_SECONDS: Final = 1.0

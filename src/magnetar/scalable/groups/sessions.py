@@ -50,9 +50,16 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.scalable.assignment import bucket_ranges
-from magnetar.scalable.groups import assignment_of, attached, detached, left, member_of
-from magnetar.scalable.layouts import Layouts
+from magnetar.scalable.groups.assignment import bucket_ranges
+from magnetar.scalable.groups.group_records import (
+    assignment_of,
+    attached,
+    detached,
+    left,
+    member_of,
+)
+from magnetar.scalable.groups.regular_groups import RegularGroups, is_regular
+from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.records import (
     GroupKind,
     GroupRecord,
@@ -62,7 +69,6 @@ from magnetar.scalable.records import (
     segment_topic,
     state_directory,
 )
-from magnetar.scalable.regular_groups import RegularGroups, is_regular
 from magnetar.scalable.store import ScalableStore
 
 _LOG: Final = logger(__name__)

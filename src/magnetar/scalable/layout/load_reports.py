@@ -35,7 +35,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.scalable.autoscale import Rates, Sample, next_report, noise_of
+from magnetar.scalable.layout.autoscale import Rates, Sample, next_report, noise_of
 from magnetar.scalable.records import LoadRecord, decode, encode, load_key
 from magnetar.wire.messages import payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb

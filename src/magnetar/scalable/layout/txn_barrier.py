@@ -36,7 +36,7 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import SCALABLE_LULLS, TXN_HELD
-from magnetar.scalable.followers import Followers
+from magnetar.scalable.layout.layout_watchers import Followers
 from magnetar.txn.outcomes import Decisions
 from magnetar.txn.records import Header, State
 from magnetar.wire.messages import TxnId

@@ -24,9 +24,9 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.scalable.autoscale import Sample
-from magnetar.scalable.followers import Followers
-from magnetar.scalable.loads import sample_positions
+from magnetar.scalable.layout.autoscale import Sample
+from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.load_reports import sample_positions
 from magnetar.scalable.records import StartPosition, SubscriptionKind
 
 

@@ -28,7 +28,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_DRAINED_SEGMENTS
 from magnetar.runtime.service import Service
-from magnetar.scalable.layouts import Layouts
+from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.records import (
     DrainedRecord,
     GroupRecord,

@@ -35,9 +35,9 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.scalable.changes import synthetic_layout
-from magnetar.scalable.group_balance import GroupBalance
-from magnetar.scalable.living import LivingBrokers
+from magnetar.scalable.groups.group_balance import GroupBalance
+from magnetar.scalable.layout.changes import synthetic_layout
+from magnetar.scalable.live_brokers import LivingBrokers
 from magnetar.scalable.records import GroupRecord, ScalableRecord
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore

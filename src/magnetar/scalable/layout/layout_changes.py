@@ -37,12 +37,12 @@ from magnetar.runtime.metrics import (
     SCALABLE_SEALED_SEGMENTS,
     SCALABLE_SPLITS,
 )
-from magnetar.scalable import changes
-from magnetar.scalable.lulls import Lulls
+from magnetar.scalable.layout import changes
+from magnetar.scalable.layout.segments import CursorWanted, SegmentHost
+from magnetar.scalable.layout.subscriptions import Subscriptions
+from magnetar.scalable.layout.txn_barrier import Lulls
 from magnetar.scalable.records import Change, ScalableRecord, segment_topic
-from magnetar.scalable.segments import CursorWanted, SegmentHost
 from magnetar.scalable.store import ScalableStore
-from magnetar.scalable.subscriptions import Subscriptions
 
 Result = TypeVar("Result")
 

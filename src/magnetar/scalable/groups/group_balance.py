@@ -18,10 +18,10 @@ from typing import Final
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, SegmentLayout
 from magnetar.runtime.clock import Clock
-from magnetar.scalable import groups
-from magnetar.scalable.assignment import MemberView, assign
-from magnetar.scalable.living import LivingBrokers
-from magnetar.scalable.rebalances import count_rebalance
+from magnetar.scalable.groups import group_records
+from magnetar.scalable.groups.assignment import MemberView, assign
+from magnetar.scalable.groups.rebalances import count_rebalance
+from magnetar.scalable.live_brokers import LivingBrokers
 from magnetar.scalable.records import DrainedRecord, GroupRecord, group_key
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore
@@ -89,8 +89,8 @@ class GroupBalance:
             before = present
             if present is None:
                 return None
-            kept = groups.lost_brokers(present, living, now_ms)
-            kept = groups.expired(kept, now_ms, grace_ms)
+            kept = group_records.lost_brokers(present, living, now_ms)
+            kept = group_records.expired(kept, now_ms, grace_ms)
             finished = self._finished(kept, established)
             return balanced(kept, layout, layout_epoch, finished)
 
@@ -133,4 +133,4 @@ def balanced(
         return None
     members = [MemberView(each.name, each.shares) for each in group.members]
     owners = assign(layout, group.kind, members, finished, group.owners)
-    return groups.assigned(group, layout_epoch, owners)
+    return group_records.assigned(group, layout_epoch, owners)

@@ -24,6 +24,7 @@ from magnetar.errors import DeadlineExceeded, ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.clock import Clock
+from magnetar.scalable.layout.segments import CursorFound, CursorWanted, SegmentHost
 from magnetar.scalable.records import (
     DrainedRecord,
     StartPosition,
@@ -33,7 +34,6 @@ from magnetar.scalable.records import (
     segment_topic,
     subscription_key,
 )
-from magnetar.scalable.segments import CursorFound, CursorWanted, SegmentHost
 from magnetar.scalable.store import ScalableStore
 
 _LOOK_SECONDS: Final = 1.0
