@@ -24,7 +24,7 @@ from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
 from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
-from magnetar.server.inflow import Inflow, WriteQueue
+from magnetar.server.publish_throttle import Inflow, WriteQueue
 from magnetar.txn.coordinator.coordinators import Coordinators
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from magnetar.cli.dag import draw, id_list
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.records import LayoutRecord, ScalableRecord
-from magnetar.server.admin.scalable_state import record_json
+from magnetar.server.admin.scalable.state import record_json
 
 TOPIC = TopicName.parse("topic://public/default/x")
 

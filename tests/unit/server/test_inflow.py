@@ -6,7 +6,7 @@ import asyncio
 
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
-from magnetar.server.inflow import Inflow
+from magnetar.server.publish_throttle import Inflow
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.server.link import Link
 

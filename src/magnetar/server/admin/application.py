@@ -14,23 +14,18 @@ from aiohttp import web
 from magnetar.server.admin import (
     brokers,
     clusters,
-    lookup,
     metrics,
     namespaces,
     policies,
-    scalable_subscriptions,
-    scalable_topics,
-    schemas,
-    statistics,
-    subscriptions,
     tenants,
-    topics,
-    transactions,
-    unbuilt,
+    unsupported,
 )
 from magnetar.server.admin.access import authorise
 from magnetar.server.admin.errors import answer_errors
 from magnetar.server.admin.exchange import BODY_BYTES_MAX, SERVER, AdminServer
+from magnetar.server.admin.scalable import scalable_subscriptions, scalable_topics
+from magnetar.server.admin.topics import lookup, schemas, statistics, subscriptions, topics
+from magnetar.server.admin.transactions import transactions
 
 # What is not built comes last: the first route that fits a path is taken.
 _RESOURCES: Final = (
@@ -48,7 +43,7 @@ _RESOURCES: Final = (
     transactions.ROUTES,
     lookup.ROUTES,
     metrics.ROUTES,
-    unbuilt.ROUTES,
+    unsupported.ROUTES,
 )
 
 

@@ -30,7 +30,7 @@ from magnetar.runtime import metrics
 from magnetar.scalable.records import LayoutRecord, ScalableRecord, segment_topic
 from magnetar.server.admin.brokers import check_ready
 from magnetar.server.admin.exchange import AdminServer, server_of
-from magnetar.server.admin.transaction_places import lag_of
+from magnetar.server.admin.transactions.places import lag_of
 from magnetar.txn.records import OPS, State
 
 _TOPICS_PER_TURN: Final = 50

@@ -12,14 +12,12 @@ from magnetar.server.handlers import (
     consuming,
     lookups,
     producing,
-    range_cursors,
-    range_news,
-    ranges,
     scalable,
     schemas,
     topic_lists,
     transactions,
 )
+from magnetar.server.handlers.ranges import cursors, news, ranges
 from magnetar.server.session import Handlers
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -66,12 +64,12 @@ HANDLERS: Final = Handlers(
         _T.RANGE_LAYOUT: ranges.layout,
         _T.RANGE_STATES: ranges.states,
         _T.RANGE_READ: ranges.read,
-        _T.RANGE_NEWS: range_news.news,
+        _T.RANGE_NEWS: news.news,
         _T.RANGE_COUNTS: ranges.counts,
         _T.RANGE_CUT: ranges.cut,
         _T.RANGE_PIECES: ranges.pieces,
         _T.RANGE_AT_TIME: ranges.at_time,
-        _T.RANGE_MOVE: range_cursors.move,
+        _T.RANGE_MOVE: cursors.move,
         _T.SCALABLE_TOPIC_LOOKUP: scalable.watch_layout,
         _T.SCALABLE_TOPIC_CLOSE: scalable.close_layout,
         _T.SCALABLE_TOPIC_SUBSCRIBE: scalable.subscribe,

@@ -12,9 +12,9 @@ from magnetar.errors import NotAllowed
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.model.ids import Position
 from magnetar.model.names import NamespaceName, TopicName
-from magnetar.server.admin import transaction_records
-from magnetar.server.admin.transaction_places import bytes_between
-from magnetar.server.admin.transaction_records import in_pending_acks_json
+from magnetar.server.admin.transactions import records
+from magnetar.server.admin.transactions.places import bytes_between
+from magnetar.server.admin.transactions.records import in_pending_acks_json
 from magnetar.server.authority import Action, Authority, Principal
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.records import AckedEntry, AckOp
@@ -267,7 +267,7 @@ def test_the_coordinator_of_another_broker(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_scanned_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_records, "SCANNED_MAX", 2)
+    monkeypatch.setattr(records, "SCANNED_MAX", 2)
 
     async def scenario(world: World) -> None:
         async with txn_client(world.server.service_url) as client:

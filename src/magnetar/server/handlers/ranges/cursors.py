@@ -23,7 +23,7 @@ from magnetar.model.subscriptions import (
     SubscriptionType,
     check_subscription_name,
 )
-from magnetar.server.handlers.range_values import Fields, for_each, named_topic, position_from
+from magnetar.server.handlers.ranges.values import Fields, for_each, named_topic, position_from
 from magnetar.server.session import Session
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb

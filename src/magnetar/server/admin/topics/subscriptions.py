@@ -34,8 +34,8 @@ from magnetar.server.admin.exchange import (
     topics_of,
     whole_number,
 )
-from magnetar.server.admin.peeked import as_response
-from magnetar.server.admin.topics import TOPIC, existing, whole_topic
+from magnetar.server.admin.topics.peek import as_response
+from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
 
 _SENTINELS: Final = (EARLIEST.position, LATEST.position)
 

@@ -27,7 +27,7 @@ from magnetar.errors import TooManyRequests, TopicNotFound
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.signal import Signal
 from magnetar.server.authority import Action
-from magnetar.server.handlers.range_values import isolation_from, named_topic, position_from
+from magnetar.server.handlers.ranges.values import isolation_from, named_topic, position_from
 from magnetar.server.scalable_handles import OpenPoll
 from magnetar.server.session import Session
 from magnetar.wire.commands import TYPES

@@ -23,9 +23,9 @@ from magnetar.errors import NotAllowed, ServiceNotReady, SubscriptionNotFound
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record
 from magnetar.server.admin.exchange import part_of, server_of, shown, topic_of, topics_of
-from magnetar.server.admin.topics import whole_topic
-from magnetar.server.admin.transaction_places import blocked_json, lag_of, segments_of
-from magnetar.server.admin.transaction_records import (
+from magnetar.server.admin.topics.topics import whole_topic
+from magnetar.server.admin.transactions.places import blocked_json, lag_of, segments_of
+from magnetar.server.admin.transactions.records import (
     Dated,
     Json,
     TransactionRecords,

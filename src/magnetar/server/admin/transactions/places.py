@@ -25,9 +25,9 @@ from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
 from magnetar.scalable.records import segment_topic
 from magnetar.server.admin.exchange import AdminServer, server_of
-from magnetar.server.admin.scalable_state import read_record
-from magnetar.server.admin.topics import existing
-from magnetar.server.admin.transaction_records import (
+from magnetar.server.admin.scalable.state import read_record
+from magnetar.server.admin.topics.topics import existing
+from magnetar.server.admin.transactions.records import (
     SCANNED_MAX,
     Json,
     TransactionRecords,

@@ -22,8 +22,8 @@ from magnetar.broker.ranges.read import read_page
 from magnetar.model.names import TopicName
 from magnetar.runtime.metrics import RANGE_BYTES, RANGE_ENTRIES
 from magnetar.server.authority import Action
-from magnetar.server.handlers.range_layouts import range_layout
-from magnetar.server.handlers.range_values import (
+from magnetar.server.handlers.ranges.layouts import range_layout
+from magnetar.server.handlers.ranges.values import (
     Fields,
     for_each,
     named_view,

@@ -21,13 +21,13 @@ from magnetar.server.admin.exchange import (
     topic_of,
     whole_number,
 )
-from magnetar.server.admin.scalable_state import (
+from magnetar.server.admin.scalable.scalable_topics import SCALABLE
+from magnetar.server.admin.scalable.state import (
     group_json,
     read_record,
     read_view,
     subscription_json,
 )
-from magnetar.server.admin.scalable_topics import SCALABLE
 
 _KINDS: Final = ("STREAM", "QUEUE")
 

@@ -14,7 +14,7 @@ from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.server.admin.exchange import flag_of, shown, topic_of, topics_of
-from magnetar.server.admin.topics import TOPIC, existing, whole_topic
+from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
 
 _NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
 

@@ -34,7 +34,7 @@ from magnetar.server.admin.exchange import (
     topics_of,
     whole_number,
 )
-from magnetar.server.admin.scalable_state import (
+from magnetar.server.admin.scalable.state import (
     read_record,
     read_view,
     record_json,

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from magnetar.errors import TransactionCoordinatorNotFound
 from magnetar.model.names import TopicName
-from magnetar.server.admin import transaction_topics
 from magnetar.server.admin.errors import NOT_BUILT
 from magnetar.server.admin.exchange import (
     done,
@@ -26,8 +25,9 @@ from magnetar.server.admin.exchange import (
     shown,
     whole_number,
 )
-from magnetar.server.admin.statistics import ledger_json
-from magnetar.server.admin.transaction_records import (
+from magnetar.server.admin.topics.statistics import ledger_json
+from magnetar.server.admin.transactions import topics
+from magnetar.server.admin.transactions.records import (
     OPS_IN_LIST_MAX,
     Dated,
     Json,
@@ -243,6 +243,6 @@ ROUTES: Final = (
     web.get(f"{BASE}/slowTransactions/{{timeout}}", slow_transactions),
     web.get(f"{BASE}/transactionMetadata/{_ID}", transaction_metadata),
     web.post(f"{BASE}/abortTransaction/{_ID}", abort_transaction),
-    *transaction_topics.routes(BASE, _ID),
+    *topics.routes(BASE, _ID),
     web.route("*", f"{BASE}/{{what:{_NOT_BUILT}}}/{{rest:.*}}", not_built),
 )
