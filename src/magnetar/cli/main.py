@@ -17,21 +17,21 @@ import click
 
 from magnetar.errors import MagnetarError
 
-VERBS: Final = (
-    "consume",
-    "demo",
-    "doctor",
-    "namespaces",
-    "pipeline",
-    "produce",
-    "quickstart",
-    "serve",
-    "subscriptions",
-    "topics",
-    "txn",
-    "verify",
-)
-"""Each is the name of a module here and of the command in it."""
+VERBS: Final = {
+    "consume": "verbs.consume",
+    "demo": "demo.demo",
+    "doctor": "verbs.doctor",
+    "namespaces": "verbs.namespaces",
+    "pipeline": "verbs.pipeline",
+    "produce": "verbs.produce",
+    "quickstart": "quickstart.quickstart",
+    "serve": "verbs.serve",
+    "subscriptions": "verbs.subscriptions",
+    "topics": "verbs.topics",
+    "txn": "verbs.txn",
+    "verify": "verbs.verify",
+}
+"""The module of each verb; the command in it has the verb's name."""
 
 
 class _Verbs(click.Group):
@@ -41,7 +41,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        found = getattr(import_module(f"magnetar.cli.{cmd_name}"), cmd_name)
+        found = getattr(import_module(f"magnetar.cli.{VERBS[cmd_name]}"), cmd_name)
         assert isinstance(found, click.Command), f"{cmd_name} is no command"
         return found
 

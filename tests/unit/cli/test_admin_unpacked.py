@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.consume import ack_frame
 from magnetar.cli.unpacked import Chunks, split_batch, unpacked
+from magnetar.cli.verbs.consume import ack_frame
 from magnetar.errors import RemoteProtocolError
 from magnetar.wire.messages import Delivered, RareDelivered, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb

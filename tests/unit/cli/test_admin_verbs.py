@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from magnetar.cli.link import Link
 from magnetar.cli.main import main
-from magnetar.cli.namespaces import namespaces
-from magnetar.cli.subscriptions import subscriptions
-from magnetar.cli.topics import topics
-from magnetar.cli.txn import txn
+from magnetar.cli.verbs.namespaces import namespaces
+from magnetar.cli.verbs.subscriptions import subscriptions
+from magnetar.cli.verbs.topics import topics
+from magnetar.cli.verbs.txn import txn
 from magnetar.server.embedded import STORE_FORMAT
 from magnetar.wire.frames import base_command, encode_with_payload
 from magnetar.wire.messages import encode_entry
@@ -270,7 +270,7 @@ def test_doctor_looks_at_the_ports_of_a_server_to_come(tmp_path: Path) -> None:
         other.listen()
         taken = {"MAGNETAR_ADMIN_PORT": str(other.getsockname()[1])}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("magnetar.cli.doctor._SECONDS", 0.1)
+            patch.setattr("magnetar.cli.verbs.doctor._SECONDS", 0.1)
             code, found = findings([], free | taken | data)
     assert (code, found["admin_port"]["verdict"]) == (1, "failed")
 

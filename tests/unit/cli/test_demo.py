@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli import demo_server
-from magnetar.cli.demo import Reported, Result, compare
-from magnetar.cli.demo_server import (
+from magnetar.cli.demo import server
+from magnetar.cli.demo.demo import Reported, Result, compare
+from magnetar.cli.demo.server import (
     ROUND_TRIP_MESSAGES,
     Published,
     ServerResult,
@@ -18,7 +18,7 @@ from magnetar.cli.demo_server import (
     serve_and_kill,
     text_of,
 )
-from magnetar.cli.demo_writer import entry_payload, record_folder, record_value
+from magnetar.cli.demo.writer import entry_payload, record_folder, record_value
 from magnetar.metadata.api import Index
 from magnetar.server.embedded import open_storage
 
@@ -64,7 +64,7 @@ def test_messages_that_were_read_are_compared_with_receipts() -> None:
 def test_without_the_official_client_our_own_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_server, "find_spec", lambda name: None)
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
     told: list[str] = []
     result = serve_and_kill(tmp_path / "server", 0.2, told.append)
     assert result.is_sound, result

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from magnetar.cli import pipeline_view
 from magnetar.cli.main import main
-from magnetar.cli.pipeline_view import summary, watching
+from magnetar.cli.verbs import pipeline_view
+from magnetar.cli.verbs.pipeline_view import summary, watching
 from magnetar.spark.pipeline.progress import QueryState
 from magnetar.spark.pipeline.state import Phase, RunState, StateFolder
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.cli.plots import WIDTH, Line, Mark, plot
-from magnetar.cli.quickstart_driver import pipeline_text
-from magnetar.cli.quickstart_report import Moments, plots, verdict_in_words
-from magnetar.cli.report_page import page
-from magnetar.cli.shop import Settled, judged, moments_of, settled, traffic
+from magnetar.cli.quickstart.driver import pipeline_text
+from magnetar.cli.quickstart.page import page
+from magnetar.cli.quickstart.plots import WIDTH, Line, Mark, plot
+from magnetar.cli.quickstart.report import Moments, plots, verdict_in_words
+from magnetar.cli.quickstart.shop import Settled, judged, moments_of, settled, traffic
 from magnetar.spark.pipeline.file import parsed
 from tests.meta.tree import ROOT
 
@@ -125,7 +125,7 @@ def test_the_page_has_both_schemes_and_no_other_file() -> None:
         plots=plots(moments, [Mark(1, "split")]),
         pipeline="name: x",
         next_steps=["do"],
-        style=(files("magnetar.cli") / "report_page.css").read_text("utf-8"),
+        style=(files("magnetar.cli.quickstart") / "report_page.css").read_text("utf-8"),
     )
     assert "prefers-color-scheme: dark" in text
     assert "&lt;verdict&gt;" in text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.txn import _duration, _shortened
+from magnetar.cli.verbs.txn import _duration, _shortened
 from magnetar.txn.ids import to_text
 from tests.unit.cli.admin_server import Running, running_server
 from tests.unit.server.admin.txn_client import COMMIT, txn_client

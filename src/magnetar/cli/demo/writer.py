@@ -1,6 +1,6 @@
 """The process that `magnetar demo` writes with, and kills.
 
-    python -m magnetar.cli.demo_writer FOLDER RUN SECONDS
+    python -m magnetar.cli.demo.writer FOLDER RUN SECONDS
 
 Owns: the demonstration's writers and the lines they report on stdout, one unbuffered write each:
 `ready`, `submitted <what> <last>`, `acknowledged <what> <last>`, `closed`. `<what>` is

@@ -1,7 +1,7 @@
 """The official Pulsar client at work for `magnetar demo`, in a process of its own.
 
-    python -m magnetar.cli.demo_client round-trip URL TOPIC COUNT
-    python -m magnetar.cli.demo_client read URL TOPIC
+    python -m magnetar.cli.demo.client round-trip URL TOPIC COUNT
+    python -m magnetar.cli.demo.client read URL TOPIC
 
 Owns: what the demonstration asks of the official client. `round-trip` sends so many messages, gets
 and acknowledges them; `read` reads the topic from its first message to its last. Both print each

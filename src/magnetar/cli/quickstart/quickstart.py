@@ -19,17 +19,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from magnetar.cli import plots
-from magnetar.cli.demo import data_folder
+from magnetar.cli.demo.demo import data_folder
 from magnetar.cli.output import print_table
-from magnetar.cli.pipeline import need
-from magnetar.cli.quickstart_report import Moments, quantile, verdict_in_words
-from magnetar.cli.quickstart_report import plots as drawn
-from magnetar.cli.report_page import page as made_page
-from magnetar.cli.shop import Traffic, moments_of, traffic
+from magnetar.cli.quickstart import plots
+from magnetar.cli.quickstart.page import page as made_page
+from magnetar.cli.quickstart.report import Moments, quantile, verdict_in_words
+from magnetar.cli.quickstart.report import plots as drawn
+from magnetar.cli.quickstart.shop import Traffic, moments_of, traffic
+from magnetar.cli.verbs.pipeline import need
 
 if TYPE_CHECKING:
-    from magnetar.cli.quickstart_run import Seen, Tell
+    from magnetar.cli.quickstart.run import Seen, Tell
 
 _NEXT: Final = (
     "magnetar pipeline init my-pipeline.yaml",
@@ -86,7 +86,7 @@ def quickstart(
 ) -> None:
     """Run an exactly-once pipeline through splits, merges and a kill, and verify it."""
     _check()
-    from magnetar.cli.quickstart_run import run
+    from magnetar.cli.quickstart.run import run
 
     shop = traffic(seed=seed, seconds=seconds, orders_per_second=rate)
     with data_folder(data) as folder, _told() as tell:
@@ -160,7 +160,7 @@ def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple
 def _write_page(
     path: Path, seen: Seen, moments: Moments, facts: list[tuple[str, str, str]]
 ) -> None:
-    from magnetar.cli.quickstart_driver import pipeline_text
+    from magnetar.cli.quickstart.driver import pipeline_text
 
     marks = [
         plots.Mark(mark.at, mark.what, "--bad" if mark.is_kill else "--mark") for mark in seen.marks
@@ -173,7 +173,7 @@ def _write_page(
         plots=drawn(moments, marks),
         pipeline=pipeline_text(),
         next_steps=_NEXT,
-        style=(files("magnetar.cli") / "report_page.css").read_text("utf-8"),
+        style=(files("magnetar.cli.quickstart") / "report_page.css").read_text("utf-8"),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")

@@ -138,4 +138,4 @@ class Driver:
 
 def pipeline_text() -> str:
     """The file, as it is run."""
-    return (files("magnetar.cli") / _FILE).read_text("utf-8")
+    return (files("magnetar.cli.quickstart") / _FILE).read_text("utf-8")

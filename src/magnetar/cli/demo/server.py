@@ -38,7 +38,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 ROUND_TRIP_MESSAGES: Final = 100
 
 _SERVE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "serve")
-_CLIENT: Final = (sys.executable, "-m", "magnetar.cli.demo_client")
+_CLIENT: Final = (sys.executable, "-m", "magnetar.cli.demo.client")
 _ROUND_TRIP_TOPIC: Final = TopicName.parse("persistent://public/default/round-trip")
 _TOPIC: Final = TopicName.parse("persistent://public/default/killed")
 _READY_SECONDS: Final = 20.0

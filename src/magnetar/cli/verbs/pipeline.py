@@ -99,7 +99,7 @@ def run(
 ) -> None:
     """Run FILE until it ends or is stopped (Ctrl-C, SIGTERM, `stop`)."""
     found = _load(file)
-    from magnetar.cli.pipeline_view import summary, watching
+    from magnetar.cli.verbs.pipeline_view import summary, watching
     from magnetar.spark.pipeline.run import Where, run
     from magnetar.spark.pipeline.session import DEFAULT_MASTER
 
@@ -123,7 +123,7 @@ def run(
 @json_option
 def status(file: Path, as_json: bool) -> None:
     """Say how far the pipeline of FILE is, running or not."""
-    from magnetar.cli.pipeline_view import rows
+    from magnetar.cli.verbs.pipeline_view import rows
     from magnetar.spark.pipeline.progress import HEADINGS
     from magnetar.spark.pipeline.state import is_running, read_state, state_folder
 

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 
 from magnetar import Client, Producer
 from magnetar.cli.admin_client import AdminClient
-from magnetar.cli.demo_server import served
-from magnetar.cli.quickstart_driver import Driver
-from magnetar.cli.scalable import scalable_path
-from magnetar.cli.shop import Settled, Traffic, Verdict, judged, settled
+from magnetar.cli.demo.server import served
+from magnetar.cli.quickstart.driver import Driver
+from magnetar.cli.quickstart.shop import Settled, Traffic, Verdict, judged, settled
+from magnetar.cli.verbs.scalable import scalable_path
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.errors import DeadlineExceeded
 

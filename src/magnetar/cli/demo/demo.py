@@ -26,8 +26,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from magnetar.cli.demo_server import ROUND_TRIP_MESSAGES, ServerResult, serve_and_kill
-from magnetar.cli.demo_writer import INDEX, entry_payload, record_folder, record_value
+from magnetar.cli.demo.server import ROUND_TRIP_MESSAGES, ServerResult, serve_and_kill
+from magnetar.cli.demo.writer import INDEX, entry_payload, record_folder, record_value
 from magnetar.cli.stored_metadata import look_at_metadata
 from magnetar.errors import DeadlineExceeded, NotAllowed, StorageError
 from magnetar.runtime.disk import LocalDisk
@@ -162,7 +162,7 @@ def _write(folder: Path, run: int, end: str, seconds: float, reported: Reported)
     kills = end == "kill -9"
     reported.is_ready = reported.is_closed = False
     before = reported.count("ledger-"), reported.count("records-")
-    command = [sys.executable, "-m", "magnetar.cli.demo_writer", str(folder), str(run)]
+    command = [sys.executable, "-m", "magnetar.cli.demo.writer", str(folder), str(run)]
     command.append(str(_SECONDS_MAX * 2 if kills else seconds))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

@@ -19,7 +19,7 @@ from magnetar.cli.admin_client import (
     topic_path,
 )
 from magnetar.cli.output import print_json, print_table
-from magnetar.cli.scalable import (
+from magnetar.cli.verbs.scalable import (
     VERBS,
     is_scalable,
     listed_topics,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from magnetar.cli.plots import Line, Mark, plot
-from magnetar.cli.shop import Settled, Verdict
+from magnetar.cli.quickstart.plots import Line, Mark, plot
+from magnetar.cli.quickstart.shop import Settled, Verdict
 
 
 class Moments:
