@@ -108,11 +108,11 @@ soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSA
 
 .PHONY: soak-models
 soak-models: $(STAMP) ## the largest models and stores, whole: what `make test` sees a part of
-	$(BIN)/pytest -v -m soak tests/unit tests/recovery tests/client
+	$(BIN)/pytest -v -m soak tests/unit tests/recovery tests/integration/client
 
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## the slow faults of Spark queries: kills, timeouts, a cluster of two hosts
-	$(BIN)/pytest -v -m soak tests/spark
+	$(BIN)/pytest -v -m soak tests/integration/spark
 
 .PHONY: bench
 bench: $(STAMP) ## measure storage against bare loops; tables, and build/bench/*.json

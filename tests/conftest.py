@@ -39,11 +39,11 @@ _DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path
 # One JVM after the other, and one session for the tests that share it. (Marks of the scheduler's
 # own do not work with this version of pytest.)
 _TOGETHER = {
-    "tests/spark/test_sink_in_spark.py": "session",
-    "tests/spark/test_source_in_spark.py": "session",
-    "tests/spark/test_pipeline_run.py": "pipelines",
-    "tests/spark/test_quickstart.py": "pipelines",
-    "tests/spark/test_sink_kills.py": "kills",
+    "tests/integration/spark/test_sink_in_spark.py": "session",
+    "tests/integration/spark/test_source_in_spark.py": "session",
+    "tests/integration/spark/test_pipeline_run.py": "pipelines",
+    "tests/integration/spark/test_quickstart.py": "pipelines",
+    "tests/integration/spark/test_sink_kills.py": "kills",
 }
 
 

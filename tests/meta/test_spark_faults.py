@@ -35,11 +35,11 @@ def test_what_must_never_break_is_in_make_test(point: str) -> None:
 
 
 def test_soaks_are_known_by_their_marks() -> None:
-    of_module = ("tests/spark/test_sink_soak.py", "test_spark_connect")
+    of_module = ("tests/integration/spark/test_sink_soak.py", "test_spark_connect")
     of_function = (
-        "tests/spark/test_quickstart.py",
+        "tests/integration/spark/test_quickstart.py",
         "test_five_kills_while_topics_go_from_one_segment_to_four_and_back",
     )
     assert is_soak(*of_module)
     assert is_soak(*of_function)
-    assert not is_soak("tests/spark/test_quickstart.py", "test_the_main_job")
+    assert not is_soak("tests/integration/spark/test_quickstart.py", "test_the_main_job")
