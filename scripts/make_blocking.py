@@ -40,7 +40,16 @@ CLASSES: Final = {
 HANDLES: Final = {name: f"{PACKAGE}.blocking.{file}" for file, (_, name) in CLASSES.items()}
 INSIDE: Final = {
     *("open", "opened_with", "opening_fields", "next_sequence", "new_number", "clock", "settings"),
-    *("connections", "stored", "fail", "failed", "segment_terminated", "inbox", "id_of", "make"),
+    *(
+        "connections",
+        "stored",
+        "fail",
+        "failed",
+        "segment_terminated",
+        "receive_queue",
+        "id_of",
+        "make",
+    ),
     *("left", "tolerates", "wanted", "waits_for_others"),
     *("reserve", "join", "hand_in", "give_back", "submit_row", "replace"),
     *("schema_version", "segment_producers"),

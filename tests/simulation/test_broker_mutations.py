@@ -18,7 +18,7 @@ from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.key_shared import HashHolds
 from magnetar.broker.dispatch.members import Member, Members
 from magnetar.broker.dispatch.redelivery import RedeliveryCounts
-from magnetar.broker.publish.dedup import Dedup, Verdict
+from magnetar.broker.publish.dedup import Dedup, SendVerdict
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription
@@ -105,9 +105,11 @@ def test_forgotten_batch_indexes_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
 def test_doubles_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     decide = Dedup.decide
 
-    def careless(dedup: Dedup, name: str, sequence_id: int, *rest: Any, **options: Any) -> Verdict:
+    def careless(
+        dedup: Dedup, name: str, sequence_id: int, *rest: Any, **options: Any
+    ) -> SendVerdict:
         if sequence_id <= dedup.last_sequence_id(name):
-            return Verdict.STORE
+            return SendVerdict.STORE
         return decide(dedup, name, sequence_id, *rest, **options)
 
     monkeypatch.setattr(Dedup, "decide", careless)

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.simulation.scalable.run import simulate_scalable
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
@@ -28,9 +28,9 @@ from magnetar.scalable.layout.drains import Drains
 from magnetar.scalable.layout.layout_changes import LayoutChanges
 from magnetar.scalable.layout.segments import CursorWanted, LocalSegments
 from magnetar.scalable.records import (
-    Change,
     DrainedRecord,
     GroupRecord,
+    LayoutChange,
     ScalableRecord,
     drained_key,
 )
@@ -70,7 +70,7 @@ def _is_caught(
 def test_children_that_are_shown_before_their_parents_are_sealed_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def shown_first(self: LayoutChanges, change: Change) -> ScalableRecord | None:
+    async def shown_first(self: LayoutChanges, change: LayoutChange) -> ScalableRecord | None:
         shown = await self._store.step(self._topic, change, changes.sealed)
         for parent in self._segments(change, change.parents):
             await self._host.seal(self._name(parent))
@@ -87,8 +87,8 @@ def test_children_without_cursors_are_caught(monkeypatch: pytest.MonkeyPatch) ->
     subscribing = ScalableTopics.subscribing
 
     async def as_asked(
-        self: ScalableTopics, name: TopicName, options: ConsumerOptions
-    ) -> ConsumerOptions:
+        self: ScalableTopics, name: TopicName, options: SubscribeRequest
+    ) -> SubscribeRequest:
         await subscribing(self, name, options)
         return options  # and not at the earliest message, which would make good for it
 
@@ -132,8 +132,8 @@ def test_layouts_that_change_without_a_new_epoch_are_caught(
 
 def test_subscriptions_that_are_not_recorded_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unrecorded(
-        self: ScalableTopics, name: TopicName, options: ConsumerOptions
-    ) -> ConsumerOptions:
+        self: ScalableTopics, name: TopicName, options: SubscribeRequest
+    ) -> SubscribeRequest:
         return options
 
     monkeypatch.setattr(ScalableTopics, "subscribing", unrecorded)

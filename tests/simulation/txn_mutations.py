@@ -14,7 +14,7 @@ import pytest
 
 from harness.simulation.txn.run import Course
 from harness.simulation.txn.truth import place_of
-from magnetar.broker.subscribe.pending_messages import HeldMessages
+from magnetar.broker.subscribe.pending_messages import PendingMessages
 from magnetar.broker.subscribe.txn_acks import TransactionalAcks
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions import TopicTransactions, Waiting
@@ -31,13 +31,13 @@ from magnetar.txn.buffer import pins
 from magnetar.txn.buffer import transaction_buffer as buffers
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.txn_dedup import TxnRuns, TxnVerdict
-from magnetar.txn.buffer.txn_work import Work
+from magnetar.txn.buffer.txn_work import PinnedTransaction
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.coordinator.coordinators import Coordinators
-from magnetar.txn.coordinator.gc import Collector, Leftover
-from magnetar.txn.coordinator.groups import Groups
+from magnetar.txn.coordinator.gc import Leftover, TransactionGc
+from magnetar.txn.coordinator.groups import TransactionGroups
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import (
     OPS,
     Aborted,
@@ -85,8 +85,8 @@ def _all(*patches: Patch) -> Patch:
 # --- publishing
 
 
-async def _pin_later(self: MetadataTransactionBuffer, work: Work) -> None:
-    self._check_open(work, await self._decisions.state(work.txn))
+async def _pin_later(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
+    self._check_open(work, await self._outcomes.state(work.txn))
 
     async def placed() -> None:
         await asyncio.sleep(0.05)
@@ -97,9 +97,9 @@ async def _pin_later(self: MetadataTransactionBuffer, work: Work) -> None:
     self._tasks.spawn(placed(), "a late pin")
 
 
-async def _pin_unchecked(self: MetadataTransactionBuffer, work: Work) -> None:
+async def _pin_unchecked(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
     """It always may take so long."""
-    self._check_open(work, await self._decisions.state(work.txn))
+    self._check_open(work, await self._outcomes.state(work.txn))
     await asyncio.sleep(2.5)
     work.op = await pins.place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
     work.decision = None
@@ -109,7 +109,7 @@ def _refuse_nothing(self: MetadataTransactionBuffer, txn: TxnId) -> None:
     return None
 
 
-async def _pin_blindly(self: MetadataTransactionBuffer, work: Work) -> None:
+async def _pin_blindly(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
     work.op = await pins.place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
 
 
@@ -118,7 +118,7 @@ def _store_always(self: TxnRuns, first: int, last: int) -> TxnVerdict:
     return TxnVerdict.STORE
 
 
-def _pin_behind(self: MetadataTransactionBuffer, work: Work) -> None:
+def _pin_behind(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
     async def submitted() -> None:
         await asyncio.sleep(0.05)
         work.op = await pins.place_pin(
@@ -132,7 +132,9 @@ def _pin_behind(self: MetadataTransactionBuffer, work: Work) -> None:
 def _aborted_up_to_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     abort = MetadataTransactionBuffer._abort
 
-    async def aborted(self: MetadataTransactionBuffer, work: Work, _: Position) -> None:
+    async def aborted(
+        self: MetadataTransactionBuffer, work: PinnedTransaction, _: Position
+    ) -> None:
         await abort(self, work, self._ledger.last_position())
 
     monkeypatch.setattr(MetadataTransactionBuffer, "_abort", aborted)
@@ -142,7 +144,7 @@ def _kept_without_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was not admitted stays where it is."""
     admission = MetadataTransactionBuffer._admission
 
-    async def kept(self: MetadataTransactionBuffer, work: Work) -> None:
+    async def kept(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
         await admission(self, work)
         if not work.is_admitted and work.txn not in self._works:
             self._visibility.track(work.txn, work.bound)
@@ -150,7 +152,7 @@ def _kept_without_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MetadataTransactionBuffer, "_admission", kept)
 
 
-def _told_nothing(self: Decisions, txn: TxnId, participant: object, missing: object = None) -> None:
+def _told_nothing(self: Outcomes, txn: TxnId, participant: object, missing: object = None) -> None:
     return None
 
 
@@ -210,7 +212,7 @@ def _missing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     judged, found = MetadataTransactionBuffer._judged, TxnStore.pins
 
     async def at_once(self: MetadataTransactionBuffer, each: FoundPin) -> StoredOp | None:
-        if await self._decisions.read(from_text(each.pin.txn)) is None:
+        if await self._outcomes.read(from_text(each.pin.txn)) is None:
             self._works[from_text(each.pin.txn)].decision = "ABORTED"
             return None
         return await judged(self, each)
@@ -227,7 +229,7 @@ def _missing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
 def _bound_of_the_new_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     track = MetadataTransactionBuffer._track
 
-    def tracked(self: MetadataTransactionBuffer, txn: TxnId, _: Position) -> Work:
+    def tracked(self: MetadataTransactionBuffer, txn: TxnId, _: Position) -> PinnedTransaction:
         return track(self, txn, self._ledger.next_append_floor())
 
     monkeypatch.setattr(MetadataTransactionBuffer, "_track", tracked)
@@ -316,11 +318,13 @@ async def _last_writer_wins(self: TxnStore, txn: TxnId, segment: str, last: Posi
     await self.metadata.put(aborted_key(segment, txn), encode(record), indexes=indexes)
 
 
-def _stay_held(self: HeldMessages, txn: TxnId, acks: object, cumulative: bool) -> None:
+def _stay_held(self: PendingMessages, txn: TxnId, acks: object, cumulative: bool) -> None:
     return None
 
 
-async def _unpin_first(self: MetadataTransactionBuffer, work: Work, last: Position) -> None:
+async def _unpin_first(
+    self: MetadataTransactionBuffer, work: PinnedTransaction, last: Position
+) -> None:
     assert work.op is not None
     await self._store.delete_ops([work.op])
     record = self._store.write_aborted
@@ -357,7 +361,7 @@ async def _end_in_header(
     after = await self._store.change(header_key(txn), Header, ended, header_indexes)
     if after is None:
         return state
-    self._book.over(txn, after.state, self._clock.now_ms())
+    self._open_transactions.over(txn, after.state, self._clock.now_ms())
     return after.state
 
 
@@ -366,7 +370,7 @@ def _every_epoch(group: Group | None, application: str, epoch: int) -> Group:
     return group
 
 
-async def _no_roll_forward(self: Groups, desk: Any, application: str) -> Group | None:
+async def _no_roll_forward(self: TransactionGroups, desk: Any, application: str) -> Group | None:
     return await self._store.group(application)
 
 
@@ -374,12 +378,12 @@ async def _no_roll_forward(self: Groups, desk: Any, application: str) -> Group |
 
 
 async def _force(
-    self: Collector, name: str, records: list[Record], repaired: set[Leftover]
+    self: TransactionGc, name: str, records: list[Record], repaired: set[Leftover]
 ) -> None:
     await self._store.delete_ops([StoredOp(each.key, each.version) for each in records])
 
 
-async def _find_no_ops(self: Collector, names: list[str]) -> dict[str, list[Record]]:
+async def _find_no_ops(self: TransactionGc, names: list[str]) -> dict[str, list[Record]]:
     return {}
 
 
@@ -457,7 +461,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Course(hosts=2, troubles=("weather",), rest_seconds=30.0),
     ),
     "participants are told of decisions": Mutation(
-        set_method(Decisions, "join", _told_nothing),
+        set_method(Outcomes, "join", _told_nothing),
         (names.ALL_OR_NOTHING,),
         Course(hosts=0, rest_seconds=30.0),
         first=6,
@@ -536,7 +540,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Course(hosts=3, troubles=("usurp",)),
     ),
     "an intent that was not written holds nothing": Mutation(
-        set_method(HeldMessages, "release", _stay_held),
+        set_method(PendingMessages, "release", _stay_held),
         (names.ALL_OR_NOTHING,),
         Course(hosts=1, troubles=("weather",), rest_seconds=30.0),
         first=8,
@@ -551,7 +555,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(Coordinators, "_end", _end_in_header), (names.ONE_DECISION,), first=2
     ),
     "decided ids are kept until they are rolled forward": Mutation(
-        set_method(Groups, "_rolled_forward", _no_roll_forward), (names.ONE_DECISION,), first=2
+        set_method(TransactionGroups, "_rolled_forward", _no_roll_forward),
+        (names.ONE_DECISION,),
+        first=2,
     ),
     "older epochs decide nothing": Mutation(
         lambda patch: patch.setattr(transitions, "check_epoch", _every_epoch),
@@ -559,13 +565,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         first=10,
     ),
     "the collector asks": Mutation(
-        set_method(Collector, "_finish", _force),
+        set_method(TransactionGc, "_finish", _force),
         (names.INTENTS_OUTLIVE_CURSOR, names.ABORTED_STAYS_KNOWN),
         Course(limits=SHORT),
         first=7,
     ),
     "headers outlive ops": Mutation(
-        set_method(Collector, "_ops", _find_no_ops),
+        set_method(TransactionGc, "_ops", _find_no_ops),
         (names.GC_NEVER_FORCES,),
         Course(limits=SHORT),
     ),

@@ -44,7 +44,7 @@ from magnetar.model.segments import SegmentLayout
 from magnetar.runtime import logs
 from magnetar.scalable.controllers import SLOTS
 from magnetar.scalable.layout.changes import begin_migrate
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.segments import CursorWanted, LocalSegments, SegmentHost
 from magnetar.scalable.records import (
     CONTROLLERS,
@@ -214,9 +214,9 @@ class _RefusingMachine(Machine):
     """Segments are made, and then called impossible."""
 
     def segments(
-        self, topics: Topics, sharing: SharedOwnership | None, followers: Followers
+        self, topics: Topics, sharing: SharedOwnership | None, layout_watchers: LayoutWatchers
     ) -> SegmentHost:
-        return _RefusingSegments(topics, followers)
+        return _RefusingSegments(topics, layout_watchers)
 
 
 class _RefusingSegments(LocalSegments):

@@ -71,7 +71,7 @@ class _Consumer(Service):
         self._topic = topic
         self._subscription = subscription
         self._record = record
-        self._inbox = Inbox()
+        self._receive_queue = Inbox()
         self._stirred = Signal()
         """Advances when the feeds may have to change."""
         self._reconciled = Signal()
@@ -79,7 +79,7 @@ class _Consumer(Service):
 
     async def receive(self, timeout_s: float = TIMEOUT_S) -> Delivery:
         """The next message; the application has it from now on."""
-        return await self._inbox.take(timeout_s)
+        return await self._receive_queue.take(timeout_s)
 
     @abstractmethod
     def _reconcile(self) -> None:
@@ -184,7 +184,7 @@ class QueueConsumer(_Consumer):
                 self._add(
                     SegmentFeed(
                         self._links,
-                        self._inbox,
+                        self._receive_queue,
                         segment_id=segment_id,
                         topic=self._watch.topic_of(segment),
                         subscription=self._subscription,
@@ -265,7 +265,7 @@ class StreamConsumer(_Consumer):
                 self._add(
                     SegmentFeed(
                         self._links,
-                        self._inbox,
+                        self._receive_queue,
                         segment_id=segment_id,
                         topic=each.segment_topic,
                         subscription=self._subscription,
@@ -400,7 +400,7 @@ class CheckpointConsumer(_Consumer):
     def _reader(self, segment_id: int, topic: str) -> ReaderFeed:
         return ReaderFeed(
             self._links,
-            self._inbox,
+            self._receive_queue,
             segment_id=segment_id,
             topic=topic,
             subscription=self._subscription,

@@ -104,7 +104,7 @@ class SegmentFeed:
     def __init__(
         self,
         links: Links,
-        inbox: Inbox,
+        receive_queue: Inbox,
         *,
         segment_id: int,
         topic: str,
@@ -126,7 +126,7 @@ class SegmentFeed:
         """The segment is sealed, and everything of it is handed out and acknowledged."""
         self.news = Signal()
         self._links = links
-        self._inbox = inbox
+        self._receive_queue = receive_queue
         self._subscription = subscription
         self._consumer = consumer
         self._cumulative = cumulative
@@ -186,7 +186,7 @@ class SegmentFeed:
         """Hand out no more, and end once what was handed out is acknowledged."""
         if self._release_by is None:
             self._release_by = asyncio.get_running_loop().time() + RELEASE_S
-            self._inbox.drop(self)
+            self._receive_queue.drop(self)
             self.news.advance()
 
     def ack_sent(self, delivery: Delivery) -> None:
@@ -213,7 +213,7 @@ class SegmentFeed:
                     await self._pauses.wait()
         finally:
             self.ended = True
-            self._inbox.drop(self)
+            self._receive_queue.drop(self)
             self.news.advance()
 
     def _failed(self, error: Exception) -> None:
@@ -297,7 +297,7 @@ class SegmentFeed:
 
     def _forget(self) -> None:
         self.generation += 1
-        self._inbox.drop(self)
+        self._receive_queue.drop(self)
         self._handed.clear()
         self._acks.clear()
         self._taken = 0
@@ -313,7 +313,7 @@ class SegmentFeed:
             if command.type == TYPES["REACHED_END_OF_TOPIC"]:
                 self.reached_end = True
                 self.news.advance()
-                self._inbox.arrivals.advance()
+                self._receive_queue.arrivals.advance()
             elif command.type == TYPES["CLOSE_CONSUMER"]:
                 self._closed_by_broker = True
                 self.lost(RequestError(f"{self._consumer} was closed by the broker"))
@@ -324,7 +324,7 @@ class SegmentFeed:
         self.news.advance()
 
     def _arrived(self, delivery: Delivery) -> None:
-        self._inbox.add(delivery)
+        self._receive_queue.add(delivery)
 
     def _delivery(self, command: Delivered) -> Delivery:
         data = command.headers_and_payload
@@ -354,7 +354,7 @@ class ReaderFeed(SegmentFeed):
     def __init__(
         self,
         links: Links,
-        inbox: Inbox,
+        receive_queue: Inbox,
         *,
         segment_id: int,
         topic: str,
@@ -365,7 +365,7 @@ class ReaderFeed(SegmentFeed):
     ) -> None:
         super().__init__(
             links,
-            inbox,
+            receive_queue,
             segment_id=segment_id,
             topic=topic,
             subscription=subscription,

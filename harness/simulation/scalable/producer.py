@@ -94,7 +94,7 @@ class ScalableProducer(Service):
         self._record = record
         self._sequence = first_sequence
         self._layout: SegmentLayout | None = None
-        self._lanes: dict[int, _Lane] = {}
+        self._fast_paths: dict[int, _Lane] = {}
         self._unreceipted: dict[int, Handed] = {}
         self._receipts = Signal()
         self._now: Callable[[], float] = asyncio.get_running_loop().time
@@ -106,11 +106,11 @@ class ScalableProducer(Service):
 
     async def _stop(self) -> None:
         """What has no receipt is given up."""
-        lanes = list(self._lanes.values())  # a new layout may come meanwhile
-        for lane in lanes:
-            lane.end()
-        for lane in lanes:
-            await lane.ended.wait()
+        fast_paths = list(self._fast_paths.values())  # a new layout may come meanwhile
+        for fast_path in fast_paths:
+            fast_path.end()
+        for fast_path in fast_paths:
+            await fast_path.ended.wait()
         await self._watch.stop()
 
     # --- the application's side
@@ -189,18 +189,22 @@ class ScalableProducer(Service):
             layout = self._watch.layout
             assert layout is not None
             active = {segment.segment_id for segment in layout.active}
-            gone = [lane for number, lane in self._lanes.items() if number not in active]
-            for lane in gone:
-                lane.end()
-            ending = [lane for lane in gone if not lane.ended.is_set()]
+            gone = [
+                fast_path for number, fast_path in self._fast_paths.items() if number not in active
+            ]
+            for fast_path in gone:
+                fast_path.end()
+            ending = [fast_path for fast_path in gone if not fast_path.ended.is_set()]
             if not ending:
                 break
-            for lane in ending:  # meanwhile layouts change, and messages make lanes by the old one
-                await lane.ended.wait()
+            for (
+                fast_path
+            ) in ending:  # meanwhile layouts change, and messages make lanes by the old one
+                await fast_path.ended.wait()
         self._layout = layout
-        for lane in gone:
-            del self._lanes[lane.segment.segment_id]
-        left = [handed for lane in gone for handed in lane.left()]
+        for fast_path in gone:
+            del self._fast_paths[fast_path.segment.segment_id]
+        left = [handed for fast_path in gone for handed in fast_path.left()]
         for handed in sorted(left, key=lambda each: each.sequence):
             self._place(handed)
 
@@ -209,12 +213,12 @@ class ScalableProducer(Service):
         if self.stopping:
             return
         segment = route(self._layout, handed.hash32)
-        lane = self._lanes.get(segment.segment_id)
-        if lane is None:
-            lane = _Lane(self, segment, self._watch.topic_of(segment))
-            self._lanes[segment.segment_id] = lane
-            self.spawn(lane.run(), f"segment {segment.segment_id}")
-        lane.offer(handed)
+        fast_path = self._fast_paths.get(segment.segment_id)
+        if fast_path is None:
+            fast_path = _Lane(self, segment, self._watch.topic_of(segment))
+            self._fast_paths[segment.segment_id] = fast_path
+            self.spawn(fast_path.run(), f"segment {segment.segment_id}")
+        fast_path.offer(handed)
 
 
 class _Lane:

@@ -21,7 +21,7 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout.autoscale import Sample
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.segments import (
     CursorFound,
     CursorWanted,
@@ -48,7 +48,7 @@ class RoutedSegments:
         self, world: ScalableWorld, topics: Topics, ownership: SharedOwnership, random: Random
     ) -> None:
         self._world = world
-        self._local = LocalSegments(topics, Followers())
+        self._local = LocalSegments(topics, LayoutWatchers())
         self._ownership = ownership
         self._random = random
 
@@ -132,4 +132,4 @@ class RoutedSegments:
 
 
 def _local(server: Server) -> LocalSegments:
-    return LocalSegments(server.topics, server.context.scalable.followers)
+    return LocalSegments(server.topics, server.context.scalable.layout_watchers)

@@ -35,7 +35,7 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
@@ -120,7 +120,7 @@ class SharedMachine(Machine):
         return SharedOwnership(metadata, url, self.clock)
 
     def segments(
-        self, topics: Topics, sharing: SharedOwnership | None, followers: Followers
+        self, topics: Topics, sharing: SharedOwnership | None, layout_watchers: LayoutWatchers
     ) -> SegmentHost:
         assert self.route is not None
         assert sharing is not None

@@ -25,7 +25,7 @@ from harness.simulation.storage.managed_history import (
     ManagedAppend,
     ManagedStory,
 )
-from harness.simulation.storage.recorded_ledgers import ToldLedgers
+from harness.simulation.storage.recorded_ledgers import RecordedLedgers
 from magnetar.errors import DiskFull, MagnetarError, ManagedLedgerFenced
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
@@ -96,7 +96,7 @@ async def _open(world: World, random: Random, story: ManagedStory) -> _Owner | N
         ledger = await ManagedLedger.open(
             story.name,
             world.storage.connect(),
-            ToldLedgers(world),
+            RecordedLedgers(world),
             clock=world.clock,
             limits=_small_limits(random),
             rng=random,

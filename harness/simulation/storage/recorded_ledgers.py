@@ -1,6 +1,6 @@
 """A ledger store that tells the history of everything that is done to it.
 
-Owns: `ToldLedgers`, a `LedgerStore` for users that hold one themselves (managed ledgers): the
+Owns: `RecordedLedgers`, a `LedgerStore` for users that hold one themselves (managed ledgers): the
 promises to them are checked below them, too.
 
 Invariants:
@@ -53,7 +53,7 @@ class ToldWriter(LedgerWriter):
         return _told_end(self._world, await self._writer.close(), LedgerState.CLOSED)
 
 
-class ToldLedgers(LedgerStore):
+class RecordedLedgers(LedgerStore):
     """The ledgers of a world's storage."""
 
     def __init__(self, world: World) -> None:

@@ -125,12 +125,12 @@ class Rest:
             looks += 1
             return look()
 
-        before = [each.readable_end for each in loaded]
+        before = [each.max_read_position for each in loaded]
         for topic, look in zip(loaded, before, strict=True):
-            topic.readable_end = partial(counted, look)
+            topic.max_read_position = partial(counted, look)
         await asyncio.sleep(_QUIET_SECONDS)
         for topic, look in zip(loaded, before, strict=True):
-            topic.readable_end = look
+            topic.max_read_position = look
         return looks
 
     async def _read_up(self, inlet: Inlet) -> None:

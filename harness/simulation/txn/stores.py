@@ -1,8 +1,8 @@
 """Stores that tell every durable change, in order, and that can be slow or fail.
 
 Owns: `Weather` (how slow and how unsure writes are at the moment), `WatchedMetadata` and
-`WatchedLedgers` (the shared stores in memory), `ToldStore` and `ToldLedgers` (around the embedded
-ones of a disk), each with the `Mirror` that it tells.
+`WatchedLedgers` (the shared stores in memory), `ToldStore` and `RecordedLedgers` (around the
+embedded ones of a disk), each with the `Mirror` that it tells.
 
 Invariants:
 1. A change is told in the step in which it becomes durable, before anybody is answered. On a disk:
@@ -308,7 +308,7 @@ class _ToldWriter(LedgerWriter):
         return await self._inner.close()
 
 
-class ToldLedgers(LedgerStore):
+class RecordedLedgers(LedgerStore):
     """The ledgers of the embedded storage."""
 
     def __init__(self, inner: LedgerStore, mirror: Mirror, order: Order) -> None:

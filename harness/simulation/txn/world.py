@@ -30,7 +30,7 @@ from harness.simulation.storage.history import Findings
 from harness.simulation.txn.mirror import Mirror
 from harness.simulation.txn.stores import (
     Order,
-    ToldLedgers,
+    RecordedLedgers,
     ToldStore,
     WatchedLedgers,
     WatchedMetadata,
@@ -146,7 +146,7 @@ class _WatchedStorage:
     def __init__(self, inner: embedded.Storage, world: TxnWorld) -> None:
         self.progress: Signal = inner.progress
         self._order = Order()
-        self.ledgers = ToldLedgers(inner.ledgers, world.mirror, self._order)
+        self.ledgers = RecordedLedgers(inner.ledgers, world.mirror, self._order)
         self.shares_journal = inner.shares_journal
         self._inner = inner
         self._world = world

@@ -2,7 +2,7 @@
 
 Owns: what clients ask for (options), and what they get (receipts, deliveries). A loaded topic is
 `topics.LoadedTopic`: `Topic` and `NonPersistentTopic` have the same surface, and so have their
-subscriptions, `Subscription` and `TransientSubscription`.
+subscriptions, `Subscription` and `NonPersistentSubscription`.
 
 Invariants:
 1. A `connection` is an identity and nothing else here: it is compared with `is`, never called.
@@ -32,7 +32,7 @@ NO_SEQUENCE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class SchemaData:
     """A schema as a client gives it; `type` is the number of the protocol's Schema.Type."""
 
     type: int
@@ -54,7 +54,7 @@ class AccessMode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerOptions:
+class ProducerRequest:
     """A PRODUCER command, without what only the session needs."""
 
     producer_id: int
@@ -66,7 +66,7 @@ class ProducerOptions:
     access_mode: AccessMode = AccessMode.SHARED
     topic_epoch: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    schema: Schema | None = None
+    schema: SchemaData | None = None
     encrypted: bool = False
     initial_subscription: str | None = None
     address: str = ""
@@ -94,7 +94,7 @@ class LastMessage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerOptions:
+class SubscribeRequest:
     """A SUBSCRIBE command, without what only the session needs."""
 
     subscription: str
@@ -112,7 +112,7 @@ class ConsumerOptions:
     metadata: Mapping[str, str] = field(default_factory=dict)
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
     read_compacted: bool = False
-    schema: Schema | None = None
+    schema: SchemaData | None = None
     consumer_epoch: int | None = None
     address: str = ""
     client_version: str = ""

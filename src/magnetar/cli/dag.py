@@ -25,7 +25,7 @@ _SHORT: Final = 8
 """A list of ids with more pieces than this is cut."""
 
 
-class Line(NamedTuple):
+class SegmentLine(NamedTuple):
     """One segment."""
 
     text: str
@@ -38,7 +38,7 @@ class _Node(NamedTuple):
     """What is drawn before its id."""
 
 
-def draw(record: Mapping[str, Any]) -> list[Line]:
+def draw(record: Mapping[str, Any]) -> list[SegmentLine]:
     """The lines of a topic, from its record in the form of the admin interface."""
     nodes = _ordered(record["segments"])
     if not nodes:
@@ -47,7 +47,7 @@ def draw(record: Mapping[str, Any]) -> list[Line]:
     return [_line(node, width) for node in nodes]
 
 
-def _line(node: _Node, width: int) -> Line:
+def _line(node: _Node, width: int) -> SegmentLine:
     segment = node.segment
     start, end = segment["hashRange"]["start"], segment["hashRange"]["end"]
     tree = f"{node.stem}{segment['segmentId']}".ljust(width)
@@ -60,7 +60,7 @@ def _line(node: _Node, width: int) -> Line:
         f"{buckets} buckets" if buckets > 1 and state == "active" else "",
         f"= {segment['legacyTopicName']}" if segment.get("legacyTopicName") else "",
     ]
-    return Line("  ".join([text, *filter(None, notes)]), state == "active")
+    return SegmentLine("  ".join([text, *filter(None, notes)]), state == "active")
 
 
 def _ring(start: int, end: int, state: str) -> str:

@@ -1,7 +1,7 @@
 """A connection to a server for the verbs `produce` and `consume`: requests and what arrives.
 
-Owns: `Link`, one coroutine's view of one connection. Nothing runs beside it: whoever waits for
-something reads the connection meanwhile, and pings are answered on the way.
+Owns: `ServerConnection`, one coroutine's view of one connection. Nothing runs beside it: whoever
+waits for something reads the connection meanwhile, and pings are answered on the way.
 
 Invariants:
 1. Every wait has a deadline, but that of `next` without one: it is for a user who stops it.
@@ -36,7 +36,7 @@ _FAILED: Final = pb.CommandLookupTopicResponse.Failed
 _CONNECT: Final = pb.CommandLookupTopicResponse.Connect
 
 
-class Link:
+class ServerConnection:
     """An open connection. Use it with `async with`."""
 
     def __init__(self, url: str, *, seconds: float = REPLY_SECONDS) -> None:

@@ -28,7 +28,7 @@ _SIZE: Final = struct.Struct(">I")
 
 
 @dataclass(slots=True)
-class Message:
+class UnpackedMessage:
     """One message, as it is printed."""
 
     id: str
@@ -82,7 +82,7 @@ class Chunks:
         return b"".join(pieces), tuple(ids)
 
 
-def unpacked(delivered: Delivered, chunks: Chunks) -> list[Message]:
+def unpacked(delivered: Delivered, chunks: Chunks) -> list[UnpackedMessage]:
     """The messages of an entry; none for a chunk that is not the last."""
     metadata = metadata_of(delivered.headers_and_payload)
     payload = delivered.headers_and_payload[payload_offset(delivered.headers_and_payload) :]
@@ -116,7 +116,9 @@ def _opened(metadata: pb.MessageMetadata, payload: bytes) -> tuple[bytes, str]:
         return payload, f"{len(payload)} bytes that zlib cannot open: {error}"
 
 
-def _batch(delivered: Delivered, metadata: pb.MessageMetadata, payload: bytes) -> list[Message]:
+def _batch(
+    delivered: Delivered, metadata: pb.MessageMetadata, payload: bytes
+) -> list[UnpackedMessage]:
     found = []
     for index, (single, data) in enumerate(split_batch(payload, metadata.num_messages_in_batch)):
         message = _message(delivered, single, data)
@@ -151,9 +153,9 @@ def split_batch(payload: bytes, count: int) -> list[tuple[pb.SingleMessageMetada
 
 def _message(
     delivered: Delivered, metadata: pb.MessageMetadata | pb.SingleMessageMetadata, payload: bytes
-) -> Message:
+) -> UnpackedMessage:
     where = delivered.body.message_id
-    return Message(
+    return UnpackedMessage(
         id=f"{where.ledgerId}:{where.entryId}",
         index=0,
         payload=payload,

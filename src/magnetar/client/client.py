@@ -28,16 +28,16 @@ from magnetar.client.connection.settings import (
     TlsSettings,
     TokenAuth,
 )
-from magnetar.client.consumer_factory import Closable, MakesConsumers
+from magnetar.client.consumer_factory import Closable, ConsumerFactory
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.routing import Routing
-from magnetar.client.produce.memory_limit import Budget
+from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.producer import Producer
 from magnetar.client.produce.settings import AccessMode, ProducerSettings
 from magnetar.client.ranges.ranges import Ranges
 from magnetar.client.schema import BYTES, Schema, SchemaInfo
-from magnetar.client.transaction_factory import MakesTransactions
+from magnetar.client.transaction_factory import TransactionFactory
 from magnetar.errors import AlreadyClosed, NotAllowed
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
@@ -65,7 +65,7 @@ class ProducerOptions(TypedDict, total=False):
     routing: Routing
 
 
-class Client(MakesConsumers, MakesTransactions):
+class Client(ConsumerFactory, TransactionFactory):
     """A client of one service.
 
     async with Client("pulsar://localhost:6650") as client:
@@ -107,7 +107,7 @@ class Client(MakesConsumers, MakesTransactions):
             interceptors=interceptors,
         )
         self.connections = Connections(settings, connect=connect, chance=chance, clock=clock)
-        self._memory = Budget(memory_limit)
+        self._memory = WeightedSemaphore(memory_limit)
         self._open: dict[Closable, None] = {}
         self._closing: asyncio.Task[None] | None = None
 

@@ -1,6 +1,6 @@
 """How a client makes consumers.
 
-Owns: `MakesConsumers`, the part of the client that has one method for each kind of consumer, and
+Owns: `ConsumerFactory`, the part of the client that has one method for each kind of consumer, and
 the options that they take.
 
 Invariant: what cannot work is refused before anything is connected: a wrong name, type or option.
@@ -84,7 +84,7 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
-class MakesConsumers(ABC):
+class ConsumerFactory(ABC):
     """The consumers of a client."""
 
     connections: Connections

@@ -1,6 +1,6 @@
 """The part of a client that begins transactions and opens groups of them.
 
-Owns: `MakesTransactions`, and the coordinators of the client, which are looked for when the first
+Owns: `TransactionFactory`, and the coordinators of the client, which are looked for when the first
 transaction begins.
 """
 
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 from magnetar.client.connection.pool import Connections
 from magnetar.client.consumer_factory import Closable
-from magnetar.client.transaction.coordinators import Coordinators
+from magnetar.client.transaction.coordinators import CoordinatorClients
 from magnetar.client.transaction.group import (
     GroupStatus,
     GroupTicket,
@@ -25,13 +25,13 @@ from magnetar.errors import InvalidSetting
 from magnetar.wire.messages import TxnId
 
 
-class MakesTransactions(ABC):
+class TransactionFactory(ABC):
     """What a client has for transactions."""
 
     connections: Connections
 
     def __init__(self) -> None:
-        self._coordinators: dict[bool | None, Coordinators] = {}
+        self._coordinators: dict[bool | None, CoordinatorClients] = {}
 
     @abstractmethod
     def _check_open(self) -> None: ...
@@ -138,11 +138,13 @@ class MakesTransactions(ABC):
         self._keep(txn)
         return txn
 
-    async def _find(self, scalable: bool | None) -> Coordinators:
+    async def _find(self, scalable: bool | None) -> CoordinatorClients:
         self._check_open()
         found = self._coordinators.get(scalable)
         if found is None:
-            found = self._coordinators[scalable] = Coordinators(self.connections, scalable=scalable)
+            found = self._coordinators[scalable] = CoordinatorClients(
+                self.connections, scalable=scalable
+            )
             await found.start()
         return found
 

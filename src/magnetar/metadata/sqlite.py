@@ -28,7 +28,7 @@ from magnetar.metadata.api import (
 from magnetar.metadata.judge import NO_SESSION, StoredRecord
 from magnetar.metadata.layers import directory_states, index_entries, merge_index, merge_names
 from magnetar.metadata.sqlite_engine import SqliteMetadata, record_of
-from magnetar.metadata.sqlite_home import Reader
+from magnetar.metadata.sqlite_home import ReadConnection
 from magnetar.metadata.watches import SessionFeeds, Watchers
 
 _DELETE_PAGE = 500
@@ -128,7 +128,7 @@ class SqliteStore(MetadataStore):
                 yield record
 
     @asynccontextmanager
-    async def _snapshot(self) -> AsyncIterator[Reader]:
+    async def _snapshot(self) -> AsyncIterator[ReadConnection]:
         """A pinned reader; the changes over it must be copied before the next await."""
         self._check_open()
         seconds = self._engine.limits.metadata_scan_seconds

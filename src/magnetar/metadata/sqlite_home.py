@@ -105,7 +105,7 @@ class SqliteHome:
         self._path = path
         self._disk = disk
         self._folder_synced = False
-        self._idle: list[Reader] = []
+        self._idle: list[ReadConnection] = []
         self._check_version()
         self._writer = disk.database(path)
         try:
@@ -190,7 +190,7 @@ class SqliteHome:
         self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
-    def snapshot(self) -> Iterator[Reader]:
+    def snapshot(self) -> Iterator[ReadConnection]:
         """A reader that sees the database as it is now, until the block ends."""
         reader = self._idle.pop() if self._idle else self._new_reader()
         try:
@@ -201,8 +201,8 @@ class SqliteHome:
             raise
         self._idle.append(reader)
 
-    def _new_reader(self) -> Reader:
-        return Reader(self._disk.database(self._path, read_only=True))
+    def _new_reader(self) -> ReadConnection:
+        return ReadConnection(self._disk.database(self._path, read_only=True))
 
     def close(self) -> None:
         for reader in (self.reader, *self._idle):
@@ -210,7 +210,7 @@ class SqliteHome:
         self._writer.close()
 
 
-class Reader:
+class ReadConnection:
     """A read-only connection."""
 
     def __init__(self, database: Database) -> None:

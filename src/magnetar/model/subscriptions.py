@@ -1,7 +1,7 @@
 """What a subscription is: name, type, where it starts, whether it lasts (pure).
 
-Owns: `Subscription` and the policy of a Key_Shared one. The numbers of the enums are those of the
-protocol.
+Owns: `SubscriptionSpec` and the policy of a Key_Shared one. The numbers of the enums are those of
+the protocol.
 
 Invariants:
 1. A name is not blank, holds no control character, and fits into a metadata key.
@@ -110,7 +110,7 @@ class KeySharedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class SubscriptionSpec:
     """A named reading position of a topic, as its first consumer asks for it."""
 
     name: str

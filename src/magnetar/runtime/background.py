@@ -1,9 +1,9 @@
 """Work that runs to its end, whatever becomes of who asked for it.
 
-Owns: `Errands`: the tasks of one coordinator or set of coordinators.
+Owns: `BackgroundTasks`: the tasks of one coordinator or set of coordinators.
 
 Invariants:
-1. An errand outlives the request that began it: cancelling who waits does not cancel it.
+1. A task outlives the request that began it: cancelling who waits does not cancel it.
 2. No error is lost: who waits gets it, and one of the background is logged.
 3. Once `close` was called nothing new begins.
 """
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _LOG: Final = logger(__name__)
 
 
-class Errands:
+class BackgroundTasks:
     """What is under way."""
 
     def __init__(self) -> None:

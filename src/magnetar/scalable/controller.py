@@ -48,8 +48,8 @@ from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.scalable.layout.subscriptions import Subscriptions
-from magnetar.scalable.layout.txn_barrier import Lulls
-from magnetar.scalable.live_brokers import LivingBrokers
+from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
     ScalableRecord,
@@ -77,11 +77,11 @@ class ControllerParts:
     store: ScalableStore
     layouts: Layouts
     host: SegmentHost
-    living: LivingBrokers
+    live_brokers: LiveBrokers
     namespaces: Namespaces
     clock: Clock
     limits: Limits
-    lulls: Lulls
+    txn_barrier: TransactionBarrier
     auto_scale: bool
     """Whether topics are scaled where neither namespace nor topic say anything."""
 
@@ -105,13 +105,13 @@ class Controller:
             topic,
             self.state,
             parts.store,
-            parts.living,
+            parts.live_brokers,
             parts.clock,
             grace_seconds=parts.limits.scalable_grace_period_seconds,
         )
         self._subscriptions = Subscriptions(topic, parts.store, parts.host)
         self._changes = LayoutChanges(
-            topic, parts.store, parts.host, self._subscriptions, parts.lulls, parts.clock
+            topic, parts.store, parts.host, self._subscriptions, parts.txn_barrier, parts.clock
         )
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
         self._wish_seen: tuple[int, AutoScaleOverride | None] = (0, None)

@@ -112,7 +112,7 @@ class Controllers(Service):
     async def _follow_brokers(self) -> None:
         seen = 0
         while True:
-            seen = await self._parts.living.changes.past(seen)
+            seen = await self._parts.live_brokers.changes.past(seen)
             for running in self._running.values():
                 running.controller.wake.advance()
 

@@ -1,6 +1,6 @@
 """Which broker processes live.
 
-Owns: `LivingBrokers`: this process's ephemeral record under `BROKERS`, and a view of all of them.
+Owns: `LiveBrokers`: this process's ephemeral record under `BROKERS`, and a view of all of them.
 
 Invariants:
 1. Started, the view is whole and shows this process too.
@@ -36,7 +36,7 @@ _LOG: Final = logger(__name__)
 _RETRY_SECONDS: Final = 0.5
 
 
-class LivingBrokers(Service):
+class LiveBrokers(Service):
     """This broker among the others. `start_seconds` is for the first look and the own record."""
 
     def __init__(

@@ -84,7 +84,7 @@ class LayoutRecord(msgspec.Struct, frozen=True, rename="camel"):
         return SegmentLayout(self.epoch, self.next_segment_id, segments)
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class LayoutChange(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A layout change under way: what it leads to, and how far it has come."""
 
     kind: ChangeKind
@@ -128,7 +128,7 @@ class ScalableRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
     created_ms: int
     layout: LayoutRecord | None = None
     """What clients see; None: not created (or migrated) yet, or being deleted."""
-    change: Change | None = None
+    change: LayoutChange | None = None
     garbage: tuple[str, ...] = ()
     """Topics of pruned segments that are still to be deleted."""
     properties: dict[str, str] = {}

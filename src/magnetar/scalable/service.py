@@ -22,7 +22,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.policy.policies import effective
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
@@ -42,24 +42,24 @@ from magnetar.scalable.layout import changes
 from magnetar.scalable.layout.autoscale import check_override, split_point
 from magnetar.scalable.layout.drains import Drains
 from magnetar.scalable.layout.layout_changes import all_done
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.load_reports import LoadReporter
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.scalable.layout.subscriptions import SubscriptionDesk
-from magnetar.scalable.layout.txn_barrier import Lulls
-from magnetar.scalable.live_brokers import LivingBrokers
+from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     AutoScaleOverride,
-    Change,
     DrainedRecord,
+    LayoutChange,
     ScalableRecord,
     SubscriptionKind,
     drained_key,
     segment_topic,
 )
 from magnetar.scalable.store import ScalableStore
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 
 _LOOK_SECONDS: Final = 1.0
 _MS: Final = 1000
@@ -83,7 +83,7 @@ class ScalableTopics(Service):
         self,
         topics: Topics,
         metadata: MetadataStore,
-        decisions: Decisions,
+        outcomes: Outcomes,
         *,
         clock: Clock,
         limits: Limits,
@@ -91,7 +91,7 @@ class ScalableTopics(Service):
         url: str,
         auto_scale: bool = True,
         host: SegmentHost | None = None,
-        followers: Followers | None = None,
+        layout_watchers: LayoutWatchers | None = None,
     ) -> None:
         super().__init__("scalable topics", stop_seconds=limits.close_seconds)
         stop_seconds = limits.close_seconds
@@ -99,34 +99,34 @@ class ScalableTopics(Service):
         self._clock = clock
         self._limits = limits
         self.store = ScalableStore(metadata)
-        self.followers = followers or Followers()
+        self.layout_watchers = layout_watchers or LayoutWatchers()
         """Who watches layouts; the host knows them too."""
-        self.host = host or LocalSegments(topics, self.followers)
+        self.host = host or LocalSegments(topics, self.layout_watchers)
         self.layouts = Layouts(self.store, stop_seconds=stop_seconds)
-        self.lulls = Lulls(
+        self.txn_barrier = TransactionBarrier(
             topics,
-            decisions,
-            self.followers,
+            outcomes,
+            self.layout_watchers,
             clock,
             wait_seconds=limits.scalable_change_txn_wait_seconds,
         )
         wait_seconds = limits.scalable_controller_wait_seconds
-        self.living = LivingBrokers(
+        self.live_brokers = LiveBrokers(
             metadata, broker, start_seconds=wait_seconds, stop_seconds=stop_seconds
         )
         parts = ControllerParts(
             store=self.store,
             layouts=self.layouts,
             host=self.host,
-            living=self.living,
+            live_brokers=self.live_brokers,
             namespaces=topics.namespaces,
             clock=clock,
             limits=limits,
-            lulls=self.lulls,
+            txn_barrier=self.txn_barrier,
             auto_scale=auto_scale,
         )
         self.controllers = Controllers(parts, broker, url)
-        self._regular_groups = RegularGroups(topics, self.store, self.living, clock, limits)
+        self._regular_groups = RegularGroups(topics, self.store, self.live_brokers, clock, limits)
         self.sessions = ConsumerSessions(
             self.store,
             self.layouts,
@@ -158,7 +158,7 @@ class ScalableTopics(Service):
 
     def _parts(self) -> list[Service]:
         return [
-            self.living,
+            self.live_brokers,
             self.layouts,
             self._drains,
             self._loads,
@@ -220,7 +220,7 @@ class ScalableTopics(Service):
             if not _shows(record, number):
                 raise TopicNotFound(f"{name} is not a segment of its topic")
 
-    async def subscribing(self, name: TopicName, options: ConsumerOptions) -> ConsumerOptions:
+    async def subscribing(self, name: TopicName, options: SubscribeRequest) -> SubscribeRequest:
         """Before a consumer subscribes: its subscription is one of the whole topic.
 
         As it is now, a segment without its cursor is younger than the subscription, wherever that
@@ -532,11 +532,11 @@ def _has(record: ScalableRecord, name: TopicName) -> bool:
     return any(each.legacy_topic_name == str(name) for each in record.layout.segments)
 
 
-def _is_past(record: ScalableRecord, change: Change) -> bool:
+def _is_past(record: ScalableRecord, change: LayoutChange) -> bool:
     return record.change is None or record.change.after != change.after
 
 
-def _is_committed(record: ScalableRecord, change: Change) -> bool:
+def _is_committed(record: ScalableRecord, change: LayoutChange) -> bool:
     """Whether the segments that a change was to make are, or were, in the layout."""
     if record.layout is None or change.after is None:
         return False

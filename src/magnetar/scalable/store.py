@@ -22,7 +22,7 @@ from magnetar.metadata.api import MetadataStore, Record
 from magnetar.metadata.recipes import Content, Fate, cas_settle, get_patiently
 from magnetar.model.names import TopicName
 from magnetar.scalable.records import (
-    Change,
+    LayoutChange,
     ScalableRecord,
     decode,
     encode,
@@ -71,7 +71,7 @@ class ScalableStore:
     async def step(
         self,
         topic: TopicName,
-        expected: Change,
+        expected: LayoutChange,
         transition: Callable[[ScalableRecord], ScalableRecord | None],
     ) -> ScalableRecord | None:
         """Move a change on from exactly where the caller saw it; None: the topic is gone."""

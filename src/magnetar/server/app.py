@@ -27,7 +27,7 @@ import msgspec
 from magnetar.broker.policy.namespaces import Cluster, Namespaces
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.publish.producers import ProducerNames
-from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
 from magnetar.broker.topic.ownership import SoleOwner
 from magnetar.broker.topic.shared_ownership import SharedOwnership
 from magnetar.broker.topic.topic import TopicParts
@@ -35,7 +35,7 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
@@ -44,11 +44,11 @@ from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_listen
 from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
-from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_transactions import OpenBook
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.open_transactions import OpenTransactions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.parts import Transactions
 from magnetar.txn.store import TxnStore
 
@@ -84,7 +84,7 @@ class Server(Service):
         self.namespaces: Namespaces
         self.schemas: Schemas
         self.topics: Topics
-        self.decisions: Decisions
+        self.outcomes: Outcomes
         self.coordinators: Coordinators
         self.context: Context
         self.service_url = ""
@@ -112,7 +112,7 @@ class Server(Service):
         self.service_url = f"pulsar://{_in_url(self._advertised_host())}:{self._listener.port}"
         self._assemble()
         await self.namespaces.open(Cluster(broker_service_url=self.service_url))
-        await self.decisions.start()
+        await self.outcomes.start()
         await self.topics.start()
         await self.coordinators.start()
         if self._sharing is not None:
@@ -121,7 +121,7 @@ class Server(Service):
         if self._scalable is not None:
             await self._scalable.start()
         self.spawn(self._watch_storage(self.storage), "watch of the storage")
-        self.spawn(self.context.inflow.reopen_when_drained(), "inflow")
+        self.spawn(self.context.publish_throttle.reopen_when_drained(), "inflow")
         await self._listener.start()
         _log.info("server-ready", url=self.service_url, data=self.folder)
         if self._create_admin is not None:
@@ -132,7 +132,7 @@ class Server(Service):
         self._sharing = self.machine.share_topics(self.metadata, self.service_url)
         store, partitions = TxnStore(self.metadata), self._partitions()
         limits = self.config.limits
-        self.decisions = Decisions(
+        self.outcomes = Outcomes(
             store,
             self.clock,
             coordinates=partitions.coordinates,
@@ -140,12 +140,12 @@ class Server(Service):
             participants_max=limits.txn_participants_max,
         )
         shares_journal = self.storage.shares_journal
-        parts = self._topic_parts(Transactions(store, self.decisions, shares_journal, limits))
+        parts = self._topic_parts(Transactions(store, self.outcomes, shares_journal, limits))
         self.topics = Topics(parts, self.namespaces)
         self.coordinators = self._coordinators(store, partitions)
         is_scalable = self.config.scalable_topics_enabled
         self._scalable = self._scalable_topics() if is_scalable else None
-        self._services = [self.decisions, self.topics, self.coordinators, self._scalable]
+        self._services = [self.outcomes, self.topics, self.coordinators, self._scalable]
         self.context = Context(
             self.config,
             self.topics,
@@ -172,18 +172,20 @@ class Server(Service):
             transactions=transactions,
         )
 
-    def _partitions(self) -> Partitions:
-        return Partitions(
+    def _partitions(self) -> CoordinatorPartitions:
+        return CoordinatorPartitions(
             self.metadata, broker=self._process(), url=self.service_url, limits=self.config.limits
         )
 
-    def _coordinators(self, store: TxnStore, partitions: Partitions) -> Coordinators:
+    def _coordinators(self, store: TxnStore, partitions: CoordinatorPartitions) -> Coordinators:
         limits = self.config.limits
-        book = OpenBook(self.decisions, per_owner_max=limits.txn_open_per_owner_max)
+        open_transactions = OpenTransactions(
+            self.outcomes, per_owner_max=limits.txn_open_per_owner_max
+        )
         legacy = LegacyCoordinators(
             partitions,
-            book,
-            LegacyEnds(self.topics),
+            open_transactions,
+            LegacyTxnEnds(self.topics),
             store,
             self.storage.ledgers,
             clock=self.clock,
@@ -192,7 +194,7 @@ class Server(Service):
         return Coordinators(
             store,
             partitions,
-            book,
+            open_transactions,
             legacy,
             clock=self.clock,
             limits=limits,
@@ -204,18 +206,18 @@ class Server(Service):
         return f"{urlsplit(self.service_url).netloc}-{self.clock.now_ms()}"
 
     def _scalable_topics(self) -> ScalableTopics:
-        followers = Followers()
+        layout_watchers = LayoutWatchers()
         return ScalableTopics(
             self.topics,
             self.metadata,
-            self.decisions,
+            self.outcomes,
             clock=self.clock,
             limits=self.config.limits,
             broker=self._process(),
             url=self.service_url,
             auto_scale=self.config.scalable_auto_scale_enabled,
-            host=self.machine.segments(self.topics, self._sharing, followers),
-            followers=followers,
+            host=self.machine.segments(self.topics, self._sharing, layout_watchers),
+            layout_watchers=layout_watchers,
         )
 
     def _new_session(self) -> Session:

@@ -24,7 +24,7 @@ from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
 from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
-from magnetar.server.publish_throttle import Inflow, WriteQueue
+from magnetar.server.publish_throttle import PublishThrottle, WriteQueue
 from magnetar.txn.coordinator.coordinators import Coordinators
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Context:
         self._scalable = scalable
         self._owners = owners
         self._coordinators = coordinators
-        self.inflow = Inflow(queue, config.limits, self._judge_publishers)
+        self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
         self._endings: set[asyncio.Task[None]] = set()
 
     @property

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.publish.producer import Producer
-from magnetar.broker.subscribe.nonpersistent_subscription import TransientSubscription
+from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.loaded_topic import LoadedTopic
 from magnetar.broker.topic.nonpersistent import NonPersistentTopic
@@ -31,7 +31,7 @@ from magnetar.wire.frames import command, encode_message, encode_receipt
 if TYPE_CHECKING:
     from magnetar.server.session import Session
 
-OpenSubscription: TypeAlias = Subscription | TransientSubscription
+OpenSubscription: TypeAlias = Subscription | NonPersistentSubscription
 
 _NO_PARTITION: Final = -1
 
@@ -235,7 +235,7 @@ class ConsumerHandle:
             await release(topic, subscription)
 
 
-class Watch:
+class TopicListWatch:
     """A client's watch of the topics that match a pattern."""
 
     def __init__(self, loop: asyncio.Task[None]) -> None:
@@ -248,7 +248,7 @@ class Watch:
 async def release(topic: LoadedTopic, subscription: OpenSubscription) -> None:
     """A subscription that is not durable goes with its last consumer."""
     if isinstance(topic, NonPersistentTopic):
-        assert isinstance(subscription, TransientSubscription), "a topic has its kind of them"
+        assert isinstance(subscription, NonPersistentSubscription), "a topic has its kind of them"
         await topic.release(subscription)
     else:
         assert isinstance(subscription, Subscription), "a topic has its kind of them"

@@ -27,7 +27,7 @@ from magnetar.runtime.disk import Disk, LocalDisk
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import ThreadWorker, Worker
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.server import embedded
 
@@ -147,7 +147,7 @@ class Machine:
         return None
 
     def segments(
-        self, topics: Topics, sharing: SharedOwnership | None, followers: Followers
+        self, topics: Topics, sharing: SharedOwnership | None, layout_watchers: LayoutWatchers
     ) -> SegmentHost:
         """The way to the segments of scalable topics."""
-        return LocalSegments(topics, followers)
+        return LocalSegments(topics, layout_watchers)

@@ -1,6 +1,6 @@
 """Back-pressure of the whole server: publishers are not read while storage is behind.
 
-Owns: `Inflow`, which knows whether connections that publish may be read.
+Owns: `PublishThrottle`, which knows whether connections that publish may be read.
 
 Invariants:
 1. Once half of `journal_queue_bytes` waits for the journal, no connection with a producer is read
@@ -30,7 +30,7 @@ class WriteQueue(Protocol):
     def queued_bytes(self) -> int: ...
 
 
-class Inflow:
+class PublishThrottle:
     """Whether publishers may be read."""
 
     def __init__(self, queue: WriteQueue, limits: Limits, changed: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ Invariants:
 1. A request is answered exactly once: by its handler, or here with the error that it raised.
 2. The connection is read only while sends not yet durable, requests not yet answered, and bytes not
    yet taken by the peer are below their limits; it is read again once they are at half. With a
-   producer it is read only while the server's `inflow` is open, too.
+   producer it is read only while the server's `publish_throttle` is open, too.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
    session runs, before `ended` is set.
 4. Of the requests with large answers one runs at a time, and only while the peer takes what is
@@ -43,7 +43,7 @@ from magnetar.runtime.metrics import CONNECTION_PAUSES, REFUSED_COMMANDS
 from magnetar.runtime.signal import Signal
 from magnetar.server.authority import ANYBODY, Action, Principal
 from magnetar.server.context import Context
-from magnetar.server.handles import ConsumerHandle, ProducerHandle, Watch
+from magnetar.server.handles import ConsumerHandle, ProducerHandle, TopicListWatch
 from magnetar.server.keepalive import keep_alive
 from magnetar.server.outbound import Outbound, Stall
 from magnetar.server.replies import refusal, unasked_error, unknown_command
@@ -101,7 +101,7 @@ class Session(asyncio.Protocol):
         self.connected_at_ms = 0
         self.producers: dict[int, ProducerHandle] = {}
         self.consumers: dict[int, ConsumerHandle] = {}
-        self.watches: dict[int, Watch] = {}
+        self.watches: dict[int, TopicListWatch] = {}
         self.scalable = ScalableHandles(self)
         self.heard = Signal()
         self.changed = Signal()
@@ -152,7 +152,7 @@ class Session(asyncio.Protocol):
                 return
         if self.wire.error is not None:
             self._broken(self.wire.error)
-        elif not self.context.inflow.has_room():
+        elif not self.context.publish_throttle.has_room():
             self.judge_reading()
 
     def pause_writing(self) -> None:
@@ -374,7 +374,7 @@ class Session(asyncio.Protocol):
         room = (
             self._has_room(self._owed, self.limits.connection_pending_publishes)
             and self._has_room(self._unanswered, self.limits.connection_requests_max)
-            and (self.context.inflow.is_open or not self.producers)
+            and (self.context.publish_throttle.is_open or not self.producers)
             and not self.outbound.paused
             and not self._draining
         )

@@ -1,7 +1,7 @@
 """The open transactions that one broker coordinates.
 
-Owns: `OpenBook`: which they are, by deadline, owner and group; and the one place where it is told
-that a transaction began or was decided.
+Owns: `OpenTransactions`: which they are, by deadline, owner and group; and the one place where it
+is told that a transaction began or was decided.
 
 Invariants:
 1. The book is a help, not the truth: it may miss a transaction for a while, or hold one that was
@@ -40,7 +40,7 @@ class Audience(Protocol):
         ...
 
 
-class OpenBook:
+class OpenTransactions:
     """All that is open, as far as it is known."""
 
     def __init__(self, audience: Audience, *, per_owner_max: int) -> None:

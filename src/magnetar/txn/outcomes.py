@@ -1,6 +1,6 @@
 """What this broker knows of transactions, and which of its participants must be told.
 
-Owns: `Decisions`, and what a `Participant` is: a segment's buffer, a subscription's pending acks.
+Owns: `Outcomes`, and what a `Participant` is: a segment's buffer, a subscription's pending acks.
 
 Invariants:
 1. A decision, learnt by whatever path, is applied to all participants here in one call without an
@@ -69,7 +69,7 @@ class _Followed:
         self.is_watched = False
 
 
-class Decisions(Service):
+class Outcomes(Service):
     """All that one broker knows of transactions. It works once made; `start` adds the repair."""
 
     def __init__(

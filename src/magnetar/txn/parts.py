@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from magnetar.runtime.limits import Limits
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.store import TxnStore
 
 
@@ -17,7 +17,7 @@ class Transactions:
     """The records of all transactions, and what this broker knows of their ends."""
 
     store: TxnStore
-    decisions: Decisions
+    outcomes: Outcomes
     shares_journal: bool = False
     """Whether records and entries become durable in the order in which they are submitted."""
     limits: Limits = field(default_factory=Limits)

@@ -51,7 +51,7 @@ State: TypeAlias = Literal["OPEN", "COMMITTED", "ABORTED"]
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-class Membership(msgspec.Struct, frozen=True, rename="camel"):
+class GroupMembership(msgspec.Struct, frozen=True, rename="camel"):
     """A transaction of a group: one attempt to write one part of one sequence."""
 
     application: str
@@ -69,7 +69,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     finalized_ms: int = NEVER
     owner: str = ""
     """Who began it; empty: nobody was identified."""
-    group: Membership | None = None
+    group: GroupMembership | None = None
 
     @property
     def id(self) -> TxnId:

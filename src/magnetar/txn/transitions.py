@@ -29,7 +29,7 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.txn.ids import to_text
-from magnetar.txn.records import NEVER, Group, Header, Membership, Retired, State
+from magnetar.txn.records import NEVER, Group, GroupMembership, Header, Retired, State
 from magnetar.wire.messages import TxnId
 
 ANY_RUN: Final = "*"
@@ -45,7 +45,7 @@ def begun(
     now_ms: int,
     timeout_ms: int,
     owner: str = "",
-    group: Membership | None = None,
+    group: GroupMembership | None = None,
 ) -> Header:
     return Header(to_text(txn), now_ms, now_ms + timeout_ms, owner=owner, group=group)
 
@@ -81,7 +81,7 @@ def state_of(header: Header, group: Group | None) -> State:
     return member_state(header.txn, header.group, group)
 
 
-def member_state(txn: str, member: Membership, group: Group) -> State:
+def member_state(txn: str, member: GroupMembership, group: Group) -> State:
     if txn in group.decided:
         return "COMMITTED"
     if txn in group.aborted or member.epoch != group.epoch or member.sequence <= group.sequence:
@@ -89,7 +89,7 @@ def member_state(txn: str, member: Membership, group: Group) -> State:
     return "OPEN"
 
 
-def is_surely_told(member: Membership, group: Group) -> bool:
+def is_surely_told(member: GroupMembership, group: Group) -> bool:
     """Whether the record alone tells the state of a member that it does not name.
 
     Of a sequence before the last the record has forgotten what was committed: headers know it.
@@ -144,7 +144,7 @@ def check_epoch(group: Group | None, application: str, epoch: int) -> Group:
     return group
 
 
-def check_new_member(group: Group | None, member: Membership) -> None:
+def check_new_member(group: Group | None, member: GroupMembership) -> None:
     """Whether a transaction may be begun for a sequence."""
     present = check_epoch(group, member.application, member.epoch)
     if member.sequence <= present.sequence:

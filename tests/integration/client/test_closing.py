@@ -9,7 +9,7 @@ import pytest
 from magnetar.client.connection.connection import BrokerConnection
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.client.layout.watch import LayoutWatch
-from magnetar.client.transaction.coordinators import Coordinators
+from magnetar.client.transaction.coordinators import CoordinatorClients
 from magnetar.errors import NotConnected
 from tests.integration.client.stage import new_client, play
 from tests.integration.server.scalable_stage import NAME, Stage
@@ -30,7 +30,7 @@ def make_fail(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Coordinators, "stop"), (LayoutWatch, "stop"), (BrokerConnection, "close")],
+    [(CoordinatorClients, "stop"), (LayoutWatch, "stop"), (BrokerConnection, "close")],
 )
 def test_one_part_that_fails_to_close_leaves_no_other_open(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str

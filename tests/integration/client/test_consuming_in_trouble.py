@@ -17,7 +17,7 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.client.consume.receiving import Receiving
-from magnetar.client.consume.segment.ack_state import CumulativeAcks, IndividualAcks, Mark
+from magnetar.client.consume.segment.ack_state import CumulativeAcks, IndividualAcks, SegmentMark
 from magnetar.client.consume.segment.acknowledged import NOTHING_TO_DO, Acknowledged
 from magnetar.client.consume.segment.stream_segment import StreamSegment
 from magnetar.client.message.message import Checkpoint, Message
@@ -262,14 +262,16 @@ def test_harm_of_acknowledging_what_still_waits_for_the_application(
     """The vector of a cumulative acknowledgement is taken when its message is handed out."""
 
     def through_arrived(self: StreamSegment, turn: int, txn: None) -> Acknowledged:
-        inbox = self.home.inbox._waiting
+        receive_queue = self.home.receive_queue._waiting
         waiting = [
-            each.raw_id for each in inbox if isinstance(each, Message) and each.source is self
+            each.raw_id
+            for each in receive_queue
+            if isinstance(each, Message) and each.source is self
         ]
         handed = self._hand_offs.through(turn)
         if not waiting:
             return NOTHING_TO_DO if handed is None else self.ack_through(handed)
-        return self.ack_through(Mark(waiting[-1].position))
+        return self.ack_through(SegmentMark(waiting[-1].position))
 
     async def by_short_streams(client: Client, got: Got, chance: Random) -> None:
         """Each one ends after a few messages, as if it had died."""

@@ -135,11 +135,11 @@ class Decided:
 
     def __init__(self, server: Server, txn: TxnId) -> None:
         self._state: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        known = server.decisions.known(txn)
+        known = server.outcomes.known(txn)
         if known in ("COMMITTED", "ABORTED"):
             self._state.set_result(known)
         else:
-            server.decisions.join(txn, self)
+            server.outcomes.join(txn, self)
 
     def decided(self, txn: TxnId, state: State) -> None:
         self._state.set_result(state)

@@ -44,7 +44,7 @@ class StrictSender:
         self._name = name
         self._layout: SegmentLayout
         self._layouts = Signal()
-        self._lanes: dict[int, _Lane] = {}
+        self._fast_paths: dict[int, _Lane] = {}
         self._sent = 0
 
     async def open(self) -> StrictSender:
@@ -64,8 +64,8 @@ class StrictSender:
         self._layout = layout_from(body.dag)
         self._layouts.advance()
         active = {each.segment_id for each in self._layout.active}
-        for number in [each for each in self._lanes if each not in active]:
-            self._lanes.pop(number).close()
+        for number in [each for each in self._fast_paths if each not in active]:
+            self._fast_paths.pop(number).close()
 
     def lost(self, error: Exception) -> None:
         self._layouts.close(error)
@@ -110,12 +110,12 @@ class StrictSender:
 
     async def _send(self, txn: TxnId, key: str, payload: bytes) -> None:
         segment = route(self._layout, key_hash(key))
-        lane = self._lanes.get(segment.segment_id)
-        if lane is None:
-            lane = self._lanes[segment.segment_id] = _Lane(self.line, self._name, segment)
-        await lane.registered(txn)
+        fast_path = self._fast_paths.get(segment.segment_id)
+        if fast_path is None:
+            fast_path = self._fast_paths[segment.segment_id] = _Lane(self.line, self._name, segment)
+        await fast_path.registered(txn)
         await asyncio.sleep(BATCH_S)
-        await lane.send(txn, key, payload)
+        await fast_path.send(txn, key, payload)
 
 
 class _Lane:

@@ -15,7 +15,7 @@ import pytest
 from harness.simulation.scalable.clients import QueueConsumer
 from harness.simulation.scalable.links import Links
 from harness.simulation.scalable.producer import ScalableProducer
-from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
 from magnetar.broker.topic.topic import Topic
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
@@ -52,7 +52,7 @@ def play(folder: Path, *scenes: Scene) -> None:
 async def end(
     server: Server, txn: TxnId, *, commit: bool, topic: str = REGULAR, subscription: str = ""
 ) -> None:
-    ends = LegacyEnds(server.topics)
+    ends = LegacyTxnEnds(server.topics)
     if subscription:
         await ends.end_on_subscription(topic, subscription, txn, commit=commit, low_watermark=-1)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.errors import DeadlineExceeded
-from magnetar.scalable.layout.txn_barrier import Lulls
+from magnetar.scalable.layout.txn_barrier import TransactionBarrier
 from tests.integration.server.scalable_stage import Stage, nothing_comes, play, read, send
 from tests.integration.server.strict_sender import StrictSender
 
@@ -76,7 +76,7 @@ def test_without_a_lull_the_clients_give_transactions_up(monkeypatch: pytest.Mon
     async def at_once(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(Lulls, "granted", at_once)
+    monkeypatch.setattr(TransactionBarrier, "granted", at_once)
 
     async def story(stage: Stage) -> None:
         senders = await under_load(stage, 1, split)

@@ -69,7 +69,7 @@ class Outcome:
 
     def __init__(self, server: Server, txn: TxnId) -> None:
         self._state: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        server.decisions.join(txn, self)
+        server.outcomes.join(txn, self)
 
     def decided(self, txn: TxnId, state: State) -> None:
         self._state.set_result(state)

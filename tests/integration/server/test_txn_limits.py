@@ -14,7 +14,7 @@ from magnetar.errors import MagnetarError, WireCode
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.acks import ack_store
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import OPS
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
@@ -172,7 +172,7 @@ def test_sends_that_wait_for_a_pin_are_as_few_as_others_in_flight(
         await driver.request("PRODUCER", topic="topic", producer_id=1)
         txn = await begun(driver)
         # As if it were begun at another broker: its state has to be read before its first message.
-        monkeypatch.setattr(Decisions, "is_open_here", lambda *_: False)
+        monkeypatch.setattr(Outcomes, "is_open_here", lambda *_: False)
         monkeypatch.setattr(TxnStore, "state", slow)
         for number in range(sent):
             entry = build_message(bytes(20_000), sequence_id=number, **ids(txn))

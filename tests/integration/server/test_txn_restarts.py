@@ -369,8 +369,8 @@ def test_coordinator_killed_between_decision_and_notification(commit: bool) -> N
         wanted = "COMMITTED" if commit else "ABORTED"
 
         async def is_decided() -> bool:
-            decisions = owner.server.decisions
-            return await owner.ask(lambda _: decisions.read(txn)) == wanted
+            outcomes = owner.server.outcomes
+            return await owner.ask(lambda _: outcomes.read(txn)) == wanted
 
         await until(is_decided, 10, "it is decided")
         await stage.stage.world.hosts[leader].kill()

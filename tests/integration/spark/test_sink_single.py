@@ -38,7 +38,7 @@ def writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writing
         yield writing
 
 
-def single(writing: Writing) -> writers.Sink:
+def single(writing: Writing) -> writers.SinkWriter:
     """As the driver makes it for each batch."""
     return writing.sink(topic=TOPIC, commitMode="single")
 

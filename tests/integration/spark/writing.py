@@ -16,7 +16,7 @@ from magnetar.spark.option_table import Use
 from magnetar.spark.options import parse
 from magnetar.spark.sink import producers
 from magnetar.spark.sink.group_commit import WriteId
-from magnetar.spark.sink.writers import Sink, stream_writer
+from magnetar.spark.sink.writers import SinkWriter, stream_writer
 from tests.integration.client.service import service
 from tests.integration.spark.reading import messages
 
@@ -31,7 +31,7 @@ class Writing:
         self.url = url
         self.client = Client(url)
 
-    def sink(self, schema: StructType = KEYED, **options: str) -> Sink:
+    def sink(self, schema: StructType = KEYED, **options: str) -> SinkWriter:
         given = {"serviceUrl": self.url, "topic": TOPIC} | options
         given = {name: text for name, text in given.items() if text}
         return stream_writer(parse(given, Use.WRITE), schema, False)._sink
@@ -62,6 +62,6 @@ def rows(numbers: Sequence[int], keys: int = 4) -> pa.RecordBatch:
     )
 
 
-def tasks(sink: Sink, write: WriteId, *parts: Sequence[int]) -> list[Any]:
+def tasks(sink: SinkWriter, write: WriteId, *parts: Sequence[int]) -> list[Any]:
     """Each part is what one task writes."""
     return [sink.write(iter([rows(part)] if part else []), write) for part in parts]

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from magnetar.broker.dispatch.dispatch_state import DispatchState
-from magnetar.broker.dispatch.plan import Change, DispatchLimits, JoinRefused, RefusalKind
+from magnetar.broker.dispatch.plan import DispatchLimits, JoinRefused, MembershipChange, RefusalKind
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType
@@ -190,7 +190,7 @@ class DispatchMachine(RuleBasedStateMachine):
             assert isinstance(change, JoinRefused)
             assert change.kind is RefusalKind.ASSIGN
         else:
-            assert isinstance(change, Change)
+            assert isinstance(change, MembershipChange)
             self.clients[key] = Client(priority, slot=slot)
             self.ended(change.rewind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from magnetar.broker.api import ConsumerOptions, Delivery
+from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
@@ -40,7 +40,7 @@ class Topic:
         self.hidden: set[Position] = set()
         self.subscriptions: dict[str, Subscription] = {}
 
-    def readable_end(self) -> Position:
+    def max_read_position(self) -> Position:
         return self.ledger.last_position() if self.end is None else self.end
 
     def is_visible(self, entry: Entry) -> bool:
@@ -119,8 +119,8 @@ def options_of(
     start: MessageId | None = None,
     key_shared: KeySharedPolicy | None = None,
     epoch: int | None = None,
-) -> ConsumerOptions:
-    return ConsumerOptions(
+) -> SubscribeRequest:
+    return SubscribeRequest(
         subscription="s",
         type=type_,
         consumer_id=0,

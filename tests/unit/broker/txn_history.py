@@ -188,7 +188,7 @@ class History:
         if self.local:
             header = await self.coordinator.store.header(txn)
             assert header is not None
-            broker.decisions.opened(header)
+            broker.outcomes.opened(header)
 
     def _publish(self, session: Session, txn: TxnId | None) -> None:
         if session.producer.stopped:
@@ -207,7 +207,7 @@ class History:
         self.asked[txn] = state
         await self.coordinator.end(txn, state)
         for session in self.sessions if self.local else ():
-            session.broker.decisions.learn(txn, state)
+            session.broker.outcomes.learn(txn, state)
 
     async def _collect(self) -> None:
         """As GC does: only headers of which no op is left."""

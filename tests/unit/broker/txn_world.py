@@ -20,7 +20,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import ABORTED_RECORDS, OPS, State
 from magnetar.txn.store import TxnStore
@@ -43,13 +43,13 @@ class Broker:
         self.store = TxnStore(parts.metadata)
         self.legacy_over: set[TxnId] = set()
         """Of which their coordinator here knows that they are not open."""
-        self.decisions = Decisions(
+        self.outcomes = Outcomes(
             self.store,
             world.clock,
             coordinates=lambda _: coordinates,
             legacy_is_open=lambda txn: False if txn in self.legacy_over else None,
         )
-        transactions = Transactions(self.store, self.decisions, shares_journal, parts.limits)
+        transactions = Transactions(self.store, self.outcomes, shares_journal, parts.limits)
         self.parts: TopicParts = replace(parts, transactions=transactions)
 
     async def topic(self, name: TopicName = NAME, *, dedup: bool = False) -> Topic:
@@ -62,12 +62,12 @@ class Broker:
     async def begin(self, txn: TxnId) -> TxnId:
         header = transitions.begun(txn, now_ms=self.world.clock.now_ms(), timeout_ms=TIMEOUT_MS)
         await self.store.create(header)
-        self.decisions.opened(header)
+        self.outcomes.opened(header)
         return txn
 
     async def end(self, txn: TxnId, state: State) -> None:
         await self.store.end(txn, state, self.world.clock.now_ms())
-        self.decisions.learn(txn, state)
+        self.outcomes.learn(txn, state)
 
     async def commit(self, txn: TxnId) -> None:
         await self.end(txn, "COMMITTED")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from magnetar.broker.api import AccessMode, ConsumerOptions, ProducerOptions, Receipt
+from magnetar.broker.api import AccessMode, ProducerRequest, Receipt, SubscribeRequest
 from magnetar.broker.entries import EntryView
 from magnetar.broker.policy.namespaces import Namespaces
 from magnetar.broker.policy.policies import TopicPolicies
@@ -82,8 +82,8 @@ def options(
     epoch: int = 0,
     mode: AccessMode = AccessMode.SHARED,
     topic_epoch: int | None = None,
-) -> ProducerOptions:
-    return ProducerOptions(
+) -> ProducerRequest:
+    return ProducerRequest(
         producer_id,
         connection,
         name,
@@ -99,8 +99,8 @@ def consumer(
     *,
     durable: bool = True,
     consumer_id: int = 1,
-) -> ConsumerOptions:
-    return ConsumerOptions(subscription, type, consumer_id, None, name="c", durable=durable)
+) -> SubscribeRequest:
+    return SubscribeRequest(subscription, type, consumer_id, None, name="c", durable=durable)
 
 
 def entry(

@@ -19,7 +19,7 @@ from magnetar.metadata.sqlite_home import (
     _SCAN_INDEX,
     _SCAN_INDEX_TO_END,
     SCHEMA_VERSION,
-    Reader,
+    ReadConnection,
     SqliteHome,
 )
 from magnetar.metadata.sqlite_rows import encode_row
@@ -51,11 +51,15 @@ def get(home: SqliteHome, key: str) -> StoredRecord | None:
     return home.reader.get(*split_key(key))
 
 
-def names(reader: Reader, parent: str, start: str = "", end: str | None = None) -> list[str]:
+def names(
+    reader: ReadConnection, parent: str, start: str = "", end: str | None = None
+) -> list[str]:
     return [name for page in reader.scan(parent, start, end) for name, _ in page]
 
 
-def indexed(reader: Reader, index: str, low: str = "", high: str | None = None) -> list[str]:
+def indexed(
+    reader: ReadConnection, index: str, low: str = "", high: str | None = None
+) -> list[str]:
     return [key for page in reader.scan_index(index, low, high) for _, key, _ in page]
 
 

@@ -11,7 +11,7 @@ from magnetar.model.subscriptions import (
     InitialPosition,
     KeySharedMode,
     KeySharedPolicy,
-    Subscription,
+    SubscriptionSpec,
     SubscriptionType,
 )
 
@@ -23,7 +23,7 @@ def test_numbers_are_those_of_the_protocol() -> None:
 
 
 def test_defaults() -> None:
-    subscription = Subscription("billing", SubscriptionType.SHARED)
+    subscription = SubscriptionSpec("billing", SubscriptionType.SHARED)
     assert subscription.initial_position is InitialPosition.LATEST
     assert subscription.durable
     assert subscription.key_shared is None
@@ -32,11 +32,11 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("name", ["", "  ", "a\x00", "a\n", "a\ud800", "é" * 129])
 def test_bad_names_are_refused(name: str) -> None:
     with pytest.raises(NotAllowed):
-        Subscription(name, SubscriptionType.EXCLUSIVE)
+        SubscriptionSpec(name, SubscriptionType.EXCLUSIVE)
 
 
 def test_a_name_of_full_length() -> None:
-    Subscription("é" * (SUBSCRIPTION_NAME_BYTES_MAX // 2), SubscriptionType.EXCLUSIVE)
+    SubscriptionSpec("é" * (SUBSCRIPTION_NAME_BYTES_MAX // 2), SubscriptionType.EXCLUSIVE)
 
 
 def test_cumulative_acks_need_one_consumer_in_order() -> None:
@@ -45,9 +45,9 @@ def test_cumulative_acks_need_one_consumer_in_order() -> None:
 
 def test_only_key_shared_has_a_policy() -> None:
     policy = KeySharedPolicy()
-    Subscription("s", SubscriptionType.KEY_SHARED, key_shared=policy)
+    SubscriptionSpec("s", SubscriptionType.KEY_SHARED, key_shared=policy)
     with pytest.raises(NotAllowed, match="Key_Shared"):
-        Subscription("s", SubscriptionType.SHARED, key_shared=policy)
+        SubscriptionSpec("s", SubscriptionType.SHARED, key_shared=policy)
 
 
 def test_sticky_ranges_are_kept_in_ring_order() -> None:

@@ -24,7 +24,7 @@ from magnetar.scalable.groups.group_records import assigned, expired, lost_broke
 from magnetar.scalable.groups.regular_groups import RegularGroups
 from magnetar.scalable.groups.sessions import ConsumerSession, ConsumerSessions
 from magnetar.scalable.layout.layouts import Layouts
-from magnetar.scalable.live_brokers import LivingBrokers
+from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import (
     GroupKind,
     GroupRecord,
@@ -69,8 +69,8 @@ class Broker:
         self.metadata: MemoryStore = server.connect(SESSION_S)
         self.store = ScalableStore(self.metadata)
         self.layouts = Layouts(self.store, stop_seconds=5.0)
-        self.living = LivingBrokers(self.metadata, name, start_seconds=5.0, stop_seconds=5.0)
-        self.regular = RegularGroups(regular, self.store, self.living, clock, _LIMITS)
+        self.live_brokers = LiveBrokers(self.metadata, name, start_seconds=5.0, stop_seconds=5.0)
+        self.regular = RegularGroups(regular, self.store, self.live_brokers, clock, _LIMITS)
         self.sessions = ConsumerSessions(
             self.store,
             self.layouts,
@@ -115,7 +115,7 @@ class World:
         self.regular = RegularTopics()
         self.metadata = self.server.connect()
         self.store = ScalableStore(self.metadata)
-        self.living: LivingBrokers | None = None
+        self.live_brokers: LiveBrokers | None = None
         self.drained: set[int] = set()
         self.controlled = True
 
@@ -126,13 +126,13 @@ class World:
             layout = SegmentLayout.create(segments, now_ms=0, bucket_budget=4)
             await self.store.create(ScalableRecord(str(TOPIC), 0, layout=LayoutRecord.of(layout)))
         async with AsyncExitStack() as stack:
-            self.living = LivingBrokers(
+            self.live_brokers = LiveBrokers(
                 self.metadata, "controller", start_seconds=5.0, stop_seconds=5.0
             )
-            await stack.enter_async_context(self.living)
+            await stack.enter_async_context(self.live_brokers)
             brokers = [Broker(self.server, self.regular, self.clock, name) for name in names]
             for broker in brokers:
-                for part in (broker.layouts, broker.living, broker.regular, broker.sessions):
+                for part in (broker.layouts, broker.live_brokers, broker.regular, broker.sessions):
                     await stack.enter_async_context(part)
             controller = asyncio.create_task(self._control())
             try:
@@ -180,9 +180,9 @@ class World:
     def _balanced(self, group: GroupRecord | None, layout: SegmentLayout) -> GroupRecord | None:
         if group is None:
             return None
-        assert self.living is not None
+        assert self.live_brokers is not None
         now_ms = self.clock.now_ms()
-        kept = lost_brokers(group, self.living.ids, now_ms)
+        kept = lost_brokers(group, self.live_brokers.ids, now_ms)
         kept = expired(kept, now_ms, int(GRACE_S * 1000))
         if not kept.members:
             return None

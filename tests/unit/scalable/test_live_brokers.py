@@ -9,18 +9,18 @@ import pytest
 from magnetar.errors import DeadlineExceeded
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
-from magnetar.scalable.live_brokers import LivingBrokers
+from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import BROKERS
 from magnetar.testing.virtual.virtual_time import run
 
 SESSION_S = 6.0
 
 
-def broker(store: MemoryStore, broker_id: str) -> LivingBrokers:
-    return LivingBrokers(store, broker_id, start_seconds=5.0, stop_seconds=5.0)
+def broker(store: MemoryStore, broker_id: str) -> LiveBrokers:
+    return LiveBrokers(store, broker_id, start_seconds=5.0, stop_seconds=5.0)
 
 
-async def until_ids(brokers: LivingBrokers, *ids: str) -> None:
+async def until_ids(brokers: LiveBrokers, *ids: str) -> None:
     async with asyncio.timeout(60):
         while brokers.ids != frozenset(ids):
             await brokers.changes.past(brokers.changes.version)

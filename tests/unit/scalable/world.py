@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.subscription import Subscription
@@ -15,7 +15,7 @@ from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import segment_topic
 from magnetar.scalable.service import ScalableTopics
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.store import TxnStore
 from tests.unit.broker.world import World, message, options, receipts
 
@@ -29,11 +29,11 @@ class Broker:
         self.parts = parts
         self.topics = topics
         store = TxnStore(parts.metadata)
-        self.decisions = Decisions(store, world.clock, coordinates=lambda _: True)
+        self.outcomes = Outcomes(store, world.clock, coordinates=lambda _: True)
         self.scalable = ScalableTopics(
             topics,
             parts.metadata,
-            self.decisions,
+            self.outcomes,
             clock=world.clock,
             limits=world.limits,
             broker=name,
@@ -73,7 +73,7 @@ class Broker:
     ) -> tuple[Subscription, Consumer]:
         """A consumer, as a session would let it in."""
         segment = await self.segment(number)
-        wanted = ConsumerOptions(
+        wanted = SubscribeRequest(
             name,
             type,
             1,

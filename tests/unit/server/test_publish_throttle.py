@@ -6,7 +6,7 @@ import asyncio
 
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
-from magnetar.server.publish_throttle import Inflow
+from magnetar.server.publish_throttle import PublishThrottle
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.server.link import Link
 
@@ -26,19 +26,21 @@ class Queue:
 def test_it_closes_at_half_and_opens_at_a_quarter() -> None:
     async def scene() -> None:
         queue, changes = Queue(), list[bool]()
-        inflow = Inflow(queue, LIMITS, lambda: changes.append(inflow.is_open))
-        reopening = asyncio.create_task(inflow.reopen_when_drained())
+        publish_throttle = PublishThrottle(
+            queue, LIMITS, lambda: changes.append(publish_throttle.is_open)
+        )
+        reopening = asyncio.create_task(publish_throttle.reopen_when_drained())
         for _ in range(2):
             queue.queued_bytes = 499
-            assert inflow.has_room()
+            assert publish_throttle.has_room()
             queue.queued_bytes = 500
-            assert not inflow.has_room()
+            assert not publish_throttle.has_room()
             queue.drain_to(251)
             await asyncio.sleep(1)
-            assert not inflow.has_room()
+            assert not publish_throttle.has_room()
             queue.drain_to(250)
             await asyncio.sleep(1)
-            assert inflow.has_room()
+            assert publish_throttle.has_room()
         assert changes == [False, True, False, True]
         reopening.cancel()
 
@@ -53,13 +55,13 @@ def test_only_connections_with_producers_are_held() -> None:
         await publisher.connect()
         await other.connect()
         publisher.session.producers[1] = object()  # type: ignore[assignment]
-        inflow = publisher.context.inflow
-        inflow.is_open = False
+        publish_throttle = publisher.context.publish_throttle
+        publish_throttle.is_open = False
         publisher.send("PING")
         other.send("PING")
         assert not publisher.wire.is_read
         assert other.wire.is_read
-        inflow.is_open = True
+        publish_throttle.is_open = True
         publisher.session.judge_reading()
         assert publisher.wire.is_read
         del publisher.session.producers[1]

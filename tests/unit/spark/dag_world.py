@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
 from magnetar.spark.source import plan
-from magnetar.spark.source.offsets import Offset, Place, base_of, format_offset, parse_offset
+from magnetar.spark.source.offsets import Offset, TopicOffset, base_of, format_offset, parse_offset
 from magnetar.spark.source.plan import Frozen, TopicView
 
 TOPIC: Final = "topic://public/default/x"
@@ -108,12 +108,12 @@ class World:
             self.pruned.add(number)
             self.epoch += 1
 
-    def _living(self, parents: tuple[int, ...]) -> tuple[int, ...]:
+    def _live_brokers(self, parents: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(each for each in parents if each in self.segments)
 
-    def view(self, place: Place | None) -> TopicView:
+    def view(self, place: TopicOffset | None) -> TopicView:
         segments = tuple(
-            RangeSegment(each.number, "", self._living(each.parents), (), each.is_sealed)
+            RangeSegment(each.number, "", self._live_brokers(each.parents), (), each.is_sealed)
             for each in self.segments.values()
         )
         layout = RangeLayout(TOPIC, "id", self.epoch, segments)
@@ -143,7 +143,7 @@ class Query:
         self._parents: dict[int, tuple[int, ...]] = {}
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> TopicOffset | None:
         return parse_offset(json.loads(self.offsets[-1])).topics[TOPIC] if self.offsets else None
 
     def drained(self) -> set[int]:

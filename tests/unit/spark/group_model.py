@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from magnetar.errors import MagnetarError
 from magnetar.spark.sink import group_commit
-from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
+from magnetar.spark.sink.group_commit import Known, TaskPlan, TaskReport, Ticket, WriteId
 from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.records import Group, Header, Membership, State
+from magnetar.txn.records import Group, GroupMembership, Header, State
 from magnetar.wire.messages import TxnId
 
 W = TypeVar("W")
@@ -50,7 +50,7 @@ class Driver(NamedTuple):
     run: str
     batch: int | None = None
     layout: tuple[tuple[str, ...], ...] = ()
-    parts: tuple[Part | None, ...] = ()
+    parts: tuple[TaskReport | None, ...] = ()
     is_committed: bool = False
     """It has been told so, and now writes it into the checkpoint."""
 
@@ -183,7 +183,7 @@ class Model:
             yield after, driver._replace(is_committed=True)
             yield self._aborted(after, driver), None  # the answer was lost, and Spark aborts
 
-    def commit(self, world: World, batch: int, parts: list[Part | None]) -> World:
+    def commit(self, world: World, batch: int, parts: list[TaskReport | None]) -> World:
         """What the driver does; raises what it is told."""
         wanted = group_commit.decision(batch, parts)
         told = parts[0]
@@ -233,15 +233,15 @@ class Model:
         )
         world = replace(world, group=group)
         ticket = Ticket(APP, group.epoch, 0)
-        if group_commit.plan(write, group.sequence) is Plan.SKIP:
-            return self._tells(world, attempt, Part(write, ticket, is_skipped=True)), None
+        if group_commit.plan(write, group.sequence) is TaskPlan.SKIP:
+            return self._tells(world, attempt, TaskReport(write, ticket, is_skipped=True)), None
         return world, attempt._replace(ticket=ticket, may_begin=True)
 
     def writes(self, world: World, attempt: Attempt) -> tuple[World, Attempt | None]:
         """Begin a transaction, send the rows, tell the driver."""
         assert attempt.ticket is not None
         write = attempt.write
-        member = Membership(APP, attempt.ticket.epoch, write.sequence)
+        member = GroupMembership(APP, attempt.ticket.epoch, write.sequence)
         transitions.check_new_member(world.group, member)
         txn = metadata_id(0, len(world.headers))
         header = transitions.begun(txn, now_ms=0, timeout_ms=1, group=member)
@@ -250,10 +250,10 @@ class Model:
             headers=(*world.headers, header),
             contents=(*world.contents, (write.generation, write.sequence, attempt.rows)),
         )
-        part = Part(write, attempt.ticket, txn, rows=len(attempt.rows))
+        part = TaskReport(write, attempt.ticket, txn, rows=len(attempt.rows))
         return self._tells(world, attempt, part), None
 
-    def _tells(self, world: World, attempt: Attempt, part: Part) -> World:
+    def _tells(self, world: World, attempt: Attempt, part: TaskReport) -> World:
         """The first attempt of a task that is done counts; its driver may be gone."""
         write = attempt.write
         drivers = list(world.drivers)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from magnetar.errors import MagnetarError
 from magnetar.spark.sink import group_commit, single_commit
-from magnetar.spark.sink.group_commit import Part, Plan, WriteId
+from magnetar.spark.sink.group_commit import TaskPlan, TaskReport, WriteId
 from magnetar.spark.sink.single_commit import Note, Notes
 from magnetar.wire.messages import TxnId
 from tests.unit.spark.group_model import ROWS, Harm
@@ -188,10 +188,12 @@ class SingleModel:
 
     def _decide(self, world: World, driver: Driver, found: Notes) -> tuple[World, Driver]:
         write = WriteId("g", "g", driver.run, driver.batch)
-        if group_commit.plan(write, found.committed_in("g")) is Plan.SKIP:
+        if group_commit.plan(write, found.committed_in("g")) is TaskPlan.SKIP:
             return world.ended(driver.txn, "ABORTED"), driver._replace(step="mark")
         txn = TxnId(0, driver.txn)
-        parts = [Part(write, txn=txn, attempt=each) for each in driver.parts if each is not None]
+        parts = [
+            TaskReport(write, txn=txn, attempt=each) for each in driver.parts if each is not None
+        ]
         single_commit.check_attempts(write, single_commit.claims_of(world.claims, txn), parts)
         return world, driver._replace(step="announce")
 

@@ -13,13 +13,13 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.coordinator.gc import Leftover
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_transactions import OpenBook
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.open_transactions import OpenTransactions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
@@ -92,19 +92,21 @@ class Broker:
         self.world = world
         self.metadata: MemoryStore = world.metadata.connect(session_timeout=10.0)
         self.store = TxnStore(self.metadata)
-        partitions = Partitions(
+        partitions = CoordinatorPartitions(
             self.metadata, broker=name, url=f"pulsar://{name}:6650", limits=world.limits
         )
         self.partitions = partitions
-        self.decisions = Decisions(self.store, world.clock, coordinates=partitions.coordinates)
+        self.outcomes = Outcomes(self.store, world.clock, coordinates=partitions.coordinates)
         self.repairs: list[Leftover] = []
         self.missing: set[str] = set()
         """Topics that do not exist."""
         self.ledgers: MemoryLedgerStore = world.ledgers.connect()
-        book = OpenBook(self.decisions, per_owner_max=world.limits.txn_open_per_owner_max)
+        open_transactions = OpenTransactions(
+            self.outcomes, per_owner_max=world.limits.txn_open_per_owner_max
+        )
         self.legacy = LegacyCoordinators(
             partitions,
-            book,
+            open_transactions,
             world.participants,
             self.store,
             self.ledgers,
@@ -114,7 +116,7 @@ class Broker:
         self.coordinators = Coordinators(
             self.store,
             partitions,
-            book,
+            open_transactions,
             self.legacy,
             clock=world.clock,
             limits=world.limits,
@@ -126,12 +128,12 @@ class Broker:
         return left.segment not in self.missing
 
     async def start(self) -> None:
-        await self.decisions.start()
+        await self.outcomes.start()
         await self.coordinators.start()
 
     async def stop(self) -> None:
         await self.coordinators.stop()
-        await self.decisions.stop()
+        await self.outcomes.stop()
         await self.metadata.close()
 
     async def begin(self, coordinator: int = 0, timeout_ms: int = MINUTE_MS) -> Header:
@@ -140,7 +142,7 @@ class Broker:
     def follow(self, *txns: TxnId) -> Seen:
         seen = Seen()
         for txn in txns:
-            self.decisions.join(txn, seen)
+            self.outcomes.join(txn, seen)
         return seen
 
 

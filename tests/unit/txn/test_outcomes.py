@@ -13,8 +13,8 @@ from magnetar.runtime.clock import LoopClock
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import outcomes, transitions
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.outcomes import REREAD_SECONDS, Decisions
-from magnetar.txn.records import Membership, State
+from magnetar.txn.outcomes import REREAD_SECONDS, Outcomes
+from magnetar.txn.records import GroupMembership, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
@@ -38,13 +38,13 @@ class World:
         self.metadata = MemoryMetadata(self.clock)
         self.store = TxnStore(self.metadata.connect())
         self.own: set[TxnId] = set()
-        self.known = Decisions(
+        self.known = Outcomes(
             TxnStore(self.metadata.connect()),
             self.clock,
             coordinates=lambda txn: txn in self.own,
         )
 
-    async def begin(self, txn: TxnId, group: Membership | None = None) -> None:
+    async def begin(self, txn: TxnId, group: GroupMembership | None = None) -> None:
         await self.store.create(transitions.begun(txn, now_ms=0, timeout_ms=1, group=group))
 
     async def header_known(self, txn: TxnId) -> None:
@@ -110,7 +110,7 @@ def test_a_member_is_decided_by_its_group() -> None:
     async def scenario(world: World) -> None:
         first = transitions.opened(None, "app", "g", "r", now_ms=0, retired_max=9)
         await world.store.change_group("app", lambda _: first)
-        await world.begin(T1, Membership("app", 1, 0))
+        await world.begin(T1, GroupMembership("app", 1, 0))
         seen = Seen()
         world.known.join(T1, seen)
         await asyncio.sleep(0.1)

@@ -18,14 +18,14 @@ from magnetar.errors import (
 )
 from magnetar.txn import transitions
 from magnetar.txn.ids import METADATA_BIT, from_text, is_metadata, metadata_id, to_text
-from magnetar.txn.records import Group, Header, Membership, State
+from magnetar.txn.records import Group, GroupMembership, Header, State
 from magnetar.wire.messages import TxnId
 
 LIMIT = 100
 
 
 def header(number: int, *, epoch: int | None = None, sequence: int = 0) -> Header:
-    member = None if epoch is None else Membership("app", epoch, sequence)
+    member = None if epoch is None else GroupMembership("app", epoch, sequence)
     return transitions.begun(metadata_id(3, number), now_ms=10, timeout_ms=60, group=member)
 
 
@@ -176,7 +176,7 @@ def _step(
     if kind == 0:
         return opened(group, run=f"r{runs}"), runs + 1
     if kind == 1:
-        member = Membership("app", group.epoch, sequence)
+        member = GroupMembership("app", group.epoch, sequence)
         transitions.check_new_member(group, member)
         new = header(len(members), epoch=group.epoch, sequence=sequence)
         members[new.txn] = new

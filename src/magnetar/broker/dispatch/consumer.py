@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import Enum
 
-from magnetar.broker.api import ConsumerOptions, Delivery
+from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.policy.stats import ConsumerStats, Rate
 from magnetar.errors import MagnetarError
@@ -50,7 +50,7 @@ class Consumer:
 
     def __init__(
         self,
-        options: ConsumerOptions,
+        options: SubscribeRequest,
         *,
         key: int,
         state: DispatchState,

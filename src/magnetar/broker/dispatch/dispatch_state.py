@@ -38,11 +38,11 @@ from magnetar.broker.dispatch.failover import Candidate, choose_active
 from magnetar.broker.dispatch.key_shared import AssignRefused, HashHolds, Moved, selector_for
 from magnetar.broker.dispatch.members import HASH_BITS, HASH_MASK, Member, Members
 from magnetar.broker.dispatch.plan import (
-    Change,
     DispatchLimits,
+    DispatchPlan,
     EntryFacts,
     JoinRefused,
-    Plan,
+    MembershipChange,
     Read,
     Redelivery,
     RefusalKind,
@@ -192,28 +192,28 @@ class DispatchState:
 
     # --- choices
 
-    def plan(self, entries: Sequence[E]) -> Plan[E]:
+    def plan(self, entries: Sequence[E]) -> DispatchPlan[E]:
         """Choose consumers for new entries. Those without one wait."""
         if self._rewinding:
-            return Plan([], 0, False)
+            return DispatchPlan([], 0, False)
         if self._keyed:
             return self._plan_keyed(entries)
         # What waits comes first: nothing new may overtake it.
         deliveries, taken = ([], 0) if self._replay else self._hand_out(entries)
         if taken < len(entries):
             self._replay.add_all((entry.position, UNKEYED) for entry in entries[taken:])
-        return Plan(deliveries, len(entries) - taken, taken == len(entries))
+        return DispatchPlan(deliveries, len(entries) - taken, taken == len(entries))
 
-    def plan_waiting(self, entries: Sequence[E]) -> Plan[E]:
+    def plan_waiting(self, entries: Sequence[E]) -> DispatchPlan[E]:
         """Choose consumers for entries that wait. Those acknowledged meanwhile are left out."""
         if self._rewinding:
-            return Plan([], 0, False)
+            return DispatchPlan([], 0, False)
         wanted = [entry for entry in entries if entry.position in self._replay]
         if self._keyed:
             return self._plan_waiting_keyed(wanted)
         deliveries, taken = self._hand_out(wanted)
         self._replay.remove_all(entry.position for entry in wanted[:taken])
-        return Plan(deliveries, len(wanted) - taken, taken == len(wanted))
+        return DispatchPlan(deliveries, len(wanted) - taken, taken == len(wanted))
 
     def _hand_out(self, entries: Sequence[E]) -> tuple[list[tuple[int, Sequence[E]]], int]:
         """Deliveries in order, and how many entries they are."""
@@ -271,7 +271,7 @@ class DispatchState:
         self._note_size(before - budget, taken)
         return taken
 
-    def _plan_keyed(self, entries: Sequence[E]) -> Plan[E]:
+    def _plan_keyed(self, entries: Sequence[E]) -> DispatchPlan[E]:
         chosen: dict[int, list[E]] = {}
         held_back = 0
         hash_of, ring_position = self._hash_of, self._selector.ring_position
@@ -285,9 +285,9 @@ class DispatchState:
             else:
                 self._give_keyed(member, entry, key_hash)
                 chosen.setdefault(member.key, []).append(entry)
-        return Plan([*chosen.items()], held_back, not self._members.blocked)
+        return DispatchPlan([*chosen.items()], held_back, not self._members.blocked)
 
-    def _plan_waiting_keyed(self, entries: Sequence[E]) -> Plan[E]:
+    def _plan_waiting_keyed(self, entries: Sequence[E]) -> DispatchPlan[E]:
         chosen: dict[int, list[E]] = {}
         served: set[int] = set()
         taken = 0
@@ -304,7 +304,7 @@ class DispatchState:
                 taken += 1
         for key_hash in sorted(served):
             self._replay.end_turn(key_hash)
-        return Plan([*chosen.items()], len(entries) - taken, not self._members.blocked)
+        return DispatchPlan([*chosen.items()], len(entries) - taken, not self._members.blocked)
 
     def _taker(self, key_hash: int) -> Member | None:
         """The consumer that may get an entry of this hash now."""
@@ -334,7 +334,7 @@ class DispatchState:
 
     def on_join(
         self, key: int, name: str, priority: int = 0, ranges: Sequence[HashRange] = ()
-    ) -> Change | JoinRefused:
+    ) -> MembershipChange | JoinRefused:
         """A consumer subscribed; it has no permits yet. `ranges` is what a sticky one asks for."""
         if key in self._members.by_key:
             raise InvariantBroken(f"consumer {key} joined twice")
@@ -350,7 +350,7 @@ class DispatchState:
         self._stuck = False
         return self._changed(moved)
 
-    def on_leave(self, key: int) -> Change:
+    def on_leave(self, key: int) -> MembershipChange:
         """A consumer is gone; what it had waits for another, uncounted."""
         member = self._members.by_key[key]
         self._give_back(member, list(member.pending))
@@ -359,7 +359,7 @@ class DispatchState:
         self._stuck = False
         return self._changed(moved)
 
-    def _changed(self, moved: list[Moved]) -> Change:
+    def _changed(self, moved: list[Moved]) -> MembershipChange:
         before = self._active
         if self._single:
             candidates = (
@@ -370,7 +370,7 @@ class DispatchState:
         rewind = not self._members or (before is not None and before is not self._active)
         if rewind:
             self._forget()
-        return Change(self.active, self._active is not before, rewind, moved)
+        return MembershipChange(self.active, self._active is not before, rewind, moved)
 
     def on_rewound(self) -> None:
         """The cursor stands at the first unacknowledged entry: nothing is delivered or waits."""

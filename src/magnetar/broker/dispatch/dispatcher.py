@@ -8,15 +8,15 @@ Invariants:
 2. What a read brought is judged by the state of the moment at which it came back: consumers may
    have gone, the cursor may have been rewound or reset. The cursor never returns entries from
    before a rewind; entries that come back while nobody is connected are read again later.
-3. Nothing above the topic's `readable_end` is handed out, and what is not visible is acknowledged
-   instead of delivered.
+3. Nothing above the topic's `max_read_position` is handed out, and what is not visible is
+   acknowledged instead of delivered.
 4. Memory: at most `subscription_read_entries` and `subscription_read_bytes` per step (one entry
    comes whatever its size).
 5. A read that fails stops dispatch, with a metric and an error in the log, until an operator's or
    client's action (seek, skip, a first consumer) gives it a new start. It never spins.
 
-Relies on: the topic to advance `wake` when entries became durable, when `readable_end` moved, and
-when it was terminated.
+Relies on: the topic to advance `wake` when entries became durable, when `max_read_position` moved,
+and when it was terminated.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class ReadableTopic(Protocol):
     @property
     def ledger(self) -> ManagedLedger: ...
 
-    def readable_end(self) -> Position:
+    def max_read_position(self) -> Position:
         """The last position that may be delivered."""
         ...
 
     def is_visible(self, entry: Entry) -> bool:
-        """Whether an entry up to `readable_end` is for consumers."""
+        """Whether an entry up to `max_read_position` is for consumers."""
         ...
 
 
@@ -85,7 +85,7 @@ class Uncommitted:
     def ledger(self) -> ManagedLedger:
         return self._topic.ledger
 
-    def readable_end(self) -> Position:
+    def max_read_position(self) -> Position:
         return self._topic.ledger.last_position()
 
     def is_visible(self, entry: Entry) -> bool:
@@ -237,11 +237,11 @@ class Dispatcher:
 
     async def _serve_new(self, entries_max: int) -> bool:
         cursor = self._cursor
-        if cursor.read_position > self._topic.readable_end():
+        if cursor.read_position > self._topic.max_read_position():
             return False
         entries = await cursor.read(entries_max, self._bytes_max)
         state = self._membership.state
-        end = self._topic.readable_end()
+        end = self._topic.max_read_position()
         if entries and entries[-1].position > end:
             readable = [entry for entry in entries if entry.position <= end]
             cursor.read_position = entries[len(readable)].position

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatch_state import DispatchState
-from magnetar.broker.dispatch.plan import Change, DispatchLimits, JoinRefused, RefusalKind
+from magnetar.broker.dispatch.plan import DispatchLimits, JoinRefused, MembershipChange, RefusalKind
 from magnetar.errors import ConsumerAssign, ConsumerBusy, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
@@ -103,7 +103,7 @@ class Membership:
             total = total.plus(consumer)
         return total
 
-    def join(self, options: ConsumerOptions) -> Joined:
+    def join(self, options: SubscribeRequest) -> Joined:
         """Let a consumer in, or raise ConsumerBusy or ConsumerAssign."""
         state = self.state
         if state is None:
@@ -154,7 +154,7 @@ class Membership:
             self._former = self._former.plus(consumer)
             consumer.stop(error)
 
-    def _new_state(self, options: ConsumerOptions) -> DispatchState:
+    def _new_state(self, options: SubscribeRequest) -> DispatchState:
         limits = self._limits
         return DispatchState(
             options.type,
@@ -170,7 +170,7 @@ class Membership:
             consistent_hashing=self._consistent_hashing,
         )
 
-    def _check_fits(self, options: ConsumerOptions) -> None:
+    def _check_fits(self, options: SubscribeRequest) -> None:
         if options.type is not self.type:
             raise ConsumerBusy(
                 f"{self._subscription} has consumers of type {self.type!r}, not {options.type!r}"
@@ -183,7 +183,7 @@ class Membership:
         if (mine.mode, mine.out_of_order) != (theirs.mode, theirs.out_of_order):
             raise ConsumerBusy(f"{self._subscription} has consumers of another key-shared policy")
 
-    def _tell_active(self, change: Change, newcomer: Consumer | None) -> None:
+    def _tell_active(self, change: MembershipChange, newcomer: Consumer | None) -> None:
         if self.type is not SubscriptionType.FAILOVER:
             return
         if change.active_changed:

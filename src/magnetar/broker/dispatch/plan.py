@@ -60,7 +60,7 @@ class Read(NamedTuple):
     new_entries: int
 
 
-class Plan(NamedTuple, Generic[E]):
+class DispatchPlan(NamedTuple, Generic[E]):
     """Hand each consumer its entries, in this order; a consumer may come more than once."""
 
     deliveries: list[tuple[int, Sequence[E]]]
@@ -82,7 +82,7 @@ class JoinRefused(NamedTuple):
     reason: str
 
 
-class Change(NamedTuple):
+class MembershipChange(NamedTuple):
     """What a consumer's coming or going did."""
 
     active: int | None

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from magnetar.broker.api import Schema
+from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.records import schemas_directory
 from magnetar.errors import (
@@ -43,7 +43,7 @@ _REGISTER_ATTEMPTS: Final = 16
 _VERSION_BYTES: Final = 8
 _VERSION_DIGITS: Final = 20
 
-Check = Callable[[Schema, Sequence[Schema], str], None]
+Check = Callable[[SchemaData, Sequence[SchemaData], str], None]
 """Raises IncompatibleSchema unless a schema fits those in force (oldest first) by a strategy."""
 
 
@@ -59,10 +59,10 @@ class StoredSchema(msgspec.Struct, frozen=True):
     properties: dict[str, str] = {}
     deleted: bool = False
 
-    def as_schema(self) -> Schema:
-        return Schema(self.type, self.data, self.name, self.properties)
+    def as_schema(self) -> SchemaData:
+        return SchemaData(self.type, self.data, self.name, self.properties)
 
-    def holds(self, schema: Schema) -> bool:
+    def holds(self, schema: SchemaData) -> bool:
         return self.type == schema.type and self.data == schema.data
 
 
@@ -78,12 +78,12 @@ def version_from(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
-def is_schema(schema: Schema | None) -> bool:
+def is_schema(schema: SchemaData | None) -> bool:
     """Whether there is anything to register: plain bytes and "whatever there is" are none."""
     return schema is not None and schema.type not in (NO_SCHEMA_TYPE, AUTO_CONSUME_TYPE)
 
 
-def same_type(schema: Schema, in_force: Sequence[Schema], strategy: str) -> None:
+def same_type(schema: SchemaData, in_force: Sequence[SchemaData], strategy: str) -> None:
     """The one rule so far: a topic keeps its type of schema."""
     if strategy == "ALWAYS_COMPATIBLE" or not in_force:
         return
@@ -117,7 +117,7 @@ class Schemas:
         found = None if record is None else _decoded(schema_id, record)
         return None if found is None or found.deleted else found
 
-    async def find(self, schema_id: str, schema: Schema) -> int | None:
+    async def find(self, schema_id: str, schema: SchemaData) -> int | None:
         """The version in force with this type and these bytes."""
         for each in await self.versions(schema_id):
             if each.holds(schema):
@@ -125,7 +125,7 @@ class Schemas:
         return None
 
     async def register(
-        self, schema_id: str, schema: Schema, *, strategy: str, may_add: bool = True
+        self, schema_id: str, schema: SchemaData, *, strategy: str, may_add: bool = True
     ) -> int:
         """The version of a schema, a new one if it is compatible and `may_add`."""
         for _ in range(_REGISTER_ATTEMPTS):
@@ -142,14 +142,14 @@ class Schemas:
                 return added
         raise Unavailable(f"schema {schema_id}: lost {_REGISTER_ATTEMPTS} races in a row")
 
-    async def check(self, schema_id: str, schema: Schema, *, strategy: str) -> None:
+    async def check(self, schema_id: str, schema: SchemaData, *, strategy: str) -> None:
         """Raise IncompatibleSchema unless this schema may be used with those in force."""
         in_force = await self.versions(schema_id)
         if not any(each.holds(schema) for each in in_force):
             self._check(schema, [each.as_schema() for each in in_force], strategy)
 
     async def for_producer(
-        self, schema_id: str, schema: Schema | None, policies: TopicPolicies
+        self, schema_id: str, schema: SchemaData | None, policies: TopicPolicies
     ) -> int | None:
         """The version that a producer uses, registered if need be; None: it has no schema."""
         if schema is not None and is_schema(schema):
@@ -164,7 +164,7 @@ class Schemas:
         return None
 
     async def for_consumer(
-        self, schema_id: str, schema: Schema | None, policies: TopicPolicies, *, idle: bool
+        self, schema_id: str, schema: SchemaData | None, policies: TopicPolicies, *, idle: bool
     ) -> None:
         """Check the schema of a consumer; on an idle topic without one it is registered."""
         if schema is None or not is_schema(schema):
@@ -198,7 +198,7 @@ class Schemas:
         async with aclosing(self._metadata.scan(schemas_directory(schema_id))) as records:
             return [_decoded(schema_id, record) async for record in records]
 
-    async def _add(self, schema_id: str, version: int, schema: Schema | None) -> int | None:
+    async def _add(self, schema_id: str, version: int, schema: SchemaData | None) -> int | None:
         """Store the next version (no schema: a deletion); None: somebody else did."""
         if version >= VERSIONS_MAX:
             raise TooManyRequests(f"schema {schema_id} has {VERSIONS_MAX} versions already")

@@ -42,7 +42,14 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from magnetar.broker.publish.lineage import NO_SEQUENCE, Lineage, Piece, Span, stored, within
+from magnetar.broker.publish.lineage import (
+    NO_SEQUENCE,
+    Lineage,
+    Piece,
+    SequenceSpan,
+    stored,
+    within,
+)
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
@@ -59,7 +66,7 @@ _NAME_SIZE: Final = struct.Struct(">I")
 _PRODUCER: Final = struct.Struct(">qI")
 
 
-class Verdict(Enum):
+class SendVerdict(Enum):
     """What to do with a send."""
 
     STORE = "store"
@@ -77,7 +84,7 @@ class _Inherited(NamedTuple):
     """No piece has a sequence above it."""
 
 
-class Lane:
+class DedupFastPath:
     """The sequences of one producer name.
 
     A plain send (one message, above `pushed` and above `floor`) is certainly new: its producer
@@ -104,14 +111,14 @@ class Lane:
         """Plain sends in flight. If there are any, `pushed` is in flight."""
         self.floor = NO_SEQUENCE
         """Up to here, what was inherited decides."""
-        self.in_flight: deque[Span] = deque()
+        self.in_flight: deque[SequenceSpan] = deque()
         """The other sends in flight."""
-        self.holes: list[Span] = []
+        self.holes: list[SequenceSpan] = []
         self.unproven = NO_SEQUENCE
         """Up to here holes were given up, there were too many: what is stored is not known."""
-        self.filling: list[Span] = []
+        self.filling: list[SequenceSpan] = []
         """Those in flight again that were holes."""
-        self.undecided: list[Span] = []
+        self.undecided: list[SequenceSpan] = []
         """Stored in transactions that are not decided (found in the log), or not counted."""
         self.in_txns: list[TxnRuns] = []
         """Stored in transactions that are not decided; they grow as those store more."""
@@ -121,9 +128,9 @@ class Lane:
         return not self.in_flight and not self.plain
 
     @property
-    def doubtful(self) -> list[Span]:
+    def doubtful(self) -> list[SequenceSpan]:
         """Sequences of which nobody knows yet whether they will be stored."""
-        in_txns = [Span(*run, needed=False) for runs in self.in_txns for run in runs]
+        in_txns = [SequenceSpan(*run, needed=False) for runs in self.in_txns for run in runs]
         return [*self.filling, *self.undecided, *in_txns]
 
     def plain_persisted(self, sequence_id: int) -> None:
@@ -135,9 +142,9 @@ class Lane:
     def plain_failed(self, sequence_id: int) -> None:
         """The append of a plain send failed."""
         self.plain -= 1
-        self.forget(Span(sequence_id, sequence_id))
+        self.forget(SequenceSpan(sequence_id, sequence_id))
 
-    def forget(self, *sent: Span) -> None:
+    def forget(self, *sent: SequenceSpan) -> None:
         """Sends that are in flight no more were not stored: forget that they were pushed."""
         highest = max((each.last for each in self.in_flight), default=NO_SEQUENCE)
         self.pushed = self.pushed if self.plain else max(highest, self.persisted)
@@ -161,7 +168,7 @@ class Lane:
             self.unproven = max(self.unproven, holes[-kept - 1].last)
             del holes[:-kept]
 
-    def drop(self, *sent: Span) -> None:
+    def drop(self, *sent: SequenceSpan) -> None:
         """These are neither holes nor undecided any more."""
         if self.undecided:
             self.undecided = _without(self.undecided, sent)
@@ -174,7 +181,7 @@ class Dedup:
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max
-        self._producers: dict[str, Lane] = {}
+        self._producers: dict[str, DedupFastPath] = {}
         self._absent: dict[str, float] = {}
         """Names without a producer, by when it left: the longest absent first."""
         self._inherited: dict[str, _Inherited] = {}
@@ -191,34 +198,34 @@ class Dedup:
         *,
         is_last_chunk: bool = True,
         key_hash: int | None = None,
-    ) -> Verdict:
+    ) -> SendVerdict:
         """Judge a send. After STORE it counts as pushed, and the caller owes its settlement.
 
         `key_hash` is where its key stands on the ring of segments; None: it has none, or several.
         """
         if not is_last_chunk:
-            return Verdict.STORE
+            return SendVerdict.STORE
         if self._inherited:
             verdict = self._inherited_verdict(name, sequence_id, key_hash)
             if verdict is not None:
                 return verdict
         producer = self._lane_of(name)
-        sent = Span(sequence_id, max(sequence_id, highest_sequence_id))
+        sent = SequenceSpan(sequence_id, max(sequence_id, highest_sequence_id))
         if sequence_id > producer.pushed:
             producer.pushed = sent.last
         elif any(runs.holds(sequence_id) for runs in producer.in_txns):
-            return Verdict.UNKNOWN
+            return SendVerdict.UNKNOWN
         elif within(sequence_id, producer.holes):
             producer.holes = _without(producer.holes, [sent])
             producer.filling.append(sent)
         elif not producer.unproven < sequence_id <= producer.persisted or within(
             sequence_id, producer.doubtful
         ):
-            return Verdict.UNKNOWN
+            return SendVerdict.UNKNOWN
         else:
-            return Verdict.DUPLICATE
+            return SendVerdict.DUPLICATE
         producer.in_flight.append(sent)
-        return Verdict.STORE
+        return SendVerdict.STORE
 
     def persisted(self, name: str, sequence_id: int, *, is_last_chunk: bool = True) -> None:
         """The append of a send that was decided STORE is durable."""
@@ -234,14 +241,14 @@ class Dedup:
         producer, sent = self._settled(name, sequence_id)
         producer.forget(sent)
 
-    def lane(self, name: str) -> Lane | None:
+    def fast_path(self, name: str) -> DedupFastPath | None:
         """Where plain sends of a name may be noted without asking; None: ask."""
-        lane = self._producers.get(name)
-        if lane is None or name in self._doubts:
+        fast_path = self._producers.get(name)
+        if fast_path is None or name in self._doubts:
             return None
         inherited = self._inherited.get(name)
-        lane.floor = NO_SEQUENCE if inherited is None else inherited.highest
-        return lane
+        fast_path.floor = NO_SEQUENCE if inherited is None else inherited.highest
+        return fast_path
 
     def last_sequence_id(self, name: str) -> int:
         """Up to where a producer need not send again; -1 if it never sent."""
@@ -268,24 +275,24 @@ class Dedup:
 
     def ended_in_txn(self, name: str, stored: TxnRuns, *, committed: bool) -> None:
         """It is decided."""
-        lane = self._lane_of(name)
-        lane.in_txns = [each for each in lane.in_txns if each is not stored]
-        runs = [Span(*run, needed=False) for run in stored]
+        fast_path = self._lane_of(name)
+        fast_path.in_txns = [each for each in fast_path.in_txns if each is not stored]
+        runs = [SequenceSpan(*run, needed=False) for run in stored]
         if runs and committed:
             self.txn_committed(name, *runs)
         elif runs:
             self.txn_aborted(name, *runs)
 
-    def stored_in_txn(self, name: str, sent: Span) -> None:
+    def stored_in_txn(self, name: str, sent: SequenceSpan) -> None:
         """The log has it, of a transaction that is not decided."""
-        lane, sent = self._lane_of(name), sent._replace(needed=False)
-        lane.holes = _without(lane.holes, [sent])
-        if lane.undecided and lane.undecided[-1].last == sent.first - 1:
-            lane.undecided[-1] = lane.undecided[-1]._replace(last=sent.last)
+        fast_path, sent = self._lane_of(name), sent._replace(needed=False)
+        fast_path.holes = _without(fast_path.holes, [sent])
+        if fast_path.undecided and fast_path.undecided[-1].last == sent.first - 1:
+            fast_path.undecided[-1] = fast_path.undecided[-1]._replace(last=sent.last)
         else:
-            lane.undecided.append(sent)
+            fast_path.undecided.append(sent)
 
-    def txn_committed(self, name: str, *stored: Span) -> None:
+    def txn_committed(self, name: str, *stored: SequenceSpan) -> None:
         """What a transaction stored (ascending) counts like any other message."""
         producer = self._lane_of(name)
         producer.drop(*stored)
@@ -297,7 +304,7 @@ class Dedup:
                     continue
                 producer.pushed = producer.persisted = sent.last
 
-    def txn_aborted(self, name: str, *stored: Span) -> None:
+    def txn_aborted(self, name: str, *stored: SequenceSpan) -> None:
         """What a transaction stored is as if it had never been sent: it may be sent again."""
         producer = self._lane_of(name)
         producer.drop(*stored)
@@ -313,11 +320,11 @@ class Dedup:
         if forgotten:
             producer.forget(*forgotten)
 
-    def _lane_of(self, name: str) -> Lane:
-        lane = self._producers.get(name)
-        if lane is None:
-            lane = self._producers[name] = Lane(NO_SEQUENCE)
-        return lane
+    def _lane_of(self, name: str) -> DedupFastPath:
+        fast_path = self._producers.get(name)
+        if fast_path is None:
+            fast_path = self._producers[name] = DedupFastPath(NO_SEQUENCE)
+        return fast_path
 
     # --- what a segment inherits and bequeaths
 
@@ -340,7 +347,7 @@ class Dedup:
 
     def _inherited_verdict(
         self, name: str, sequence_id: int, key_hash: int | None
-    ) -> Verdict | None:
+    ) -> SendVerdict | None:
         """None: it is not stored by the parents, and its own state decides."""
         inherited = self._inherited.get(name)
         if inherited is None:
@@ -348,13 +355,13 @@ class Dedup:
         doubt = self._doubts.get(name, sequence_id)
         found = sequence_id <= inherited.highest and stored(inherited.pieces, sequence_id, key_hash)
         if found:
-            return Verdict.DUPLICATE
+            return SendVerdict.DUPLICATE
         if found is None:
             self._doubts[name] = min(doubt, sequence_id)
-            return Verdict.UNKNOWN
+            return SendVerdict.UNKNOWN
         producer = self._producers.get(name)
         is_new = producer is None or sequence_id > producer.pushed
-        return Verdict.UNKNOWN if is_new and sequence_id > doubt else None
+        return SendVerdict.UNKNOWN if is_new and sequence_id > doubt else None
 
     def _pieces(self, name: str, own_range: HashRange) -> list[Piece]:
         inherited = self._inherited.get(name)
@@ -417,7 +424,9 @@ class Dedup:
             out += _NAME_SIZE.pack(len(encoded)) + encoded
             holes = _missing(producer)
             if producer.unproven > NO_SEQUENCE:
-                holes.insert(0, Span(NO_SEQUENCE, producer.unproven))  # no hole begins there
+                holes.insert(
+                    0, SequenceSpan(NO_SEQUENCE, producer.unproven)
+                )  # no hole begins there
             out += _PRODUCER.pack(producer.persisted, len(holes))
             for hole in holes:
                 out += hole.to_bytes()
@@ -454,9 +463,9 @@ class Dedup:
         offset += size
         persisted, holes = _PRODUCER.unpack_from(data, offset)
         offset += _PRODUCER.size
-        producer = self._producers[name] = Lane(persisted)
+        producer = self._producers[name] = DedupFastPath(persisted)
         for _ in range(holes):
-            hole, offset = Span.read(data, offset)
+            hole, offset = SequenceSpan.read(data, offset)
             if hole.first == NO_SEQUENCE:
                 producer.unproven = hole.last
             else:
@@ -483,7 +492,7 @@ class Dedup:
             return
         producer = self._lane_of(name)
         highest = max(sequence_id, highest_sequence_id)
-        producer.holes = _without(producer.holes, [Span(sequence_id, highest)])
+        producer.holes = _without(producer.holes, [SequenceSpan(sequence_id, highest)])
         producer.pushed = producer.persisted = max(producer.persisted, highest)
         self._absent.pop(name, None)
         self._absent[name] = now
@@ -506,7 +515,7 @@ class Dedup:
         if not self._absent.keys() <= self._producers.keys() | self._inherited.keys():
             raise InvariantBroken("an absent producer has no sequences")
 
-    def _settled(self, name: str, sequence_id: int) -> tuple[Lane, Span]:
+    def _settled(self, name: str, sequence_id: int) -> tuple[DedupFastPath, SequenceSpan]:
         producer = self._producers.get(name)
         if producer is None or producer.is_idle:
             raise InvariantBroken(f"{name}: nothing is in flight, settled {sequence_id}")
@@ -518,19 +527,19 @@ class Dedup:
         return producer, sent
 
 
-def _missing(producer: Lane) -> list[Span]:
+def _missing(producer: DedupFastPath) -> list[SequenceSpan]:
     """What is not stored of the sequences up to the last persisted one."""
     persisted = producer.persisted
     missing = sorted([*producer.holes, *producer.doubtful])
-    found: list[Span] = []
+    found: list[SequenceSpan] = []
     for low, high, needed in missing:
         first, last = max(low, found[-1].last + 1 if found else low), min(high, persisted)
         if first <= last:
-            found.append(Span(first, last, needed))
+            found.append(SequenceSpan(first, last, needed))
     return found
 
 
-def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:
+def _above(spans: Iterable[SequenceSpan], sequence_id: int) -> list[SequenceSpan]:
     return [
         each._replace(first=max(each.first, sequence_id + 1))
         for each in spans
@@ -538,20 +547,20 @@ def _above(spans: Iterable[Span], sequence_id: int) -> list[Span]:
     ]
 
 
-def _without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
+def _without(spans: Sequence[SequenceSpan], gone: Sequence[SequenceSpan]) -> list[SequenceSpan]:
     """What is left of spans without these sequences, which are ascending."""
-    rest: list[Span] = []
+    rest: list[SequenceSpan] = []
     for low, high, needed in spans:
         at = bisect_left(gone, low, key=_last)
         while at < len(gone) and gone[at].first <= high:
             if low < gone[at].first:
-                rest.append(Span(low, gone[at].first - 1, needed))
+                rest.append(SequenceSpan(low, gone[at].first - 1, needed))
             low = gone[at].last + 1
             at += 1
         if low <= high:
-            rest.append(Span(low, high, needed))
+            rest.append(SequenceSpan(low, high, needed))
     return rest
 
 
-def _last(span: Span) -> int:
+def _last(span: SequenceSpan) -> int:
     return span.last

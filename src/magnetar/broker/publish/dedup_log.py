@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from magnetar.broker.entries import EntryView
 from magnetar.broker.policy.records import dedup_key
 from magnetar.broker.publish.dedup import Dedup
-from magnetar.broker.publish.lineage import Lineage, Span, dedup_name
+from magnetar.broker.publish.lineage import Lineage, SequenceSpan, dedup_name
 from magnetar.errors import BadVersion, MagnetarError, ManagedLedgerFenced, OutcomeUnknown
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES
@@ -49,7 +49,7 @@ _LOG: Final = logger(__name__)
 class ReplayedTransactions(Protocol):
     """What a topic knows of its transactions."""
 
-    def readable_end(self) -> Position:
+    def max_read_position(self) -> Position:
         """Below it no transaction is undecided."""
         ...
 
@@ -77,7 +77,7 @@ class DedupLog:
         self._settle = settle
         self._transactions = transactions
         self.state = Dedup(NAMES_MAX)
-        self._covered = transactions.readable_end()
+        self._covered = transactions.max_read_position()
         """The position of the last snapshot."""
         self._version = ABSENT
         self._ended = False
@@ -138,7 +138,7 @@ class DedupLog:
     def _replay_one(self, view: EntryView, now: float) -> None:
         name = dedup_name(self._topic, view.producer_name)
         state = self._transactions.replayed(view, name)
-        span = Span(view.sequence_id, view.highest_sequence_id)
+        span = SequenceSpan(view.sequence_id, view.highest_sequence_id)
         if state == "OPEN":
             if view.is_last_chunk:
                 self.state.stored_in_txn(name, span)
@@ -176,7 +176,7 @@ class DedupLog:
         async with self._turn:
             if self._ended:
                 return
-            position = self._transactions.readable_end()
+            position = self._transactions.max_read_position()
             self._settle()
             data = self.state.snapshot(position)
             if len(data) > VALUE_BYTES_MAX:
@@ -199,4 +199,4 @@ class DedupLog:
             return found.version
 
     def _behind(self) -> int:
-        return self._ledger.count_between(self._covered, self._transactions.readable_end())
+        return self._ledger.count_between(self._covered, self._transactions.max_read_position())

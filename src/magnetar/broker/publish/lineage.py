@@ -1,7 +1,7 @@
 """Pure: what a segment knows of the sequences that its parents stored.
 
-Owns: `Span`, `Piece`, `Lineage` (what a sealed segment hands to its children, and its stored form),
-and by which name a producer of a segment counts for dedup.
+Owns: `SequenceSpan`, `Piece`, `Lineage` (what a sealed segment hands to its children, and its
+stored form), and by which name a producer of a segment counts for dedup.
 
 A piece says of one producer name and one part of the ring: sequences up to `persisted` are stored,
 or were never sent there, except those in `holes`.
@@ -33,7 +33,7 @@ _PIECE: Final = struct.Struct(">HHqI")
 _SPAN: Final = struct.Struct(">qq")
 
 
-class Span(NamedTuple):
+class SequenceSpan(NamedTuple):
     """Sequences of one producer, both ends included."""
 
     first: int
@@ -47,7 +47,7 @@ class Span(NamedTuple):
         return _SPAN.pack(self.first, self.last if self.needed else ~self.last)
 
     @classmethod
-    def read(cls, data: bytes, offset: int) -> tuple[Span, int]:
+    def read(cls, data: bytes, offset: int) -> tuple[SequenceSpan, int]:
         """One in its stored form, and where it ends."""
         first, last = _SPAN.unpack_from(data, offset)
         span = cls(first, last) if last >= 0 else cls(first, ~last, needed=False)
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
     hash_range: HashRange
     persisted: int
-    holes: tuple[Span, ...] = ()
+    holes: tuple[SequenceSpan, ...] = ()
 
     def stored(self, sequence_id: int) -> bool:
         return sequence_id <= self.persisted and not within(sequence_id, self.holes)
@@ -183,11 +183,11 @@ def producer_names(topic: TopicName, name: str) -> tuple[str, ...]:
     return name, f"{name}-seg-{topic.descriptor.segment_id}"
 
 
-def within(sequence_id: int, spans: Iterable[Span]) -> bool:
+def within(sequence_id: int, spans: Iterable[SequenceSpan]) -> bool:
     return any(span.first <= sequence_id <= span.last for span in spans)
 
 
-def _parts(piece: Piece) -> tuple[tuple[int, int], int, tuple[Span, ...]]:
+def _parts(piece: Piece) -> tuple[tuple[int, int], int, tuple[SequenceSpan, ...]]:
     return (piece.hash_range.start, piece.hash_range.end), piece.persisted, piece.holes
 
 
@@ -237,9 +237,9 @@ def _read_name(data: bytes, offset: int, found: dict[str, list[Piece]]) -> int:
     for _ in range(count):
         start, end, persisted, holes = _PIECE.unpack_from(data, offset)
         offset += _PIECE.size
-        spans: list[Span] = []
+        spans: list[SequenceSpan] = []
         for _ in range(holes):
-            span, offset = Span.read(data, offset)
+            span, offset = SequenceSpan.read(data, offset)
             spans.append(span)
         piece = Piece(HashRange(start, end), persisted, tuple(spans))
         piece.check_invariants()

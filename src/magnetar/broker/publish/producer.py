@@ -26,10 +26,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from magnetar.broker.api import DROPPED, AccessMode, ProducerOptions, Receipt
+from magnetar.broker.api import DROPPED, AccessMode, ProducerRequest, Receipt
 from magnetar.broker.entries import EntryView
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
-from magnetar.broker.publish.dedup import Dedup, Lane, Verdict
+from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
 from magnetar.broker.publish.lineage import NO_SEQUENCE
 from magnetar.broker.publish.txn_writes import TransactionWrites
@@ -49,7 +49,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.buffer.txn_work import OpenWork, TxnLane
+from magnetar.txn.buffer.txn_work import SegmentTransaction, TxnFastPath
 from magnetar.txn.ids import to_text
 from magnetar.wire.messages import Send, TxnId, TxnSend
 
@@ -72,9 +72,9 @@ class _Sent:
         "counted",
         "dedup",
         "error",
+        "fast_path",
         "highest_sequence_id",
         "is_last_chunk",
-        "lane",
         "work",
     )
 
@@ -83,14 +83,14 @@ class _Sent:
         highest_sequence_id: int | None,
         *,
         dedup: Dedup | None = None,
-        lane: Lane | None = None,
+        fast_path: DedupFastPath | None = None,
         is_last_chunk: bool = True,
         answer: Receipt | None = None,
-        work: OpenWork | None = None,
+        work: SegmentTransaction | None = None,
         counted: Sent | None = None,
     ) -> None:
         self.highest_sequence_id = highest_sequence_id
-        self.lane = lane
+        self.fast_path = fast_path
         """Where its outcome is owed, if it was judged there."""
         self.dedup = dedup
         """Where its outcome is owed."""
@@ -105,7 +105,7 @@ class _Sent:
         """Its sequences, if they count there."""
 
 
-_Noted: TypeAlias = _Sent | Lane | TxnLane | None
+_Noted: TypeAlias = _Sent | DedupFastPath | TxnFastPath | None
 
 
 class Producer:
@@ -114,7 +114,7 @@ class Producer:
     def __init__(
         self,
         name: str,
-        options: ProducerOptions,
+        options: ProducerRequest,
         append: Append,
         *,
         clock: Clock,
@@ -133,7 +133,7 @@ class Producer:
         self.last_sequence_id = NO_SEQUENCE
         """What PRODUCER_SUCCESS tells the client: up to where nothing need be sent again."""
         self._dedup = dedup
-        self._lane: Lane | None = None
+        self._fast_path: DedupFastPath | None = None
         self.failure: MagnetarError | None = None
         """Why the broker stopped it; None if its client did."""
         self.readiness = Signal()
@@ -154,7 +154,7 @@ class Producer:
         self._held: HeldSends | None = None
         if transactions is not None:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
-        self._txn_lane: TxnLane | None = None
+        self._txn_lane: TxnFastPath | None = None
         """Of the transaction of the last send that was plain in one."""
         self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
         self._receipts: list[Receipt] = []
@@ -186,7 +186,7 @@ class Producer:
     @dedup.setter
     def dedup(self, dedup: Dedup | None) -> None:
         self._dedup = dedup
-        self._lane = None
+        self._fast_path = None
 
     @property
     def ready(self) -> bool:
@@ -251,7 +251,7 @@ class Producer:
         if pending and pending[0][0].done():
             self.settle()
         sent: _Noted = None
-        sequence_id, lane = send.sequence_id, self._lane
+        sequence_id, fast_path = send.sequence_id, self._fast_path
         if type(send) is not Send or not self._direct:
             held = self._held
             is_released = held is not None and held.is_releasing
@@ -263,11 +263,11 @@ class Producer:
                 if not is_released and self._is_held(send):
                     return
                 sent = self._judged(send)
-        elif lane is not None:
-            if sequence_id > lane.pushed and sequence_id > lane.floor:
-                lane.pushed = sequence_id
-                lane.plain += 1
-                sent = lane
+        elif fast_path is not None:
+            if sequence_id > fast_path.pushed and sequence_id > fast_path.floor:
+                fast_path.pushed = sequence_id
+                fast_path.plain += 1
+                sent = fast_path
             else:
                 sent = self._judged(send)
         elif self._dedup is not None:
@@ -306,10 +306,12 @@ class Producer:
             is_last_chunk=last,
             key_hash=_hash_of(send.headers_and_payload) if by_key else None,
         )
-        self._lane = None if verdict is Verdict.UNKNOWN else self.dedup.lane(self.dedup_name)
-        if verdict is Verdict.STORE:
+        self._fast_path = (
+            None if verdict is SendVerdict.UNKNOWN else self.dedup.fast_path(self.dedup_name)
+        )
+        if verdict is SendVerdict.STORE:
             return _Sent(highest, dedup=self.dedup, is_last_chunk=last)
-        if verdict is Verdict.DUPLICATE:
+        if verdict is SendVerdict.DUPLICATE:
             return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
         return _refused(send, _unknown(self.name, send))
 
@@ -332,14 +334,14 @@ class Producer:
 
     # --- transactions
 
-    def _lane_in(self, send: TxnSend) -> TxnLane | None:
+    def _lane_in(self, send: TxnSend) -> TxnFastPath | None:
         """Where a send of a transaction is noted that need not be judged; None: it must."""
-        lane = self._txn_lane
-        if lane is None or lane.work.txn != send.txn_id:
+        fast_path = self._txn_lane
+        if fast_path is None or fast_path.work.txn != send.txn_id:
             if self._transactions is None:
                 return None
-            lane = self._txn_lane = self._transactions.lane(send.txn_id, self.dedup_name)
-        return lane if lane is not None and lane.takes(send) else None
+            fast_path = self._txn_lane = self._transactions.fast_path(send.txn_id, self.dedup_name)
+        return fast_path if fast_path is not None and fast_path.takes(send) else None
 
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:
         """The same for a send of an admitted transaction."""
@@ -433,14 +435,14 @@ class Producer:
         while pending and pending[0][0].done():
             future, sequence_id, sent = pending.popleft()
             done = not future.cancelled() and future.exception() is None
-            if done and (sent is None or isinstance(sent, Lane)):
+            if done and (sent is None or isinstance(sent, DedupFastPath)):
                 if sent is not None:  # as `plain_persisted` does
                     sent.plain -= 1
                     if sequence_id > sent.persisted:
                         sent.persisted = sequence_id
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
-            elif done and type(sent) is TxnLane and sent.work.decision is None:
+            elif done and type(sent) is TxnFastPath and sent.work.decision is None:
                 sent.runs.plain_stored(sequence_id)
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
@@ -457,8 +459,10 @@ class Producer:
         if sent.work is not None:
             assert self._transactions is not None, "it has admitted the transaction"
             self._transactions.settled(sent.work, sent.counted, stored=error is None)
-        if sent.lane is not None:
-            settle = sent.lane.plain_persisted if error is None else sent.lane.plain_failed
+        if sent.fast_path is not None:
+            settle = (
+                sent.fast_path.plain_persisted if error is None else sent.fast_path.plain_failed
+            )
             settle(sequence_id)
         if sent.answer is not None:
             receipt = sent.answer
@@ -510,9 +514,9 @@ def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = N
     """A send that does not go the plain way any more."""
     if isinstance(sent, _Sent):
         return sent
-    if isinstance(sent, TxnLane):
+    if isinstance(sent, TxnFastPath):
         return _Sent(highest_sequence_id, work=sent.work, counted=sent.sent(sequence_id))
-    return _Sent(highest_sequence_id, lane=sent)
+    return _Sent(highest_sequence_id, fast_path=sent)
 
 
 def _refused(send: Send, error: MagnetarError) -> _Sent:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from magnetar.broker.subscribe.txn_kind import TxnKinds
+from magnetar.broker.subscribe.txn_kind import TxnKind
 from magnetar.errors import NotAllowed
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.buffer.txn_work import Answered, OpenWork, TxnLane, Work
+from magnetar.txn.buffer.txn_work import (
+    Answered,
+    PinnedTransaction,
+    SegmentTransaction,
+    TxnFastPath,
+)
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.legacy_work import LegacyWork
+from magnetar.txn.legacy.legacy_work import MarkedTransaction
 from magnetar.wire.messages import TxnId
 
 Buffer: TypeAlias = MetadataTransactionBuffer | LegacyTransactionBuffer
@@ -27,7 +32,7 @@ class TransactionWrites:
         self,
         metadata: MetadataTransactionBuffer,
         legacy: LegacyTransactionBuffer | None,
-        kinds: TxnKinds,
+        kinds: TxnKind,
     ) -> None:
         self._metadata = metadata
         self._legacy = legacy
@@ -57,19 +62,19 @@ class TransactionWrites:
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
         return self._of(txn).ask(txn, then)
 
-    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
-        return self._of(txn).lane(txn, name)
+    def fast_path(self, txn: TxnId, name: str) -> TxnFastPath | None:
+        return self._of(txn).fast_path(txn, name)
 
     def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
         return self._of(txn).judge(txn, sent)
 
-    def appending(self, txn: TxnId) -> OpenWork:
+    def appending(self, txn: TxnId) -> SegmentTransaction:
         return self._of(txn).appending(txn)
 
-    def settled(self, work: OpenWork, sent: Sent | None, *, stored: bool) -> None:
-        if isinstance(work, Work):
+    def settled(self, work: SegmentTransaction, sent: Sent | None, *, stored: bool) -> None:
+        if isinstance(work, PinnedTransaction):
             self._metadata.settled(work, sent, stored=stored)
         else:
-            assert isinstance(work, LegacyWork)
+            assert isinstance(work, MarkedTransaction)
             assert self._legacy is not None, "the work is its own"
             self._legacy.settled(work, sent, stored=stored)

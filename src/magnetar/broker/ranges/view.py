@@ -2,12 +2,12 @@
 
 Owns: `RangeView`, one topic with one isolation, and what is wrong with a range.
 
-`stable` is where dispatch, readers and the last message id end too: `readable_end`, which is below
-the lowest bound of any undecided transaction of either kind. That end never falls, also not when
-the topic moves to another broker (bounds are pins in the store, and are read before anything is
-served). So whoever took an end from here can read up to it for ever: which entries below it are for
-consumers is decided, and stays so, until they are trimmed. With the other isolation it is the last
-durable entry, and what is below is all messages: those of aborted transactions too.
+`stable` is where dispatch, readers and the last message id end too: `max_read_position`, which is
+below the lowest bound of any undecided transaction of either kind. That end never falls, also not
+when the topic moves to another broker (bounds are pins in the store, and are read before anything
+is served). So whoever took an end from here can read up to it for ever: which entries below it are
+for consumers is decided, and stays so, until they are trimmed. With the other isolation it is the
+last durable entry, and what is below is all messages: those of aborted transactions too.
 
 Invariants:
 1. A range is refused unless every entry of it that ever was is still there, and readable.
@@ -59,20 +59,20 @@ class RangeView:
 
     def state(self) -> RangeState:
         ledger = self.ledger
-        is_final = ledger.sealed and self._topic.readable_end() >= ledger.last_position()
+        is_final = ledger.sealed and self._topic.max_read_position() >= ledger.last_position()
         return RangeState(self.first(), self.stable(), is_final)
 
     def has_more(self, position: RangePosition) -> bool:
         """Whether an entry that may be read stands at or behind a position."""
         following = self.ledger.next_valid(position.at)
-        return following is not None and following <= self._seen.readable_end()
+        return following is not None and following <= self._seen.max_read_position()
 
     def is_visible(self, entry: Entry) -> bool:
         """Whether an entry of a range is for who reads it."""
         return self._seen.is_visible(entry)
 
     def _behind_last(self, seen: ReadableTopic) -> RangePosition:
-        last = self.ledger.last_valid(seen.readable_end())
+        last = self.ledger.last_valid(seen.max_read_position())
         return RangePosition.behind(self.ledger.trimmed_through if last is None else last)
 
     # --- what is wrong with a range

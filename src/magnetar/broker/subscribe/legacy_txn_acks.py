@@ -1,6 +1,6 @@
 """Acknowledgements in legacy transactions, for one subscription: its log, and the ends.
 
-Owns: `LegacyAcks`: what `TransactionalAcks` does by metadata records for the other kind. Judging
+Owns: `LegacyTxnAcks`: what `TransactionalAcks` does by metadata records for the other kind. Judging
 and holding are the same; what differs is where the intents are, and who tells the end.
 
 Invariants:
@@ -23,7 +23,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
-from magnetar.broker.subscribe.pending_messages import HeldMessages
+from magnetar.broker.subscribe.pending_messages import PendingMessages
 from magnetar.errors import (
     ServiceNotReady,
     TransactionConflict,
@@ -34,13 +34,13 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.acks.ack_cleanup import Settling
+from magnetar.txn.acks.ack_cleanup import AckCleanup
 from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.ended_ids import EndedIds
 from magnetar.txn.legacy.pending_ack_entries import AcksEnded, AcksHeld, PendingAckEntry, held
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog, PendingAckLogs
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 
@@ -50,15 +50,15 @@ END_SECONDS: Final = 30.0
 _LOG: Final = logger(__name__)
 
 
-class LegacyAcks:
+class LegacyTxnAcks:
     """One subscription as a participant of legacy transactions."""
 
     def __init__(
         self,
         cursor: Cursor,
-        messages: HeldMessages,
+        messages: PendingMessages,
         logs: PendingAckLogs,
-        decisions: Decisions,
+        outcomes: Outcomes,
         ends: Counter[State],
         *,
         tasks: Service,
@@ -67,7 +67,7 @@ class LegacyAcks:
         self._cursor = cursor
         self._held = messages
         self._logs = logs
-        self._decisions = decisions
+        self._outcomes = outcomes
         self._ends = ends
         """Counted for the subscription, with those of the other kind."""
         self._tasks = tasks
@@ -83,7 +83,7 @@ class LegacyAcks:
         self._in_flight: dict[TxnId, int] = {}
         self._landed = Signal()
         """Advances when a command is over."""
-        self._entries: Settling[Position] = Settling(cursor, self._discard, clock=clock)
+        self._entries: AckCleanup[Position] = AckCleanup(cursor, self._discard, clock=clock)
         """Of the log, that are done with."""
         self._is_recovered = False
         self._closed = False
@@ -146,7 +146,7 @@ class LegacyAcks:
         """
         if txn in self._ended:
             raise TransactionConflict(f"transaction {to_text(txn)} has ended")
-        if self._decisions.legacy_is_open(txn) is False:
+        if self._outcomes.legacy_is_open(txn) is False:
             raise TransactionConflict(f"transaction {to_text(txn)} is not open")
 
     async def store(

@@ -1,6 +1,6 @@
 """A subscription of a non-persistent topic: no cursor, no backlog, no second delivery.
 
-Owns: `TransientSubscription`.
+Owns: `NonPersistentSubscription`.
 
 Invariants:
 1. A message goes at once to a consumer that can take it, or is dropped and counted. Nothing waits.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from magnetar.broker.api import ConsumerOptions, Delivery
+from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import Unsent, messages_in
 from magnetar.broker.dispatch.membership import Membership
@@ -34,7 +34,7 @@ SENT_POSITION: Final = Position(0, 0)
 """Where every message of a non-persistent topic seems to stand."""
 
 
-class TransientSubscription:
+class NonPersistentSubscription:
     """A named group of consumers of a non-persistent topic."""
 
     durable: Final = False
@@ -105,7 +105,7 @@ class TransientSubscription:
 
     # --- consumers
 
-    def add_consumer(self, options: ConsumerOptions) -> Consumer:
+    def add_consumer(self, options: SubscribeRequest) -> Consumer:
         """Let a consumer in; it has no permits yet."""
         if self._closing:
             raise ServiceNotReady(f"subscription {self.name} is being closed")

@@ -1,6 +1,6 @@
 """What transactions hold of a subscription's messages, and what that means for its consumers.
 
-Owns: `HeldMessages`: the holds in memory, and their effect on cursor and dispatch.
+Owns: `PendingMessages`: the holds in memory, and their effect on cursor and dispatch.
 
 Invariants:
 1. A held message stays at its consumer, counted as unacknowledged; it waits for nobody, and goes to
@@ -22,20 +22,20 @@ from magnetar.broker.dispatch.dispatcher import Dispatcher, ReadableTopic
 from magnetar.broker.dispatch.membership import Membership
 from magnetar.broker.entries import EntryView
 from magnetar.broker.subscribe.ack import Ack
-from magnetar.broker.subscribe.visible_cursor import OpenCursor
+from magnetar.broker.subscribe.visible_cursor import VisibleCursor
 from magnetar.errors import MagnetarError
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.acks.pending_acks import Acked, Ended, PendingAcks
+from magnetar.txn.acks.pending_acks import Acked, EndedAcks, PendingAcks
 from magnetar.wire.messages import TxnId
 
 _LOG: Final = logger(__name__)
 
 
-class HeldMessages:
+class PendingMessages:
     """The holds on one subscription."""
 
     def __init__(
@@ -43,7 +43,7 @@ class HeldMessages:
         topic: ReadableTopic,
         cursor: Cursor,
         pending: PendingAcks,
-        opened: OpenCursor,
+        opened: VisibleCursor,
         membership: Membership,
         dispatcher: Dispatcher,
         *,
@@ -74,7 +74,7 @@ class HeldMessages:
         """As if they had never been held."""
         self.pending.drop(txn, acks, cumulative)
         through = acks[-1] if cumulative else None
-        missed = self._passed(Ended(() if cumulative else tuple(acks), through))
+        missed = self._passed(EndedAcks(() if cumulative else tuple(acks), through))
         if missed:
             self._deliver_again(missed, rewind=cumulative)
 
@@ -85,7 +85,7 @@ class HeldMessages:
 
     # --- the end of holding
 
-    def commit(self, ended: Ended) -> None:
+    def commit(self, ended: EndedAcks) -> None:
         """What a transaction held is acknowledged."""
         self._passed(ended)
         cursor, state = self._cursor, self.membership.state
@@ -101,12 +101,12 @@ class HeldMessages:
                 state.on_acked_through(cursor.mark_delete)
         self._wake.advance()
 
-    def abort(self, ended: Ended) -> None:
+    def abort(self, ended: EndedAcks) -> None:
         """What a transaction held is to be delivered again."""
         positions = {each.position for each in ended.entries} | self._passed(ended)
         self._deliver_again(positions, rewind=ended.through is not None)
 
-    def _passed(self, ended: Ended) -> set[Position]:
+    def _passed(self, ended: EndedAcks) -> set[Position]:
         """Entries of these that dispatch went by because they were held."""
         positions = {each.position for each in ended.entries}
         if ended.through is None:

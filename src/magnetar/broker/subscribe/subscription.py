@@ -29,16 +29,16 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import Dispatcher, ReadableTopic, Uncommitted
 from magnetar.broker.dispatch.membership import Membership
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.policy.stats import Rate, SubscriptionStats
 from magnetar.broker.subscribe.ack import Ack, run_end
-from magnetar.broker.subscribe.pending_messages import HeldMessages
+from magnetar.broker.subscribe.pending_messages import PendingMessages
 from magnetar.broker.subscribe.txn_acks import AckParts, TransactionalAcks
-from magnetar.broker.subscribe.visible_cursor import OpenCursor
+from magnetar.broker.subscribe.visible_cursor import VisibleCursor
 from magnetar.errors import (
     ConsumerBusy,
     ConsumerNotFound,
@@ -76,7 +76,7 @@ _STEPS_PER_TURN: Final = 1000
 """Positions walked over before other coroutines get a turn."""
 
 
-def first_mark_delete(options: ConsumerOptions, last: Position) -> Position:
+def first_mark_delete(options: SubscribeRequest, last: Position) -> Position:
     """Behind which position a new subscription begins; `last` is the topic's last one."""
     start = options.start
     if options.durable or start is None:
@@ -126,11 +126,11 @@ class Subscription:
         )
         # A repeated cumulative ack fails in v4; v5 clients repeat theirs for every segment.
         pending = PendingAcks(repeats_allowed=topic.name.domain is Domain.SEGMENT)
-        self._open_cursor = OpenCursor(cursor, pending)
+        self._open_cursor = VisibleCursor(cursor, pending)
         self._dispatcher = Dispatcher(
             topic, self._open_cursor, self._membership, wake=self.wake, clock=clock, limits=limits
         )
-        self._held = HeldMessages(
+        self._held = PendingMessages(
             topic,
             cursor,
             pending,
@@ -197,7 +197,7 @@ class Subscription:
     def visible_backlog(self) -> int:
         """Without what stands behind an undecided transaction, unless that is read too."""
         ledger = self._topic.ledger
-        end = self._topic.readable_end()
+        end = self._topic.max_read_position()
         hidden = ledger.count_between(end, ledger.last_position())
         if hidden:
             hidden -= self.cursor.acked_above(end)  # markers, for instance
@@ -225,7 +225,7 @@ class Subscription:
 
     # --- consumers
 
-    def add_consumer(self, options: ConsumerOptions) -> Consumer:
+    def add_consumer(self, options: SubscribeRequest) -> Consumer:
         """Let a consumer in; it has no permits yet."""
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
@@ -343,12 +343,12 @@ class Subscription:
         """
         while self.cursor.failure is None and self._first_unacked() <= last:
             first = self._first_unacked()
-            if first == self._kept_at or first > self._topic.readable_end():
+            if first == self._kept_at or first > self._topic.max_read_position():
                 return
             for entry in await self._topic.ledger.read(first, _PASSED_PER_READ):
                 if self.cursor.is_acked(entry.position):
                     continue
-                if entry.position > self._topic.readable_end():
+                if entry.position > self._topic.max_read_position():
                     return
                 if self._topic.is_visible(entry):
                     self._kept_at = entry.position
@@ -413,7 +413,7 @@ class Subscription:
         """Begin again at the first entry published at or after a moment, or else at the end."""
         self._begin_seek()
         try:
-            end = self._topic.readable_end()
+            end = self._topic.max_read_position()
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
             await self.cursor.reset(end if found is None else found.previous)
         finally:
@@ -462,13 +462,13 @@ class Subscription:
 
     def skip_all(self) -> None:
         """Acknowledge everything that consumers may see now."""
-        self._ack_through(self._topic.readable_end())
+        self._ack_through(self._topic.max_read_position())
 
     async def expire(self, seconds: float) -> None:
         """Acknowledge everything published more than so long ago."""
         moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
         found = await self._topic.ledger.find_by_time(moment, publish_time_of)
-        end = self._topic.readable_end()
+        end = self._topic.max_read_position()
         self._ack_through(end if found is None else min(found.previous, end))
 
     async def peek(self, number: int) -> Entry | None:
@@ -499,7 +499,7 @@ class Subscription:
         found: list[Position] = []
         steps = 0
         position = self._topic.ledger.next_valid(self.cursor.mark_delete.next)
-        while position is not None and position <= self._topic.readable_end():
+        while position is not None and position <= self._topic.max_read_position():
             if not self.cursor.is_acked(position):
                 found.append(position)
                 if len(found) == count:

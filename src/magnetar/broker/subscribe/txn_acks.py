@@ -31,9 +31,9 @@ from typing import Final, NamedTuple
 
 from magnetar.broker.dispatch.dispatcher import ReadableTopic, messages_in
 from magnetar.broker.subscribe.ack import Ack
-from magnetar.broker.subscribe.legacy_txn_acks import LegacyAcks
-from magnetar.broker.subscribe.pending_messages import HeldMessages
-from magnetar.broker.subscribe.txn_kind import TxnKinds
+from magnetar.broker.subscribe.legacy_txn_acks import LegacyTxnAcks
+from magnetar.broker.subscribe.pending_messages import PendingMessages
+from magnetar.broker.subscribe.txn_kind import TxnKind
 from magnetar.errors import (
     MagnetarError,
     MetadataError,
@@ -48,7 +48,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn.acks.ack_store import MetadataPendingAckStore
-from magnetar.txn.acks.pending_acks import Acked, Conflict, Verdict, acked_of, combined
+from magnetar.txn.acks.pending_acks import AckConflict, Acked, AckVerdict, acked_of, combined
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.parts import Transactions
@@ -70,7 +70,7 @@ class AckParts(NamedTuple):
     transactions: Transactions
     logs: PendingAckLogs | None
     """None: this topic has no markers, and so no logs."""
-    kinds: TxnKinds
+    kinds: TxnKind
 
 
 class _Command(NamedTuple):
@@ -89,7 +89,7 @@ class TransactionalAcks:
         self,
         topic: ReadableTopic,
         cursor: Cursor,
-        held: HeldMessages,
+        held: PendingMessages,
         parts: AckParts,
         *,
         tasks: Service,
@@ -102,7 +102,7 @@ class TransactionalAcks:
         self._held = held
         self._pending = held.pending
         transactions = parts.transactions
-        self._decisions = transactions.decisions
+        self._outcomes = transactions.outcomes
         self._limits = transactions.limits
         self._store = transactions.store
         self._tasks = tasks
@@ -120,10 +120,10 @@ class TransactionalAcks:
         self.ends: Counter[State] = Counter()
         """How many transactions that acknowledged something here ended, by how."""
         self._kinds = parts.kinds
-        self._legacy: LegacyAcks | None = None
+        self._legacy: LegacyTxnAcks | None = None
         if parts.logs is not None:
-            self._legacy = LegacyAcks(
-                cursor, held, parts.logs, self._decisions, self.ends, tasks=tasks, clock=clock
+            self._legacy = LegacyTxnAcks(
+                cursor, held, parts.logs, self._outcomes, self.ends, tasks=tasks, clock=clock
             )
         self._turn = asyncio.Lock()
         self._queued = 0
@@ -184,7 +184,7 @@ class TransactionalAcks:
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
             if found.op not in self._stored.get(txn, ()) and await self._adopt(txn, found):
-                self._decisions.join(txn, self, self._gone)
+                self._outcomes.join(txn, self, self._gone)
         for txn in list(self._stored):
             await self._ask(txn)
         if self._legacy is not None:
@@ -203,7 +203,7 @@ class TransactionalAcks:
         return True
 
     async def _ask(self, txn: TxnId) -> None:
-        state = await self._decisions.state(txn)
+        state = await self._outcomes.state(txn)
         if state is None:
             self._gone(txn)
         elif txn in self._stored:  # the question itself may have brought the decision
@@ -214,7 +214,7 @@ class TransactionalAcks:
         await self._wait_ready()
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
-            state = await self._decisions.read(txn)
+            state = await self._outcomes.read(txn)
             if state == "OPEN" or txn in self._in_flight:
                 continue  # the decision will be told; or the op is that command's own
             if found.op not in self._stored.get(txn, ()):
@@ -253,7 +253,7 @@ class TransactionalAcks:
         command = None
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
-            if self._pending.judge(txn, wanted, cumulative, self._cursor) is Verdict.ACCEPTED:
+            if self._pending.judge(txn, wanted, cumulative, self._cursor) is AckVerdict.ACCEPTED:
                 command = self._begin(txn, wanted, cumulative)
         if command is None:
             self._queued += 1
@@ -279,7 +279,7 @@ class TransactionalAcks:
         else:
             await self._ack_held(command)
 
-    def _log_of(self, txn: TxnId) -> LegacyAcks | None:
+    def _log_of(self, txn: TxnId) -> LegacyTxnAcks | None:
         """Where its intents are, if not in records."""
         legacy = self._legacy
         if legacy is None or is_metadata(txn):
@@ -320,12 +320,12 @@ class TransactionalAcks:
         async with self._turn:
             wanted = await self._sized(acks)
             verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
-            if isinstance(verdict, Conflict) and verdict.holders:
+            if isinstance(verdict, AckConflict) and verdict.holders:
                 await self._ask_again(verdict.holders)
                 verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
-            if isinstance(verdict, Conflict):
+            if isinstance(verdict, AckConflict):
                 raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
-            if verdict is Verdict.REPEATED:
+            if verdict is AckVerdict.REPEATED:
                 return None
             return self._begin(txn, wanted, cumulative)
 
@@ -343,11 +343,11 @@ class TransactionalAcks:
             log.begin(txn)
         else:
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
-            self._decisions.join(txn, self, self._gone)
+            self._outcomes.join(txn, self, self._gone)
         return _Command(txn, wanted, cumulative, self._incarnation)
 
     def _check_room(self, txn: TxnId, entries: int) -> None:
-        self._decisions.check_room(txn, self)
+        self._outcomes.check_room(txn, self)
         most = self._limits.txn_pending_acks_max
         if len(self._pending) + entries > most:
             raise TooManyRequests(
@@ -375,7 +375,7 @@ class TransactionalAcks:
     async def _ask_again(self, holders: Sequence[TxnId]) -> None:
         """Who stands in the way may be decided, and the news of it still on its way."""
         for holder in holders:
-            if self._log_of(holder) is None and await self._decisions.read(holder) is None:
+            if self._log_of(holder) is None and await self._outcomes.read(holder) is None:
                 self._gone(holder)
 
     async def _written(self, command: _Command) -> list[StoredOp]:
@@ -396,7 +396,7 @@ class TransactionalAcks:
         if (log := self._log_of(txn)) is not None:
             log.check_open(txn)
             return
-        state = await self._decisions.state(txn)
+        state = await self._outcomes.state(txn)
         if state != "OPEN" or txn in self._decided:
             said = self._decided.get(txn, state) or "unknown"
             raise TransactionConflict(f"transaction {to_text(txn)} is {said}")
@@ -411,7 +411,7 @@ class TransactionalAcks:
         if decided is not None:
             self._apply(txn, decided)
         if txn not in self._stored:
-            self._decisions.leave(txn, self)
+            self._outcomes.leave(txn, self)
 
     # --- decisions
 
@@ -434,7 +434,7 @@ class TransactionalAcks:
         """It has no header: it was aborted, or never was. A committed one waits for its ops."""
         self.decided(txn, "ABORTED")
         if txn not in self._in_flight:
-            self._decisions.leave(txn, self)
+            self._outcomes.leave(txn, self)
 
     def _apply(self, txn: TxnId, state: State) -> None:
         if self._cursor.failure is not None:
@@ -466,7 +466,7 @@ class TransactionalAcks:
             return
         self._incarnation = self._cursor.incarnation
         for txn in self._held.clear():
-            self._decisions.leave(txn, self)
+            self._outcomes.leave(txn, self)
         for ops in self._stored.values():
             self._ops.merged(ops)
         self._stored.clear()
@@ -478,7 +478,7 @@ class TransactionalAcks:
         """Take part in nothing any more; what is held stays so for the next owner."""
         self._closed = True
         for txn in {*self._stored, *self._in_flight}:
-            self._decisions.leave(txn, self)
+            self._outcomes.leave(txn, self)
         if self._legacy is not None:
             self._legacy.stop()
 

@@ -1,6 +1,6 @@
 """Which way a transaction goes on one topic: in records, or by markers and logs.
 
-Owns: `TxnKinds`, the rule that sends and acknowledgements share.
+Owns: `TxnKind`, the rule that sends and acknowledgements share.
 
 A topic serves both kinds at once: the id tells. Segments of scalable topics have no markers. Where
 the policy of the namespace says so, legacy transactions are kept in records, as the others are;
@@ -19,7 +19,7 @@ from magnetar.wire.messages import TxnId
 Refusal = TypeVar("Refusal", NotAllowed, TransactionConflict)
 
 
-class TxnKinds:
+class TxnKind:
     """The rule of one topic."""
 
     def __init__(self, *, has_markers: bool, in_records: Callable[[], bool]) -> None:

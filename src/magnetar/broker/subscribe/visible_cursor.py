@@ -1,6 +1,6 @@
 """A cursor as dispatch sees it: without what undecided transactions have acknowledged.
 
-Owns: `OpenCursor`.
+Owns: `VisibleCursor`.
 
 Invariants:
 1. An entry of which no message is open is passed over like an acknowledged one; of a batch with
@@ -19,7 +19,7 @@ from magnetar.model.ids import Position
 from magnetar.txn.acks.pending_acks import PendingAcks
 
 
-class OpenCursor:
+class VisibleCursor:
     """Reads what is open on a subscription."""
 
     def __init__(self, cursor: Cursor, pending: PendingAcks) -> None:

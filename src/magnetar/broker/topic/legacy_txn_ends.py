@@ -1,6 +1,6 @@
 """Where the coordinators of legacy transactions reach the topics of this broker.
 
-Owns: `LegacyEnds`, which does what `txn.legacy.participants` asks.
+Owns: `LegacyTxnEnds`, which does what `txn.legacy.participants` asks.
 
 Invariants:
 1. A topic that this broker serves or may serve is loaded if need be. If another one serves it, that
@@ -17,7 +17,7 @@ from magnetar.model.names import Domain, TopicName
 from magnetar.wire.messages import TxnId
 
 
-class LegacyEnds:
+class LegacyTxnEnds:
     """The topics of one broker as participants of legacy transactions."""
 
     def __init__(self, topics: Topics) -> None:

@@ -1,6 +1,6 @@
 """What is done to loaded topics from time to time: retention, unused ones, lost ones.
 
-Owns: `TopicCare`, one loop over all of them.
+Owns: `TopicMaintenance`, one loop over all of them.
 
 Invariants:
 1. A topic whose care fails holds no other up; it is looked at again next time.
@@ -37,7 +37,7 @@ class CaredFor(Protocol):
     async def delete(self, name: TopicName) -> None: ...
 
 
-class TopicCare:
+class TopicMaintenance:
     """The periodic work on the topics of one broker."""
 
     def __init__(self, topics: CaredFor, clock: Clock) -> None:

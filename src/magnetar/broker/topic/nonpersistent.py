@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from magnetar.broker.api import ConsumerOptions, LastMessage, ProducerOptions
+from magnetar.broker.api import LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.schemas import version_bytes
@@ -24,7 +24,7 @@ from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import TopicProducers
 from magnetar.broker.subscribe.nonpersistent_subscription import (
     SENT_POSITION,
-    TransientSubscription,
+    NonPersistentSubscription,
 )
 from magnetar.broker.topic.subscriptions import check_consumer_options
 from magnetar.broker.topic.topic import TopicParts
@@ -58,7 +58,7 @@ class NonPersistentTopic:
         self.used_at = parts.clock.monotonic()
         self._parts = parts
         self._clock = parts.clock
-        self._subscriptions: dict[str, TransientSubscription] = {}
+        self._subscriptions: dict[str, NonPersistentSubscription] = {}
         self._terminated = False
         self._gone: MagnetarError | None = None
         self._trouble = Signal()
@@ -72,7 +72,7 @@ class NonPersistentTopic:
     # --- what it knows
 
     @property
-    def subscriptions(self) -> Mapping[str, TransientSubscription]:
+    def subscriptions(self) -> Mapping[str, NonPersistentSubscription]:
         return MappingProxyType(self._subscriptions)
 
     @property
@@ -94,7 +94,7 @@ class NonPersistentTopic:
 
     # --- producers
 
-    async def add_producer(self, options: ProducerOptions) -> Producer:
+    async def add_producer(self, options: ProducerRequest) -> Producer:
         """As for a persistent topic; topic epochs last as long as the topic object."""
         self._check_writable()
         limit = self.policies.max_producers
@@ -135,7 +135,7 @@ class NonPersistentTopic:
 
     # --- subscriptions
 
-    async def subscription(self, options: ConsumerOptions) -> TransientSubscription:
+    async def subscription(self, options: SubscribeRequest) -> NonPersistentSubscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
         check_consumer_options(options)
@@ -147,7 +147,7 @@ class NonPersistentTopic:
         self._check_open()
         found = self._subscriptions.get(options.subscription)
         if found is None:
-            found = TransientSubscription(
+            found = NonPersistentSubscription(
                 self.name, options.subscription, clock=self._clock, limits=self._parts.limits
             )
             self._subscriptions[found.name] = found
@@ -168,7 +168,7 @@ class NonPersistentTopic:
         await found.unsubscribe(by=by, force=force)
         self._subscriptions.pop(name, None)
 
-    async def release(self, subscription: TransientSubscription) -> None:
+    async def release(self, subscription: NonPersistentSubscription) -> None:
         """Call it when a consumer has left: the subscription may go with it."""
         self.used_at = self._clock.monotonic()
         present = self._subscriptions.get(subscription.name)

@@ -91,8 +91,8 @@ class SharedOwnership(Service):
         record = await self._store.get(_owner_key(name))
         if record is not None:
             return record.value.decode()
-        living = [each.value.decode() async for each in self._store.scan(LIVING)]
-        return preferred(name, living) if living else self._url
+        live_brokers = [each.value.decode() async for each in self._store.scan(LIVING)]
+        return preferred(name, live_brokers) if live_brokers else self._url
 
     async def _take(self, key: str) -> int:
         """The version of this broker's record of a topic, made if nobody has one."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import ReadableTopic
 from magnetar.broker.entries import publish_time_of
@@ -109,7 +109,7 @@ class TopicSubscriptions:
         """The last position that such a subscription may see."""
         if isolation is ReadIsolation.UNCOMMITTED:
             return self._topic.ledger.last_position()
-        return self._topic.readable_end()
+        return self._topic.max_read_position()
 
     def load(self) -> None:
         """Open a subscription for every durable cursor."""
@@ -117,7 +117,7 @@ class TopicSubscriptions:
         for name in ledger.cursor_names():
             self._open(ledger.cursor(name))
 
-    async def subscribe(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
+    async def subscribe(self, options: SubscribeRequest, policies: TopicPolicies) -> Subscription:
         """The subscription that a consumer asks for, created if need be and allowed."""
         check_consumer_options(options)
         if policies.max_consumers and self.consumers >= policies.max_consumers:
@@ -152,7 +152,7 @@ class TopicSubscriptions:
             self._open(await ledger.create_cursor(name, mark_delete, dict(properties or {})))
             return True
 
-    async def _create(self, options: ConsumerOptions, policies: TopicPolicies) -> Subscription:
+    async def _create(self, options: SubscribeRequest, policies: TopicPolicies) -> Subscription:
         ledger = self._topic.ledger
         isolation = asked_isolation(options.subscription_properties)
         mark_delete = first_mark_delete(options, self.end_for(isolation))
@@ -228,7 +228,7 @@ class TopicSubscriptions:
                 raise result
 
 
-def _check_isolation(options: ConsumerOptions, present: Subscription) -> None:
+def _check_isolation(options: SubscribeRequest, present: Subscription) -> None:
     asked = asked_isolation(options.subscription_properties)
     if asked is not None and asked is not present.isolation:
         raise NotAllowed(
@@ -237,7 +237,7 @@ def _check_isolation(options: ConsumerOptions, present: Subscription) -> None:
         )
 
 
-def check_consumer_options(options: ConsumerOptions) -> None:
+def check_consumer_options(options: SubscribeRequest) -> None:
     """What a SUBSCRIBE may not ask for on any topic."""
     if not options.subscription.strip():
         # The protocol's own error for names has this code.

@@ -11,8 +11,9 @@ Invariants:
 4. Terminating and deleting are decisions of the managed ledger, and as durable.
 5. Subscriptions are woken whenever entries have become durable, and at the end of the topic.
 6. On a segment, producers `<n>` and `<n>-seg-<its id>` are one for dedup, and never connected both.
-7. Consumers see what `readable_end` and `is_visible` let through. Transactions are recovered before
-   anybody can ask; a topic whose transactions cannot go on is lost like one without its ledger.
+7. Consumers see what `max_read_position` and `is_visible` let through. Transactions are recovered
+   before anybody can ask; a topic whose transactions cannot go on is lost like one without its
+   ledger.
 
 Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch;
 `topic_transactions.py` for what transactions let through.
@@ -28,7 +29,7 @@ from typing import Final
 
 import msgspec
 
-from magnetar.broker.api import DROPPED, ConsumerOptions, LastMessage, ProducerOptions
+from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.entries import EntryView, publish_time_of
 from magnetar.broker.policy.policies import TopicPolicies
@@ -122,10 +123,10 @@ class Topic:
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
         self._transactions = TopicTransactions(name, ledger, parts, self)
-        self.readable_end: Callable[[], Position] = self._transactions.readable_end
+        self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
         """The last position that consumers may see."""
         self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
-        """Whether an entry up to `readable_end` is for consumers."""
+        """Whether an entry up to `max_read_position` is for consumers."""
         self.legacy_transactions = self._transactions.legacy
         """Those with markers in the log; None: this topic can have none."""
         self._subscriptions = TopicSubscriptions(
@@ -231,7 +232,7 @@ class Topic:
 
     # --- producers
 
-    async def add_producer(self, options: ProducerOptions) -> Producer:
+    async def add_producer(self, options: ProducerRequest) -> Producer:
         """Admit a producer: `ready`, or waiting to have the topic for itself.
 
         ProducerBusy because of its name: `producers.named` is who has it. Should that one's peer
@@ -300,7 +301,7 @@ class Topic:
 
     # --- subscriptions
 
-    async def subscription(self, options: ConsumerOptions) -> Subscription:
+    async def subscription(self, options: SubscribeRequest) -> Subscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
         idle = not self.in_use and not self.ledger.entries
@@ -386,7 +387,7 @@ class Topic:
                 seen = await appended.past(seen)
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
-            before, end = end, self.readable_end()
+            before, end = end, self.max_read_position()
             self._subscriptions.appended(is_readable=end != before)
         self._subscriptions.wake()
         self._trouble.advance()

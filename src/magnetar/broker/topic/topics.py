@@ -34,7 +34,7 @@ from magnetar.broker.policy.paths import scalable_key
 from magnetar.broker.policy.policies import AutoTopicCreation, Policies, TopicPolicies, effective
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
 from magnetar.broker.topic.loaded_topic import LoadedTopic
-from magnetar.broker.topic.maintenance import TopicCare
+from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.broker.topic.nonpersistent import NonPersistentTopic
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
@@ -82,7 +82,7 @@ class Topics(Service):
         self._loads_done = 0
 
     async def _start(self) -> None:
-        self.spawn(TopicCare(self, self._parts.clock).run(), "care")
+        self.spawn(TopicMaintenance(self, self._parts.clock).run(), "care")
 
     async def _stop(self) -> None:
         """Unload everything: receipts owed are given, cursors written."""

@@ -6,8 +6,8 @@ sequences of transactional sends count. Without `parts.transactions` there are n
 Invariants:
 1. A topic without aborted entries looks into none; one that has some looks into those at or below
    the last of them that name a transaction.
-2. The last message is the last one that a consumer could get: below the ceiling, not aborted, and
-   no marker.
+2. The last message is the last one that a consumer could get: below the maxReadPosition, not
+   aborted, and no marker.
 3. Entries of aborted transactions count as acknowledged for every subscription that does not read
    them: at once for the subscriptions that there are, and as dispatch comes to them for later
    ones; where nobody reads, after each load and before each trim, if nothing else is before them.
@@ -27,10 +27,10 @@ from typing import Any, Final, Protocol
 from magnetar.broker.entries import EntryView
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.publish.dedup import Dedup
-from magnetar.broker.publish.lineage import Span, dedup_name
+from magnetar.broker.publish.lineage import SequenceSpan, dedup_name
 from magnetar.broker.publish.txn_writes import TransactionWrites
 from magnetar.broker.subscribe.txn_acks import AckParts
-from magnetar.broker.subscribe.txn_kind import TxnKinds
+from magnetar.broker.subscribe.txn_kind import TxnKind
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry, LedgerStore
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -135,7 +135,7 @@ class TopicTransactions:
                 str(name),
                 ledger,
                 transactions.store,
-                transactions.decisions,
+                transactions.outcomes,
                 epoch=ledger.epoch,
                 clock=clock,
                 sequences=self,
@@ -152,7 +152,7 @@ class TopicTransactions:
                     sequences=self,
                     moved=self.buffer.moved,
                     failed=self.buffer.failed,
-                    decisions=transactions.decisions,
+                    outcomes=transactions.outcomes,
                 )
                 self._ack_logs = PendingAckLogs(
                     name.managed_ledger_name,
@@ -162,7 +162,7 @@ class TopicTransactions:
                     clock=clock,
                     limits=parts.limits,
                 )
-            kinds = TxnKinds(has_markers=self.legacy is not None, in_records=in_records)
+            kinds = TxnKind(has_markers=self.legacy is not None, in_records=in_records)
             self.acks = AckParts(transactions, self._ack_logs, kinds)
             self.writes = TransactionWrites(self.buffer, self.legacy, kinds)
 
@@ -211,10 +211,12 @@ class TopicTransactions:
             buffer.newly_aborted.clear()
             try:
                 for first, end in spans:
-                    ceiling = self.readable_end()
-                    if end > ceiling:  # backlogs count up to it: the rest waits until it moves
-                        buffer.newly_aborted.append((max(first, ceiling.next), end))
-                    await self._pass_over(first, min(end, ceiling), subscriptions)
+                    max_read_position = self.max_read_position()
+                    if (
+                        end > max_read_position
+                    ):  # backlogs count up to it: the rest waits until it moves
+                        buffer.newly_aborted.append((max(first, max_read_position.next), end))
+                    await self._pass_over(first, min(end, max_read_position), subscriptions)
                 await subscriptions.pass_aborted(last)
             except MagnetarError as error:
                 # Who reads finds out too, and tells; the next trim tries again.
@@ -238,16 +240,16 @@ class TopicTransactions:
 
     # --- what consumers may see
 
-    def readable_end(self) -> Position:
+    def max_read_position(self) -> Position:
         """The last position that consumers may see."""
         buffer, legacy = self.buffer, self.legacy
         if buffer is None:
             return self._ledger.last_position()
-        end = buffer.ceiling()
-        return min(end, legacy.ceiling()) if legacy is not None and legacy.holds else end
+        end = buffer.max_read_position()
+        return min(end, legacy.max_read_position()) if legacy is not None and legacy.holds else end
 
     def is_visible(self, entry: Entry) -> bool:
-        """Whether an entry up to `readable_end` is for consumers."""
+        """Whether an entry up to `max_read_position` is for consumers."""
         buffer, legacy = self.buffer, self.legacy
         if buffer is None:
             return True
@@ -272,7 +274,7 @@ class TopicTransactions:
         """The last entry that is for consumers; those that read what is not committed get all."""
         wanted, all_of_it = 1, isolation is ReadIsolation.UNCOMMITTED
         last = self._at_or_before(
-            self._ledger.last_position() if all_of_it else self.readable_end()
+            self._ledger.last_position() if all_of_it else self.max_read_position()
         )
         while last is not None:
             first = Position(last.ledger_id, max(last.entry_id - wanted + 1, 0))
@@ -379,7 +381,7 @@ class TopicTransactions:
     def late(self, state: State, sent: Sent) -> None:
         if self._dedup is not None:
             told = self._dedup.txn_committed if state == "COMMITTED" else self._dedup.txn_aborted
-            told(sent.name, Span(sent.first, sent.last))
+            told(sent.name, SequenceSpan(sent.first, sent.last))
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
         while entries := await self._ledger.read(first, SCAN_ENTRIES, SCAN_BYTES):

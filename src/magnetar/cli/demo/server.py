@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from magnetar.cli.link import Link
+from magnetar.cli.link import ServerConnection
 from magnetar.errors import DeadlineExceeded, RequestError, ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.wire.commands import NAMES, TYPES
@@ -196,7 +196,7 @@ def _round_trip(url: str, is_official: bool) -> int:
         return len(set(_official(url, "round-trip", _ROUND_TRIP_TOPIC, count)))
 
     async def with_link() -> list[str]:
-        async with Link(url) as link:
+        async with ServerConnection(url) as link:
             name = await _open_producer(link, _ROUND_TRIP_TOPIC)
             for number in range(count):
                 link.send(0, number, _entry(name, number))
@@ -214,7 +214,7 @@ async def _publish_until_killed(server: RunningServer, seconds: float) -> Publis
     """Publish for so long, kill the server, and read the receipts that it had sent."""
     published = Published()
     is_killed = False
-    async with Link(server.url) as link:
+    async with ServerConnection(server.url) as link:
         name = await _open_producer(link, _TOPIC)
         deadline = time.monotonic() + seconds
         try:
@@ -232,13 +232,13 @@ async def _publish_until_killed(server: RunningServer, seconds: float) -> Publis
     return published
 
 
-async def _open_producer(link: Link, topic: TopicName) -> str:
+async def _open_producer(link: ServerConnection, topic: TopicName) -> str:
     await link.look_up(topic)
     opened = await link.request("PRODUCER", topic=str(topic), producer_id=0)
     return str(opened.producer_name)
 
 
-async def _next_receipt(link: Link) -> int:
+async def _next_receipt(link: ServerConnection) -> int:
     """The number of the next message that is stored."""
     received = await link.next_within(_REPLY_SECONDS)
     if received is None:
@@ -253,7 +253,7 @@ async def _next_receipt(link: Link) -> int:
 async def _read(url: str, topic: TopicName) -> list[str]:
     """All messages of a topic."""
     texts: list[str] = []
-    async with Link(url) as link:
+    async with ServerConnection(url) as link:
         await link.look_up(topic)
         await link.request(
             "SUBSCRIBE",

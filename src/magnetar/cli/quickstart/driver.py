@@ -34,7 +34,7 @@ _LOOK_SECONDS: Final = 0.1
 _STRIKE_SECONDS: Final = 0.005
 
 
-class Driver:
+class PipelineDriver:
     """One pipeline, over as many processes as it takes."""
 
     def __init__(self, folder: Path, service_url: str) -> None:

@@ -28,7 +28,7 @@ _TIMES_MAX: Final = 14
 _STEPS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 3600)
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """One line: points of (seconds, value), or None for a gap."""
 
     name: str
@@ -36,7 +36,7 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float | None]]
 
 
-class Mark(NamedTuple):
+class PlotMark(NamedTuple):
     """Something that happened at a moment."""
 
     at: float
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
 
 def plot(
-    title: str, unit: str, lines: Sequence[Line], marks: Sequence[Mark], seconds: float
+    title: str, unit: str, lines: Sequence[PlotLine], marks: Sequence[PlotMark], seconds: float
 ) -> str:
     """One plot, from 0 to `seconds`."""
     top = _ceiling(value for line in lines for _, value in line.points if value is not None)
@@ -95,7 +95,7 @@ def _runs(
         yield run
 
 
-def _legend(lines: Sequence[Line]) -> Iterator[str]:
+def _legend(lines: Sequence[PlotLine]) -> Iterator[str]:
     x = float(WIDTH - _RIGHT)
     for line in reversed(lines):
         x -= 7.0 * len(line.name) + 30
@@ -116,7 +116,7 @@ def _grid(top: float, unit: str, seconds: float) -> Iterator[str]:
         yield f'<text class="time" x="{x:.1f}" y="{HEIGHT - 10}">{number * step} s</text>'
 
 
-def _marks(marks: Sequence[Mark], seconds: float) -> Iterator[str]:
+def _marks(marks: Sequence[PlotMark], seconds: float) -> Iterator[str]:
     lines = [_x(mark.at, seconds) for mark in marks]
     for mark, x, text_x in zip(marks, lines, _beside(lines), strict=True):
         yield (

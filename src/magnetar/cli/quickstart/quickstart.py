@@ -163,7 +163,8 @@ def _write_page(
     from magnetar.cli.quickstart.driver import pipeline_text
 
     marks = [
-        plots.Mark(mark.at, mark.what, "--bad" if mark.is_kill else "--mark") for mark in seen.marks
+        plots.PlotMark(mark.at, mark.what, "--bad" if mark.is_kill else "--mark")
+        for mark in seen.marks
     ]
     text = made_page(
         title="Magnetar: an exactly-once pipeline through splits, merges and a kill",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from magnetar.cli.quickstart.plots import Line, Mark, plot
-from magnetar.cli.quickstart.shop import Settled, Verdict
+from magnetar.cli.quickstart.plots import PlotLine, PlotMark, plot
+from magnetar.cli.quickstart.shop import Comparison, Settled
 
 
 class Moments:
@@ -65,15 +65,15 @@ class Moments:
         return points
 
 
-def plots(moments: Moments, marks: Sequence[Mark]) -> list[str]:
+def plots(moments: Moments, marks: Sequence[PlotMark]) -> list[str]:
     seconds = moments.seconds
     return [
         plot(
             "Throughput",
             "per second",
             [
-                Line("events sent", "--in", moments.sent_per_second()),
-                Line("settled orders", "--out", moments.received_per_second()),
+                PlotLine("events sent", "--in", moments.sent_per_second()),
+                PlotLine("settled orders", "--out", moments.received_per_second()),
             ],
             marks,
             seconds,
@@ -81,7 +81,7 @@ def plots(moments: Moments, marks: Sequence[Mark]) -> list[str]:
         plot(
             "Lag: results that were due and had not come",
             "results",
-            [Line("lag", "--third", moments.lag())],
+            [PlotLine("lag", "--third", moments.lag())],
             marks,
             seconds,
         ),
@@ -89,8 +89,8 @@ def plots(moments: Moments, marks: Sequence[Mark]) -> list[str]:
             "Latency: from the payment to its settled order, committed and read",
             "ms",
             [
-                Line("p50", "--in", moments.latency(0.50)),
-                Line("p99", "--out", moments.latency(0.99)),
+                PlotLine("p50", "--in", moments.latency(0.50)),
+                PlotLine("p99", "--out", moments.latency(0.99)),
             ],
             marks,
             seconds,
@@ -98,7 +98,7 @@ def plots(moments: Moments, marks: Sequence[Mark]) -> list[str]:
     ]
 
 
-def verdict_in_words(verdict: Verdict) -> str:
+def verdict_in_words(verdict: Comparison) -> str:
     if verdict.is_exact:
         return (
             f"exactly once: {verdict.found:,} results, each of the {verdict.expected:,} that a "

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 from magnetar import Client, Producer
 from magnetar.cli.admin_client import AdminClient
 from magnetar.cli.demo.server import served
-from magnetar.cli.quickstart.driver import Driver
-from magnetar.cli.quickstart.shop import Settled, Traffic, Verdict, judged, settled
+from magnetar.cli.quickstart.driver import PipelineDriver
+from magnetar.cli.quickstart.shop import Comparison, Settled, Traffic, judged, settled
 from magnetar.cli.verbs.scalable import scalable_path
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.errors import DeadlineExceeded
@@ -43,7 +43,7 @@ Tell = Callable[[str, float], None]
 """Hears what is going on, and how much of the whole is done, from 0 to 1."""
 
 
-class Mark(NamedTuple):
+class TimelineMark(NamedTuple):
     """Something that was done, so many seconds after the start of the traffic."""
 
     at: float
@@ -51,7 +51,7 @@ class Mark(NamedTuple):
     is_kill: bool = False
 
 
-class Received(NamedTuple):
+class ReceivedResult(NamedTuple):
     """A result, as it came."""
 
     at: float
@@ -64,13 +64,13 @@ class Seen:
 
     sent: list[float] = field(default_factory=list)
     """When each event was handed to the client."""
-    received: list[Received] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    received: list[ReceivedResult] = field(default_factory=list)
+    marks: list[TimelineMark] = field(default_factory=list)
     killed_batches: list[int] = field(default_factory=list)
     segments: dict[str, list[int]] = field(default_factory=dict)
     """How many take messages, by topic: at first, and after each change as the broker says."""
     batches: int = 0
-    verdict: Verdict = field(default_factory=lambda: Verdict(0, 0, 0, 0, 0))
+    verdict: Comparison = field(default_factory=lambda: Comparison(0, 0, 0, 0, 0))
 
     @property
     def seconds(self) -> float:
@@ -86,7 +86,7 @@ async def run(folder: Path, traffic: Traffic, kills: Sequence[float], tell: Tell
         async with Client(server.url) as client, AdminClient(server.admin_url) as admin:
             for topic in _TOPICS.values():
                 await admin.put(scalable_path(topic), numInitialSegments="1")
-            driver = Driver(folder, server.url)
+            driver = PipelineDriver(folder, server.url)
             return await _Stage(client, admin, driver, traffic, kills, tell).run()
 
 
@@ -106,7 +106,7 @@ class _Stage:
         self,
         client: Client,
         admin: AdminClient,
-        driver: Driver,
+        driver: PipelineDriver,
         traffic: Traffic,
         kills: Sequence[float],
         tell: Tell,
@@ -176,7 +176,7 @@ class _Stage:
         async def follow() -> None:
             while True:
                 for message in await consumer.receive_many(_RECEIVED_AT_ONCE, timeout=1.0):
-                    self._seen.received.append(Received(self._now(), settled(message.data)))
+                    self._seen.received.append(ReceivedResult(self._now(), settled(message.data)))
 
         task = asyncio.create_task(follow())
         try:
@@ -250,7 +250,7 @@ class _Stage:
             self._mark(what)
 
     def _mark(self, what: str, *, is_kill: bool = False) -> None:
-        self._seen.marks.append(Mark(self._now(), what, is_kill))
+        self._seen.marks.append(TimelineMark(self._now(), what, is_kill))
 
     async def _split(self, name: str) -> None:
         """Every segment that takes messages, in two."""

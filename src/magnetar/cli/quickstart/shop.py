@@ -33,7 +33,7 @@ _KILLED_BETWEEN: Final = (0.30, 0.65)
 _OFTEN_KILLED_BETWEEN: Final = (0.05, 0.90)
 
 
-class Event(NamedTuple):
+class ShopEvent(NamedTuple):
     """One message: of the topic `orders` or `payments`."""
 
     at_ms: int
@@ -58,13 +58,13 @@ class Settled(NamedTuple):
 class Traffic:
     """What is sent, in the order of time, and what must come of it."""
 
-    events: tuple[Event, ...]
+    events: tuple[ShopEvent, ...]
     expected: Mapping[Settled, int]
     """Each settled order and the time of the payment that completes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Comparison:
     """What was found, against what was expected."""
 
     expected: int
@@ -96,7 +96,7 @@ class _Chance:
 
 def traffic(*, seed: int, seconds: float, orders_per_second: int) -> Traffic:
     chance = _Chance(seed)
-    events: list[Event] = []
+    events: list[ShopEvent] = []
     orders: dict[str, Mapping[str, str]] = {}
     for number in range(round(seconds * orders_per_second)):
         at_ms = number * 1000 // orders_per_second
@@ -108,7 +108,7 @@ def traffic(*, seed: int, seconds: float, orders_per_second: int) -> Traffic:
             "country": COUNTRIES[chance.below(len(COUNTRIES))],
         }
         orders[order] = fields
-        events.append(Event(at_ms, "orders", customer, json.dumps(fields).encode()))
+        events.append(ShopEvent(at_ms, "orders", customer, json.dumps(fields).encode()))
         events.extend(_payments(chance, number, order, at_ms))
     events.sort(key=lambda event: (event.at_ms, event.topic, event.value))
     return Traffic(tuple(events), _joined(events))
@@ -122,7 +122,7 @@ def moments_of(kills: int, *, seed: int) -> list[float]:
     return [first + part * (number + chance.below(1000) / 1000) for number in range(kills)]
 
 
-def _payments(chance: _Chance, number: int, order: str, at_ms: int) -> Iterator[Event]:
+def _payments(chance: _Chance, number: int, order: str, at_ms: int) -> Iterator[ShopEvent]:
     if chance.happens(_STRAY):
         yield _payment(chance, f"p-{number:07d}-x", f"o-x{number:06d}", at_ms)
     if chance.happens(_UNPAID):
@@ -134,17 +134,17 @@ def _payments(chance: _Chance, number: int, order: str, at_ms: int) -> Iterator[
         yield _payment(chance, f"p-{number:07d}-{part}", order, at_ms + later)
 
 
-def _payment(chance: _Chance, payment: str, order: str, at_ms: int) -> Event:
+def _payment(chance: _Chance, payment: str, order: str, at_ms: int) -> ShopEvent:
     fields = {
         "id": payment,
         "order": order,
         "amount": 100 + chance.below(50_000),
         "method": METHODS[chance.below(len(METHODS))],
     }
-    return Event(at_ms, "payments", order, json.dumps(fields).encode())
+    return ShopEvent(at_ms, "payments", order, json.dumps(fields).encode())
 
 
-def _joined(events: Iterable[Event]) -> dict[Settled, int]:
+def _joined(events: Iterable[ShopEvent]) -> dict[Settled, int]:
     """The batch computation."""
     orders = {}
     payments = []
@@ -177,10 +177,10 @@ def settled(value: bytes) -> Settled | None:
         return None
 
 
-def judged(expected: Mapping[Settled, int], found: Sequence[Settled | None]) -> Verdict:
+def judged(expected: Mapping[Settled, int], found: Sequence[Settled | None]) -> Comparison:
     counts = Counter(found)
     known = {row: count for row, count in counts.items() if row in expected}
-    return Verdict(
+    return Comparison(
         expected=len(expected),
         found=len(found),
         missing=len(expected) - len(known),

@@ -11,8 +11,8 @@ import click
 
 from magnetar.cli.admin_client import default_service_url
 from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
-from magnetar.cli.link import Link
-from magnetar.cli.unpacked import Chunks, Message, unpacked
+from magnetar.cli.link import ServerConnection
+from magnetar.cli.unpacked import Chunks, UnpackedMessage, unpacked
 from magnetar.errors import ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.wire.commands import TYPES
@@ -103,7 +103,7 @@ class _Consumption:
         self._chunks = Chunks()
 
     async def run(self, url: str, topic: TopicName, options: dict[str, object]) -> None:
-        async with Link(url) as link:
+        async with ServerConnection(url) as link:
             parts = await link.partitions_of(topic)
             for number, part in enumerate(parts):
                 await link.look_up(part)
@@ -128,7 +128,7 @@ class _Consumption:
         left = _PERMITS_MAX if self._count is None else self._count - self.printed
         return min(left, _PERMITS_MAX)
 
-    def _take(self, link: Link, delivered: Delivered) -> None:
+    def _take(self, link: ServerConnection, delivered: Delivered) -> None:
         """Print what is still wanted of an entry and acknowledge just that."""
         consumer_id = delivered.body.consumer_id
         messages = unpacked(delivered, self._chunks)
@@ -148,7 +148,7 @@ class _Consumption:
     def _wanted(self) -> int | None:
         return None if self._count is None else self._count - self.printed
 
-    def _print(self, message: Message) -> None:
+    def _print(self, message: UnpackedMessage) -> None:
         self.printed += 1
         if not self._as_json:
             click.echo(message.text if message.text is not None else f"<{message.note}>")

@@ -29,7 +29,7 @@ import click
 import msgspec
 
 from magnetar.cli.admin_client import AdminClient, default_admin_url, default_service_url
-from magnetar.cli.link import Link
+from magnetar.cli.link import ServerConnection
 from magnetar.cli.output import print_json, print_table
 from magnetar.errors import FolderInUse, MagnetarError
 from magnetar.runtime.disk import LocalDisk
@@ -44,7 +44,7 @@ _SECONDS: Final = 5.0
 _LIBRARIES: Final = ("aiohttp", "protobuf", "msgspec", "pyroaring", "crc32c")
 
 
-class Verdict(Enum):
+class CheckResult(Enum):
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -55,7 +55,7 @@ class Finding:
     """What one check saw, and what to do about it."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckResult
     found: str
     advice: str = ""
 
@@ -89,15 +89,15 @@ def doctor(
         in_use = any(each.check == "lock" and "in use" in each.found for each in about_folder)
         findings += about_folder
     if data is None or url or admin_url or in_use:
-        missing = Verdict.WARNING if in_use else None
-        missing = Verdict.FAILED if url or admin_url else missing
+        missing = CheckResult.WARNING if in_use else None
+        missing = CheckResult.FAILED if url or admin_url else missing
         urls = url or default_service_url(), admin_url or default_admin_url()
         findings += asyncio.run(_server(*urls, config, missing))
     if as_json:
         print_json([{**asdict(each), "verdict": each.verdict.value} for each in findings])
     else:
         _print(findings)
-    if any(each.verdict is Verdict.FAILED for each in findings):
+    if any(each.verdict is CheckResult.FAILED for each in findings):
         context.exit(1)
 
 
@@ -107,7 +107,7 @@ def _print(findings: list[Finding]) -> None:
     for each in findings:
         if each.advice:
             click.echo(f"{each.check}: {each.advice}")
-    if all(each.verdict is Verdict.OK for each in findings):
+    if all(each.verdict is CheckResult.OK for each in findings):
         click.echo("all is well")
 
 
@@ -116,14 +116,14 @@ def _print(findings: list[Finding]) -> None:
 
 def _versions() -> Iterator[Finding]:
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Finding("version", Verdict.OK, f"Magnetar {metadata.version('magnetar')}, {python}")
+    yield Finding("version", CheckResult.OK, f"Magnetar {metadata.version('magnetar')}, {python}")
     libraries = ", ".join(f"{name} {metadata.version(name)}" for name in _LIBRARIES)
-    yield Finding("libraries", Verdict.OK, libraries)
+    yield Finding("libraries", CheckResult.OK, libraries)
     if util.find_spec("uvloop") is None:
         advice = "install uvloop: the server is slower without it"
-        yield Finding("uvloop", Verdict.WARNING, "not installed", advice)
+        yield Finding("uvloop", CheckResult.WARNING, "not installed", advice)
     else:
-        yield Finding("uvloop", Verdict.OK, metadata.version("uvloop"))
+        yield Finding("uvloop", CheckResult.OK, metadata.version("uvloop"))
 
 
 # --- the data folder and its disk
@@ -134,7 +134,7 @@ def _folder(folder: Path, config: ServerConfig) -> Iterator[Finding]:
         yield _format(folder)
         yield _lock(folder)
     else:
-        yield Finding("folder", Verdict.OK, f"{folder} is not there yet; `serve` creates it")
+        yield Finding("folder", CheckResult.OK, f"{folder} is not there yet; `serve` creates it")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     yield _space(existing, config)
     yield _sync(existing)
@@ -147,30 +147,30 @@ def _format(folder: Path) -> Finding:
     except FileNotFoundError:
         others = [each.name for each in folder.iterdir() if each.name != "LOCK"]
         if not others:
-            return Finding("folder", Verdict.OK, f"{folder} is empty")
+            return Finding("folder", CheckResult.OK, f"{folder} is empty")
         advice = "choose an empty folder, or put the FORMAT file back"
         return Finding(
-            "folder", Verdict.FAILED, f"{folder} holds {others[0]} but no FORMAT", advice
+            "folder", CheckResult.FAILED, f"{folder} holds {others[0]} but no FORMAT", advice
         )
     except (OSError, msgspec.MsgspecError) as error:
         advice = "restore the FORMAT file from a copy"
-        return Finding("folder", Verdict.FAILED, f"{path} cannot be read: {error}", advice)
+        return Finding("folder", CheckResult.FAILED, f"{path} cannot be read: {error}", advice)
     if found.format > STORE_FORMAT:
         text = f"{folder} has format {found.format}; this version knows up to {STORE_FORMAT}"
-        return Finding("folder", Verdict.FAILED, text, "run the version that wrote it")
-    return Finding("folder", Verdict.OK, f"{folder}, format {found.format}")
+        return Finding("folder", CheckResult.FAILED, text, "run the version that wrote it")
+    return Finding("folder", CheckResult.OK, f"{folder}, format {found.format}")
 
 
 def _lock(folder: Path) -> Finding:
     if not (folder / "LOCK").exists():
-        return Finding("lock", Verdict.OK, "free")
+        return Finding("lock", CheckResult.OK, "free")
     try:
         LocalDisk().lock(folder / "LOCK").release()
     except FolderInUse:
-        return Finding("lock", Verdict.OK, "in use by a running process")
+        return Finding("lock", CheckResult.OK, "in use by a running process")
     except MagnetarError as error:
-        return Finding("lock", Verdict.FAILED, str(error), "check the rights on the folder")
-    return Finding("lock", Verdict.OK, "free")
+        return Finding("lock", CheckResult.FAILED, str(error), "check the rights on the folder")
+    return Finding("lock", CheckResult.OK, "free")
 
 
 def _space(folder: Path, config: ServerConfig) -> Finding:
@@ -179,10 +179,10 @@ def _space(folder: Path, config: ServerConfig) -> Finding:
     needed = config.limits.journal_file_bytes * config.limits.journal_files_max
     if usage.free < needed:
         advice = f"free some space: the journal alone takes {needed / _GIB:.2f} GiB"
-        return Finding("space", Verdict.FAILED, text, advice)
+        return Finding("space", CheckResult.FAILED, text, advice)
     if usage.free < needed + _GIB:
-        return Finding("space", Verdict.WARNING, text, "free some space soon")
-    return Finding("space", Verdict.OK, text)
+        return Finding("space", CheckResult.WARNING, text, "free some space soon")
+    return Finding("space", CheckResult.OK, text)
 
 
 def _sync(folder: Path) -> Finding:
@@ -191,13 +191,13 @@ def _sync(folder: Path) -> Finding:
         times = _sync_times(folder)
     except OSError as error:
         advice = "check the rights on the folder, and the disk"
-        return Finding("sync", Verdict.FAILED, f"{folder} cannot be written: {error}", advice)
+        return Finding("sync", CheckResult.FAILED, f"{folder} cannot be written: {error}", advice)
     median = statistics.median(times)
     text = f"median {median:.2f} ms, longest {max(times):.2f} ms of {len(times)} syncs"
     if median > _SLOW_SYNC_MS:
         advice = "every acknowledgement waits for a sync: use a disk with faster ones"
-        return Finding("sync", Verdict.WARNING, text, advice)
-    return Finding("sync", Verdict.OK, text)
+        return Finding("sync", CheckResult.WARNING, text, advice)
+    return Finding("sync", CheckResult.OK, text)
 
 
 def _sync_times(folder: Path) -> list[float]:
@@ -218,13 +218,13 @@ def _sync_times(folder: Path) -> list[float]:
 
 
 async def _server(
-    url: str, admin_url: str, config: ServerConfig, missing: Verdict | None
+    url: str, admin_url: str, config: ServerConfig, missing: CheckResult | None
 ) -> list[Finding]:
     """What answers; `missing` is the verdict if nothing does (None: the ports must be free)."""
     protocol, protocol_error = await _protocol(url)
     admin, admin_error = await _admin(admin_url)
     if protocol or admin or missing is not None:
-        verdict = missing or Verdict.FAILED
+        verdict = missing or CheckResult.FAILED
         return [
             _answer("server", url, protocol, protocol_error, verdict),
             _answer("admin", admin_url, admin, admin_error, verdict),
@@ -235,7 +235,7 @@ async def _server(
 
 async def _protocol(url: str) -> tuple[str, str]:
     try:
-        async with Link(url, seconds=_SECONDS) as link:
+        async with ServerConnection(url, seconds=_SECONDS) as link:
             return link.server_version, ""
     except MagnetarError as error:
         return "", str(error)
@@ -251,11 +251,11 @@ async def _admin(url: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def _answer(check: str, url: str, found: str, error: str, missing: Verdict) -> Finding:
+def _answer(check: str, url: str, found: str, error: str, missing: CheckResult) -> Finding:
     if found:
-        return Finding(check, Verdict.OK, f"{url}: {found}")
+        return Finding(check, CheckResult.OK, f"{url}: {found}")
     advice = "start a server with `magnetar serve`, or name the one to look at with --url"
-    if missing is Verdict.WARNING:
+    if missing is CheckResult.WARNING:
         advice = "a process has the folder open: name its --url and --admin-url to look at it too"
     return Finding(check, missing, error, advice)
 
@@ -269,5 +269,7 @@ def _port(what: str, host: str, number: int) -> Finding:
             probe.bind(address)
     except OSError as error:
         advice = f"end what uses it, or set {what} to another one (0: a free one)"
-        return Finding(what, Verdict.FAILED, f"{host}:{number}: {error.strerror or error}", advice)
-    return Finding(what, Verdict.OK, f"{host}:{number} is free")
+        return Finding(
+            what, CheckResult.FAILED, f"{host}:{number}: {error.strerror or error}", advice
+        )
+    return Finding(what, CheckResult.OK, f"{host}:{number} is free")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from magnetar.cli.admin_client import default_service_url, json_option
-from magnetar.cli.link import REPLY_SECONDS, Link
+from magnetar.cli.link import REPLY_SECONDS, ServerConnection
 from magnetar.cli.output import print_json
 from magnetar.errors import DeadlineExceeded, NotAllowed, RequestError, ServiceNotReady
 from magnetar.model.hashing import key_hash, partition_of
@@ -51,7 +51,7 @@ def _lines() -> list[str]:
 
 async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | None) -> list[str]:
     """Send everything, at most `_IN_FLIGHT_MAX` without receipt; the ids, in order."""
-    async with Link(url) as link:
+    async with ServerConnection(url) as link:
         parts = await link.partitions_of(topic)
         names = {number: await _open(link, number, part) for number, part in enumerate(parts)}
         ids: list[str] = []
@@ -72,7 +72,7 @@ async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | 
         return ids
 
 
-async def _open(link: Link, producer_id: int, topic: TopicName) -> str:
+async def _open(link: ServerConnection, producer_id: int, topic: TopicName) -> str:
     await link.look_up(topic)
     opened = await link.request("PRODUCER", topic=str(topic), producer_id=producer_id)
     if not opened.producer_ready:
@@ -81,7 +81,7 @@ async def _open(link: Link, producer_id: int, topic: TopicName) -> str:
 
 
 async def _confirmed(
-    link: Link, unconfirmed: deque[tuple[int, int]], found: dict[tuple[int, int], str]
+    link: ServerConnection, unconfirmed: deque[tuple[int, int]], found: dict[tuple[int, int], str]
 ) -> list[str]:
     """Wait for one receipt; the ids of the messages at the front that have theirs."""
     received = await link.next_within(REPLY_SECONDS)

@@ -1,8 +1,9 @@
 """Messages as Arrow record batches, without an object for each message.
 
-Owns: the columns of a received batch (`columns`), the way from what waits in an inbox to a record
-batch (`record_batch`), and from entries as a broker has them (`entries_batch`), which messages a
-record batch names (`entries_in`), and the messages that one holds for a producer (`outgoing`).
+Owns: the columns of a received batch (`columns`), the way from what waits in a receive queue to a
+record batch (`record_batch`), and from entries as a broker has them (`entries_batch`), which
+messages a record batch names (`entries_in`), and the messages that one holds for a producer
+(`outgoing`).
 
 A received batch has a row per message: `value` and `key` (bytes; null if there is none),
 `properties`, `publish_time`, `event_time`, `topic`, `producer`, `sequence_id`, `redelivery_count`,
@@ -25,7 +26,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from magnetar.client.arrow.arrow_columns import EntryFacts, GrowingColumns
+from magnetar.client.arrow.arrow_columns import GrowingColumns, SharedColumns
 from magnetar.client.message.batch import OpenedEntry, open_entry
 from magnetar.client.message.batch_columns import (
     BatchColumns,
@@ -94,12 +95,12 @@ def columns() -> Any:
 
 
 def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
-    """What was taken out of an inbox."""
+    """What was taken out of a receive queue."""
     growing = GrowingColumns(computing(), columns())
     for each in taken:
         metadata, source = each.metadata, each.source
         raw = each.last_id if isinstance(each, EntryRows) else each.raw_id
-        facts = EntryFacts(
+        facts = SharedColumns(
             source.topic,
             given_name(metadata.producer_name),
             signed(metadata.publish_time),
@@ -237,9 +238,9 @@ def _unreadable(error: UnreadableMessage) -> tuple[OpenedEntry, BatchColumns, Se
 
 def _facts(
     opened: OpenedEntry, raw: RawEntry, topic: str, segment_id: int | None, partition: int
-) -> EntryFacts:
+) -> SharedColumns:
     metadata = opened.metadata
-    return EntryFacts(
+    return SharedColumns(
         topic,
         given_name(metadata.producer_name),
         signed(metadata.publish_time),

@@ -1,6 +1,6 @@
 """The columns of one record batch as they grow, entry by entry.
 
-Owns: `GrowingColumns` and `EntryFacts`, what all messages of an entry have in common.
+Owns: `GrowingColumns` and `SharedColumns`, what all messages of an entry have in common.
 
 What is kept of a message are offsets into the payload of its entry. At the end the payloads are put
 one behind the other, the offsets become those of one Arrow array, and Arrow itself takes out of
@@ -30,7 +30,7 @@ _VALUES: Final = b"\x44"
 _FIRST_INDEXES: Final = array("i", range(4096))
 
 
-class EntryFacts(NamedTuple):
+class SharedColumns(NamedTuple):
     """What all messages of an entry have in common; the names are those of columns."""
 
     topic: str
@@ -66,7 +66,7 @@ class _Names:
 
 
 class GrowingColumns:
-    """The columns of a schema that has any of the names of `EntryFacts`, and `value`, `key`,
+    """The columns of a schema that has any of the names of `SharedColumns`, and `value`, `key`,
     `ordering_key`, `properties`, `event_time` and `batch_index`.
     """
 
@@ -104,7 +104,7 @@ class GrowingColumns:
 
     # --- growing
 
-    def add(self, columns: BatchColumns, indexes: Sequence[int], facts: EntryFacts) -> None:
+    def add(self, columns: BatchColumns, indexes: Sequence[int], facts: SharedColumns) -> None:
         """Some messages of an entry: those with these indexes."""
         if not indexes:
             return
@@ -156,7 +156,7 @@ class GrowingColumns:
         self._property_ends.extend(ends[start:stop])
         self._property_end_bases.extend(array("q", (before - first,)) * count)
 
-    def _repeat(self, facts: EntryFacts, count: int) -> None:
+    def _repeat(self, facts: SharedColumns, count: int) -> None:
         if self._has_sequence_ids and len(self._sequence_ids) < self._rows:
             self._sequence_ids.extend(array("q", (facts.sequence_id,)) * count)
         for name, longs in self._longs.items():

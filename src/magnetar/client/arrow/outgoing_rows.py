@@ -49,7 +49,7 @@ _SEQUENCE_ID: Final = b"\x40"
 _NULL_VALUE: Final = b"\x48\x01"
 
 
-class Place(NamedTuple):
+class RowRun(NamedTuple):
     """Rows that are for one segment and entry bucket: up to, and without, `end`."""
 
     segment: Segment | None
@@ -146,13 +146,13 @@ class OutgoingRows:
 
     # --- where they go
 
-    def placed(self, router: Router) -> tuple[OutgoingRows, list[Place]]:
+    def placed(self, router: Router) -> tuple[OutgoingRows, list[RowRun]]:
         """All of them ordered by where they go, and which go where."""
         pa = arrow.computing()
         segments = router.segments
         only = segments[0] if len(segments) == 1 else None
         if self._codes is None:
-            return self, [Place(None, self.num_rows)]
+            return self, [RowRun(None, self.num_rows)]
         numbers: dict[tuple[int, int], int] = {}
         hashes: list[int] = []
         group_of: list[int] = []
@@ -174,13 +174,13 @@ class OutgoingRows:
         if self._codes.null_count:
             targets.append(None)
         if len(targets) == 1:
-            return self, [Place(targets[0], self.num_rows)]
+            return self, [RowRun(targets[0], self.num_rows)]
         groups = pa.array(group_of, pa.int32()).take(self._codes).fill_null(len(targets) - 1)
         counts = {
             each["values"]: each["counts"] for each in pa.compute.value_counts(groups).to_pylist()
         }
         ends = accumulate(counts.get(number, 0) for number in range(len(targets)))
-        places = [Place(segment, end) for segment, end in zip(targets, ends, strict=True)]
+        places = [RowRun(segment, end) for segment, end in zip(targets, ends, strict=True)]
         return self._taken(pa, pa.compute.array_sort_indices(groups)), places
 
     def _taken(self, pa: Any, order: Any) -> OutgoingRows:

@@ -1,7 +1,7 @@
 """A consumer of every segment of one or more topics.
 
-Owns: `LayoutConsumer`: it follows the layouts of its topics, and consumes each segment of them, the
-sealed ones too. Queue consumers and consumers of regular topics are made from it.
+Owns: `AllSegmentsConsumer`: it follows the layouts of its topics, and consumes each segment of
+them, the sealed ones too. Queue consumers and consumers of regular topics are made from it.
 
 Invariants:
 1. Every segment of the present layouts is consumed, and no other.
@@ -32,7 +32,7 @@ from magnetar.model.subscriptions import InitialPosition
 T = TypeVar("T")
 
 
-class LayoutConsumer(Receiving[T]):
+class AllSegmentsConsumer(Receiving[T]):
     """Consumes all segments of its topics."""
 
     def __init__(

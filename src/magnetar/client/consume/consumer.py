@@ -115,7 +115,7 @@ class Consumer(QueueConsumer[T]):
         self._type = subscription_type
         self._key_shared = key_shared
         self._pattern = pattern
-        self._inbox.end = self._end
+        self._receive_queue.end = self._end
 
     @property
     def subscription_type(self) -> SubscriptionType:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.client.arrow import arrow
 from magnetar.client.connection.pool import Connections
-from magnetar.client.consume.all_segments import LayoutConsumer
+from magnetar.client.consume.all_segments import AllSegmentsConsumer
 from magnetar.client.consume.dead_letter import DeadLetters, MakeProducer, letters_of
 from magnetar.client.consume.receiving import not_consumed
 from magnetar.client.consume.segment.ack_outbox import AckTransaction
@@ -42,7 +42,7 @@ T = TypeVar("T")
 _NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
 
-class QueueConsumer(LayoutConsumer[T]):
+class QueueConsumer(AllSegmentsConsumer[T]):
     """Shares the messages of a topic with the other consumers of its subscription.
 
     async with await client.queue_consumer("topic://public/default/jobs", "workers") as consumer:

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from magnetar.client.connection.pool import Connections
-from magnetar.client.consume.all_segments import LayoutConsumer
+from magnetar.client.consume.all_segments import AllSegmentsConsumer
 from magnetar.client.consume.segment.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.consume.segment.settings import ConsumerSettings
 from magnetar.client.consume.segment.stream_segment import ReaderSegment
@@ -32,7 +32,7 @@ from magnetar.model.subscriptions import SubscriptionType
 T = TypeVar("T")
 
 
-class Reader(LayoutConsumer[T]):
+class Reader(AllSegmentsConsumer[T]):
     """Reads a regular topic.
 
     async with await client.reader("orders", start=EARLIEST) as reader:
@@ -65,7 +65,7 @@ class Reader(LayoutConsumer[T]):
     async def has_message_available(self) -> bool:
         """Whether there is a message that was not received yet."""
         self._check_open()
-        if len(self._inbox):
+        if len(self._receive_queue):
             return True
         for feed in self._readers():
             answer = await feed.ask_again("GET_LAST_MESSAGE_ID")

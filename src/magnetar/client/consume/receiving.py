@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from magnetar.client.arrow import arrow
 from magnetar.client.connection.pool import Connections
-from magnetar.client.consume.segment.receive_queue import Inbox
+from magnetar.client.consume.segment.receive_queue import ReceiveQueue
 from magnetar.client.consume.segment.schema_versions import SchemaVersions
 from magnetar.client.consume.segment.segment_consumer import SegmentConsumer, SegmentSpec
 from magnetar.client.consume.segment.settings import ConsumerSettings
-from magnetar.client.consume.segments import Feeds, SegmentKey
+from magnetar.client.consume.segments import ConsumedSegments, SegmentKey
 from magnetar.client.message.message import AnyMessageId, Message, MessageId
 from magnetar.client.schema.info import Schema
 from magnetar.errors import (
@@ -58,11 +58,11 @@ class Receiving(ABC, Generic[T]):
         self._connections = connections
         self._settings = settings
         self._name = name
-        self._inbox: Inbox[T] = Inbox(SchemaVersions(connections, schema))
+        self._receive_queue: ReceiveQueue[T] = ReceiveQueue(SchemaVersions(connections, schema))
         self._gone: set[SegmentKey] = set()
         self._closing: asyncio.Task[None] | None = None
         timeout_s = connections.settings.operation_timeout
-        self._feeds = Feeds(
+        self._feeds = ConsumedSegments(
             self,
             f"consumer {name}",
             open_timeout=timeout_s,
@@ -108,8 +108,8 @@ class Receiving(ABC, Generic[T]):
         Raises `DeadlineExceeded` if none came within `timeout` seconds.
         """
         self._check_open()
-        message = self._inbox.take_now()
-        return await self._inbox.take(timeout) if message is None else message
+        message = self._receive_queue.take_now()
+        return await self._receive_queue.take(timeout) if message is None else message
 
     async def receive_many(
         self,
@@ -127,7 +127,7 @@ class Receiving(ABC, Generic[T]):
         if max_messages < 1:
             raise InvalidSetting(f"max_messages must be 1 or more, not {max_messages}")
         try:
-            return await self._inbox.take_many(max_messages, timeout)
+            return await self._receive_queue.take_many(max_messages, timeout)
         except DeadlineExceeded:
             return []
 
@@ -148,7 +148,7 @@ class Receiving(ABC, Generic[T]):
         if max_rows < 1:
             raise InvalidSetting(f"max_rows must be 1 or more, not {max_rows}")
         arrow.pyarrow()
-        return arrow.record_batch(await self._inbox.take_rows(max_rows, timeout))
+        return arrow.record_batch(await self._receive_queue.take_rows(max_rows, timeout))
 
     def _feeds_by_topic(self) -> dict[tuple[str, int | None], SegmentConsumer]:
         return {(feed.topic, feed.segment_id): feed for feed in self._feeds.present.values()}
@@ -160,7 +160,7 @@ class Receiving(ABC, Generic[T]):
         """Until the consumer is closed, or its topic was terminated and nothing is left."""
         while self._closing is None:
             try:
-                message = await self._inbox.take()
+                message = await self._receive_queue.take()
             except (AlreadyClosed, TopicTerminated):
                 return
             yield message
@@ -184,7 +184,7 @@ class Receiving(ABC, Generic[T]):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._inbox.fail(AlreadyClosed(f"consumer {self._name} is closed"))
+        self._receive_queue.fail(AlreadyClosed(f"consumer {self._name} is closed"))
         try:
             await self._feeds.stop()
         finally:
@@ -221,8 +221,8 @@ class Receiving(ABC, Generic[T]):
         return self._settings
 
     @property
-    def inbox(self) -> Inbox[Any]:
-        return self._inbox
+    def receive_queue(self) -> ReceiveQueue[Any]:
+        return self._receive_queue
 
     @property
     def waits_for_others(self) -> bool:
@@ -235,7 +235,7 @@ class Receiving(ABC, Generic[T]):
     def failed(self, feed: SegmentConsumer, error: MagnetarError) -> None:
         self._gone |= {key for key, each in self._feeds.present.items() if each is feed}
         if not self.tolerates(feed, error):
-            self._inbox.fail(error)
+            self._receive_queue.fail(error)
 
 
 def not_consumed(topic: str) -> AlreadyClosed:

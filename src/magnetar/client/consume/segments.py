@@ -1,6 +1,7 @@
 """The segments of one consumer, kept in step with what it should have.
 
-Owns: `Feeds`: it opens a consumer on each segment that is wanted, and releases those that are not.
+Owns: `ConsumedSegments`: it opens a consumer on each segment that is wanted, and releases those
+that are not.
 
 Invariants:
 1. There is at most one consumer of a segment at a time: one that is wanted again, or in another
@@ -9,7 +10,8 @@ Invariants:
 3. `start` returns once everything that was wanted at first is subscribed, or raises why it cannot
    be.
 
-Relies on: `Plan`, which says what is wanted, and advances `stirred` when that may have changed.
+Relies on: `SegmentPlan`, which says what is wanted, and advances `stirred` when that may have
+changed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ SUCCESSOR_S: Final = 5.0
 """A topic that was terminated has this long to get successors: it may become a scalable one."""
 
 
-class Plan(Protocol):
+class SegmentPlan(Protocol):
     """What a kind of consumer wants."""
 
     def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
@@ -53,10 +55,12 @@ class Plan(Protocol):
         ...
 
 
-class Feeds(Service):
+class ConsumedSegments(Service):
     """All segments of one consumer."""
 
-    def __init__(self, plan: Plan, name: str, *, open_timeout: float, stop_seconds: float) -> None:
+    def __init__(
+        self, plan: SegmentPlan, name: str, *, open_timeout: float, stop_seconds: float
+    ) -> None:
         super().__init__(name, stop_seconds=stop_seconds)
         self.present: dict[SegmentKey, SegmentConsumer] = {}
         self.stirred = Signal()
@@ -148,4 +152,4 @@ class Feeds(Service):
         if feed.reached_end:
             await asyncio.sleep(SUCCESSOR_S)
             feed.end_is_final = True
-            feed.home.inbox.arrivals.advance()
+            feed.home.receive_queue.arrivals.advance()

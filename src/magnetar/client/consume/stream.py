@@ -24,7 +24,7 @@ from magnetar.client.connection.pool import Connections
 from magnetar.client.consume.all_segments import marked
 from magnetar.client.consume.receiving import Receiving, feed_of, not_consumed
 from magnetar.client.consume.segment.ack_outbox import AckTransaction
-from magnetar.client.consume.segment.ack_state import Mark
+from magnetar.client.consume.segment.ack_state import SegmentMark
 from magnetar.client.consume.segment.acknowledged import Acknowledged, abandoned
 from magnetar.client.consume.segment.queue_segment import SharedStreamSegment
 from magnetar.client.consume.segment.seeking import SeekTarget, one_message, seek_fields
@@ -151,12 +151,12 @@ class StreamConsumer(Receiving[T]):
         self._check_open()
         feeds = self._feeds_by_topic()
         acked = []
-        last: dict[int | None, tuple[StreamSegment, Mark]] = {}
+        last: dict[int | None, tuple[StreamSegment, SegmentMark]] = {}
         for entry in arrow.entries_in(batch):
             feed = feeds.get((entry.topic, entry.segment_id))
             place = (entry.position, entry.mask, entry.batch_size)
             if isinstance(feed, StreamSegment):
-                mark = Mark(entry.position, entry.last_index, entry.batch_size)
+                mark = SegmentMark(entry.position, entry.last_index, entry.batch_size)
                 known = last.get(entry.segment_id)
                 if known is None or known[1].place < mark.place:
                     last[entry.segment_id] = (feed, mark)
@@ -181,7 +181,7 @@ class StreamConsumer(Receiving[T]):
             if feed is not None and segment_id == message_id.segment_id:
                 feed.acknowledging(message_id, is_cumulative=True)
             if isinstance(feed, StreamSegment):
-                mark = Mark(raw.position, raw.batch_index, raw.batch_size)
+                mark = SegmentMark(raw.position, raw.batch_index, raw.batch_size)
                 acked.append(
                     feed.ack_through(mark) if txn is None else feed.ack_through_in(txn, mark)
                 )

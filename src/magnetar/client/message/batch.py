@@ -1,7 +1,7 @@
 """Pure: messages put into entries, one by one or in batches, and taken out again.
 
-Owns: `Outgoing`, a message on its way out; `Entry`, what one SEND carries; `OpenBatches`, the
-batches of one segment that are being filled; `open_entry` and `messages_in` for the way back.
+Owns: `Outgoing`, a message on its way out; `OutgoingEntry`, what one SEND carries; `OpenBatches`,
+the batches of one segment that are being filled; `open_entry` and `messages_in` for the way back.
 
 In a batch each message is `u32 size, SingleMessageMetadata, payload`; all of them together are
 compressed as one payload. `num_messages_in_batch` in the metadata says that it is a batch.
@@ -93,7 +93,7 @@ class Outgoing:
         return size
 
 
-class Entry(NamedTuple):
+class OutgoingEntry(NamedTuple):
     """What one SEND carries; the fields before the bytes are those of its command."""
 
     sequence_id: int
@@ -116,12 +116,12 @@ class Stamp:
 # --- the way out
 
 
-def single_entry(message: Outgoing, stamp: Stamp) -> Entry:
+def single_entry(message: Outgoing, stamp: Stamp) -> OutgoingEntry:
     """An entry of one message, not as a batch."""
     metadata = metadata_for(message, stamp)
     payload = packed(message.payload, metadata, stamp.compression)
     data = encode_entry(metadata, payload)
-    return Entry(message.sequence_id, None, 1, message.txn, data)
+    return OutgoingEntry(message.sequence_id, None, 1, message.txn, data)
 
 
 def metadata_for(message: Outgoing, stamp: Stamp) -> pb.MessageMetadata:
@@ -233,7 +233,9 @@ class OpenBatches:
         return None
 
 
-def batch_entry(messages: Sequence[Outgoing], stamp: Stamp, *, hashes: bool = False) -> Entry:
+def batch_entry(
+    messages: Sequence[Outgoing], stamp: Stamp, *, hashes: bool = False
+) -> OutgoingEntry:
     """An entry of one or more messages, as a batch.
 
     `hashes`: say which positions among the entry buckets it holds.
@@ -266,7 +268,7 @@ def filled_entry(
     sequence_ids: tuple[int, int],
     places: tuple[int, int] | None,
     txn: TxnId | None,
-) -> Entry:
+) -> OutgoingEntry:
     """The entry of a batch: `metadata` says what its messages have in common.
 
     `sequence_ids`: the first and the last; `places`: the lowest and highest among entry buckets.
@@ -280,7 +282,7 @@ def filled_entry(
     if places is not None:
         metadata.entry_hash_min, metadata.entry_hash_max = places
     data = encode_entry(metadata, packed(payload, metadata, compression))
-    return Entry(sequence_id, highest, num_messages, txn, data)
+    return OutgoingEntry(sequence_id, highest, num_messages, txn, data)
 
 
 def shared_metadata(message: Outgoing, stamp: Stamp) -> pb.MessageMetadata:

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from magnetar.client.message.batch import (
-    Entry,
     OpenedEntry,
     Outgoing,
+    OutgoingEntry,
     Stamp,
     metadata_for,
     packed,
@@ -45,7 +45,7 @@ COMPLETED_MAX: Final = 100
 
 def chunk_entries(
     message: Outgoing, stamp: Stamp, *, uuid: str, chunk_bytes: int
-) -> Iterator[Entry]:
+) -> Iterator[OutgoingEntry]:
     """The entries of a large message, in order; one, which is no chunk, if it fits once it is
     compressed. `uuid` is one that no other message has.
     """
@@ -54,7 +54,9 @@ def chunk_entries(
     metadata = metadata_for(message, stamp)
     payload = packed(message.payload, metadata, stamp.compression)
     if len(payload) <= chunk_bytes:
-        yield Entry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))
+        yield OutgoingEntry(
+            message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload)
+        )
         return
     metadata.uuid = uuid
     metadata.num_chunks_from_msg = -(-len(payload) // chunk_bytes)
@@ -62,7 +64,9 @@ def chunk_entries(
     for chunk_id in range(metadata.num_chunks_from_msg):
         metadata.chunk_id = chunk_id
         chunk = payload[chunk_id * chunk_bytes : (chunk_id + 1) * chunk_bytes]
-        yield Entry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, chunk))
+        yield OutgoingEntry(
+            message.sequence_id, None, 1, message.txn, encode_entry(metadata, chunk)
+        )
 
 
 def assembled(chunks: list[OpenedEntry], chunk: OpenedEntry) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from magnetar.client.message.batch import OpenedEntry, messages_in
 from magnetar.client.message.batch_columns import CUTS, BatchColumns
-from magnetar.client.message.message import Message, MessageId, Source
+from magnetar.client.message.message import Message, MessageId, MessageSource
 from magnetar.model.ids import Position
 from magnetar.wire.frames import SIZE_BYTES
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -24,7 +24,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 class EntryRows:
     """Some or all messages of one batch."""
 
-    source: Source
+    source: MessageSource
     position: Position
     partition: int
     opened: OpenedEntry

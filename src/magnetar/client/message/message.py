@@ -27,8 +27,8 @@ __all__ = [
     "Checkpoint",
     "Message",
     "MessageId",
+    "MessageSource",
     "ScalableMessageId",
-    "Source",
     "Unreadable",
 ]
 
@@ -42,7 +42,7 @@ _DELIVER_AT_TAG: Final = b"\x98\x01"
 """The bytes with which field 19 (deliver_at_time, a number) begins in MessageMetadata."""
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """Where messages come from: one segment, as one consumer has it."""
 
     @property
@@ -111,7 +111,7 @@ class Message(Generic[T_co]):
 
     def __init__(
         self,
-        source: Source,
+        source: MessageSource,
         position: Position,
         data: bytes,
         metadata: pb.MessageMetadata | bytes,

@@ -1,6 +1,6 @@
 """Pure: which segment of a topic, or which partition, a message goes to.
 
-Owns: `Router`, the routing of one layout, and `Turns`, the order of messages without a key.
+Owns: `Router`, the routing of one layout, and `RoundRobin`, the order of messages without a key.
 
 Invariants:
 1. A key goes to the segment that every other client of the same generation sends it to: the high
@@ -69,7 +69,7 @@ class Router:
         return active[turn % len(active)]
 
 
-class Turns:
+class RoundRobin:
     """Whose turn it is: moves on when a batch is full, or its time is over."""
 
     __slots__ = ("_messages", "_messages_max", "_next_at", "_turn", "_window_s")

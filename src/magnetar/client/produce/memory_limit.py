@@ -1,6 +1,6 @@
 """A limit that is used up and given back, for which callers wait in the order of their coming.
 
-Owns: `Budget`.
+Owns: `WeightedSemaphore`.
 
 Invariants:
 1. What is taken never exceeds the limit, but for one taker that alone wants more than all of it:
@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 
 
-class Budget:
+class WeightedSemaphore:
     """So many units, shared by whoever takes them."""
 
     __slots__ = ("_limit", "_resuming", "_taken", "_waiters")

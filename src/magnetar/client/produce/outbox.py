@@ -1,6 +1,6 @@
 """The messages on their way to one segment (or partition): what waits, and what is in flight.
 
-Owns: `Pending`, a message without a receipt, and `PendingBatch`, several; `Outbound`, an entry
+Owns: `Pending`, a message without a receipt, and `PendingBatch`, several; `PendingSend`, an entry
 without one; `Outbox`: the batches being filled, the entries made of them, and their order. It knows
 no connection.
 
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from magnetar.client.message.batch import (
-    Entry,
     OpenBatches,
     Outgoing,
+    OutgoingEntry,
     Stamp,
     batch_entry,
     metadata_for,
@@ -90,7 +90,7 @@ class PendingBatch(Pending):
     of its own, and this one is done when all of them are.
     """
 
-    encode: Callable[[PendingBatch, Stamp, bool], Entry]
+    encode: Callable[[PendingBatch, Stamp, bool], OutgoingEntry]
     """Its entry, once it is numbered; and whether that says which hashes it holds."""
     divide: Callable[[PendingBatch], list[Pending]]
     first_sequence: int = UNNUMBERED
@@ -100,10 +100,10 @@ class PendingBatch(Pending):
 
 
 @dataclass(slots=True, eq=False)
-class Outbound:
+class PendingSend:
     """An entry on its way."""
 
-    entry: Entry
+    entry: OutgoingEntry
     messages: list[Pending]
     may_be_stored: bool
     """It was written, here or elsewhere."""
@@ -148,8 +148,8 @@ class Outbox:
             bytes_max=settings.batch_bytes,
         )
         self._last_added: Pending | None = None
-        self._waiting: deque[Outbound] = deque()
-        self._in_flight: deque[Outbound] = deque()
+        self._waiting: deque[PendingSend] = deque()
+        self._in_flight: deque[PendingSend] = deque()
 
     # --- in
 
@@ -210,7 +210,7 @@ class Outbox:
                 entry = single_entry(messages[0], stamp)
             else:
                 entry = batch_entry(messages, stamp, hashes=hashes)
-            self._waiting.append(Outbound(entry, messages, may_be_stored=False))
+            self._waiting.append(PendingSend(entry, messages, may_be_stored=False))
 
     def _add_batch(self, batch: PendingBatch) -> None:
         self.close_batches()
@@ -221,7 +221,7 @@ class Outbox:
         if 0 < limit < size:
             batch.first_sequence = batch.sequence_id = UNNUMBERED
             raise MessageTooLarge(f"a batch of {size} bytes; the broker takes {limit}")
-        self._waiting.append(Outbound(entry, [batch], may_be_stored=False))
+        self._waiting.append(PendingSend(entry, [batch], may_be_stored=False))
 
     def _continues(self, message: Pending) -> bool:
         """Whether a message may join the open batches, as its number goes (see invariant 1)."""
@@ -255,7 +255,7 @@ class Outbox:
         entry = _entry_of(message, self._stamp())
         size, limit = len(entry.headers_and_payload), self.entry_bytes_max
         if not limit or size <= limit:
-            self._waiting.append(Outbound(entry, [message], message.may_be_stored))
+            self._waiting.append(PendingSend(entry, [message], message.may_be_stored))
         elif self._settings.chunking:
             self._add_chunks(message, limit)
         else:
@@ -271,7 +271,7 @@ class Outbox:
         uuid = self._new_uuid(message)
         entries = list(chunk_entries(message, stamp, uuid=uuid, chunk_bytes=room))
         self._waiting.extend(
-            Outbound(
+            PendingSend(
                 entry,
                 [message],
                 message.may_be_stored,
@@ -283,9 +283,9 @@ class Outbox:
 
     # --- out
 
-    def send_some(self, bytes_max: int) -> list[Outbound]:
+    def send_some(self, bytes_max: int) -> list[PendingSend]:
         """The next entries, which are in flight from now on: a little more than so many bytes."""
-        sent: list[Outbound] = []
+        sent: list[PendingSend] = []
         size = 0
         while self._waiting and size < bytes_max:
             outbound = self._waiting.popleft()
@@ -296,7 +296,7 @@ class Outbox:
                 size += len(outbound.entry.headers_and_payload)
         return sent
 
-    def answered(self, sequence_id: int) -> Outbound | None:
+    def answered(self, sequence_id: int) -> PendingSend | None:
         """What an answer is for, in flight no more; None: for something older.
 
         Raises `RemoteProtocolError` if earlier ones have no answer yet.
@@ -354,19 +354,19 @@ class Outbox:
         return [each for each in found if not each.is_settled]
 
 
-def _open_ones(outbound: Outbound) -> list[Pending]:
+def _open_ones(outbound: PendingSend) -> list[Pending]:
     """The messages of an entry that are not settled, each on its own."""
     return [each for one in outbound.messages if not one.is_settled for each in one.messages()]
 
 
-def _entry_of(message: Pending, stamp: Stamp) -> Entry:
+def _entry_of(message: Pending, stamp: Stamp) -> OutgoingEntry:
     """An entry of one message; with its place if it may be stored, and its key does not tell."""
     if not message.may_be_stored or isinstance(message.key, str):
         return single_entry(message, stamp)
     metadata = metadata_for(message, stamp)
     metadata.ring_position = message.place
     payload = packed(message.payload, metadata, stamp.compression)
-    return Entry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))
+    return OutgoingEntry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))
 
 
 def size_of(payload: bytes, key: str | bytes | None, properties: Mapping[str, str]) -> int:

@@ -26,7 +26,7 @@ from magnetar.client.layout.watch import LayoutWatch
 from magnetar.client.message.interceptors import Draft
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.message.times import milliseconds
-from magnetar.client.produce.memory_limit import Budget
+from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.outbox import UNNUMBERED, Pending, PendingBatch, size_of
 from magnetar.client.produce.row_sender import RowSender, place_of
 from magnetar.client.produce.segment_producers import SegmentProducers
@@ -78,7 +78,7 @@ class Producer(Generic[Value]):
         name: str,
         schema: Schema[Value],
         settings: ProducerSettings,
-        memory: Budget,
+        memory: WeightedSemaphore,
         clock: Clock,
         is_named_by_application: bool,
         on_close: Callable[[Producer[Any]], None],
@@ -94,7 +94,7 @@ class Producer(Generic[Value]):
         self._is_named = is_named_by_application
         self._interceptors = connections.interceptors
         self._traffic = connections.metrics.sent_to(str(topic))
-        self._room = Budget(settings.max_pending)
+        self._room = WeightedSemaphore(settings.max_pending)
         self._loop = asyncio.get_running_loop()
         self._sequence = settings.initial_sequence_id or 0
         self._last_stored = UNNUMBERED
@@ -334,7 +334,7 @@ class Producer(Generic[Value]):
         seconds = after.total_seconds() if isinstance(after, timedelta) else float(after or 0)
         return self._clock.now_ms() + round(seconds * 1000)
 
-    async def _wait_for(self, budget: Budget, units: int) -> None:
+    async def _wait_for(self, budget: WeightedSemaphore, units: int) -> None:
         seconds = self._settings.send_timeout or None
         self._segments.close_batches()
         try:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from magnetar.client.arrow import arrow
-from magnetar.client.arrow.outgoing_rows import OutgoingRows, Place
-from magnetar.client.message.batch import Entry, Stamp, filled_entry, shared_metadata
+from magnetar.client.arrow.outgoing_rows import OutgoingRows, RowRun
+from magnetar.client.message.batch import OutgoingEntry, Stamp, filled_entry, shared_metadata
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.message.routing import Router
 from magnetar.client.produce.outbox import UNNUMBERED, Pending, PendingBatch
@@ -105,7 +105,7 @@ class RowSender:
     async def _submit_placed(
         self,
         rows: OutgoingRows,
-        places: Sequence[Place],
+        places: Sequence[RowRun],
         router: Router,
         txn: SendTransaction | None,
         receipts: list[Receipt],
@@ -162,7 +162,7 @@ class RowSender:
     def _batch_of(self, rows: OutgoingRows) -> PendingBatch:
         size = rows.size
 
-        def encode(batch: PendingBatch, stamp: Stamp, hashes: bool) -> Entry:
+        def encode(batch: PendingBatch, stamp: Stamp, hashes: bool) -> OutgoingEntry:
             return filled_entry(
                 shared_metadata(batch, stamp),
                 rows.payload(batch.first_sequence),

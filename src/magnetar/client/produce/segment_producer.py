@@ -10,8 +10,8 @@ Invariants:
 3. A refusal that concerns one message fails that message; any other one is trouble of the whole
    producer, and heals with the next connection or not at all.
 
-Relies on: its `Home`, the producer, which numbers messages, settles them, and decides where they
-go.
+Relies on: its `ParentProducer`, the producer, which numbers messages, settles them, and decides
+where they go.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.server_errors import may_open, refusal
 from magnetar.client.message.batch import Stamp
 from magnetar.client.message.message import AnyMessageId
-from magnetar.client.produce.outbox import Outbound, Outbox, Pending
+from magnetar.client.produce.outbox import Outbox, Pending, PendingSend
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import (
     AlreadyClosed,
@@ -62,7 +62,7 @@ _MESSAGE_REFUSED: Final = frozenset({WireCode.CHECKSUM, WireCode.NOT_ALLOWED})
 """These say something of one message, not of its producer."""
 
 
-class Home(Protocol):
+class ParentProducer(Protocol):
     """What a segment's producer needs of the producer that it belongs to."""
 
     @property
@@ -107,7 +107,7 @@ class Home(Protocol):
 class SegmentProducer:
     """One producer on one segment."""
 
-    def __init__(self, home: Home, segment: Segment, topic: str) -> None:
+    def __init__(self, home: ParentProducer, segment: Segment, topic: str) -> None:
         self.segment = segment
         self.topic = topic
         self.is_regular = segment.legacy_topic_name is not None
@@ -431,14 +431,14 @@ class SegmentProducer:
         if outbound is not None:
             self._home.failed(outbound.messages, error)
 
-    def _answered(self, sequence_id: int) -> Outbound | None:
+    def _answered(self, sequence_id: int) -> PendingSend | None:
         try:
             return self._outbox.answered(sequence_id)
         except RemoteProtocolError as error:
             self.lost(error)
             return None
 
-    def _ids(self, outbound: Outbound, sent: pb.MessageIdData) -> list[AnyMessageId]:
+    def _ids(self, outbound: PendingSend, sent: pb.MessageIdData) -> list[AnyMessageId]:
         ledger, entry = _signed(sent.ledgerId), _signed(sent.entryId)
         count = len(outbound.messages)
         partition = self._partition
@@ -452,7 +452,7 @@ class SegmentProducer:
         return [ScalableMessageId(segment_id, each) for each in plain]
 
 
-def _encoded(producer_id: int, outbound: Outbound) -> list[bytes]:
+def _encoded(producer_id: int, outbound: PendingSend) -> list[bytes]:
     entry = outbound.entry
     return encode_send(
         producer_id,

@@ -24,9 +24,9 @@ from typing import Final
 
 from magnetar.client.layout.watch import LayoutWatch
 from magnetar.client.message.batch import BATCH_MESSAGES_MAX
-from magnetar.client.message.routing import Router, Turns
+from magnetar.client.message.routing import RoundRobin, Router
 from magnetar.client.produce.outbox import Pending
-from magnetar.client.produce.segment_producer import Home, SegmentProducer
+from magnetar.client.produce.segment_producer import ParentProducer, SegmentProducer
 from magnetar.errors import (
     AlreadyClosed,
     ConnectionLost,
@@ -48,7 +48,7 @@ _LOG: Final = logger(__name__)
 class SegmentProducers(Service):
     """All segments of one topic, for one producer."""
 
-    def __init__(self, home: Home, watch: LayoutWatch) -> None:
+    def __init__(self, home: ParentProducer, watch: LayoutWatch) -> None:
         timeout_s = home.connections.settings.operation_timeout
         super().__init__(f"producer {home.name} of {watch.topic}", stop_seconds=timeout_s)
         self._home = home
@@ -60,7 +60,7 @@ class SegmentProducers(Service):
         self._adopted = Signal()
         self._terminated = Signal()
         settings = home.settings
-        self._turns = Turns(
+        self._turns = RoundRobin(
             start=home.new_number(),
             window_s=settings.batch_delay if settings.batching else 0.0,
             messages_max=min(settings.batch_messages, BATCH_MESSAGES_MAX)

@@ -1,8 +1,9 @@
 """Where the coordinators of transactions are, and how they are asked.
 
-Owns: `Coordinators`. There are two kinds. Brokers with `supports_tc_metadata_discovery` tell a
-watch (commands 79 to 81) which of them leads which coordinator. Of others the partitions of a topic
-are asked for: partition n stands for coordinator n, and the broker that has it leads that one.
+Owns: `CoordinatorClients`. There are two kinds. Brokers with `supports_tc_metadata_discovery` tell
+a watch (commands 79 to 81) which of them leads which coordinator. Of others the partitions of a
+topic are asked for: partition n stands for coordinator n, and the broker that has it leads that
+one.
 
 Invariants:
 1. A request goes to the leader of its coordinator, which was greeted (62) there before.
@@ -43,7 +44,7 @@ ASSIGN_TOPIC: Final = TopicName.parse("persistent://pulsar/system/transaction_co
 _LOG: Final = logger(__name__)
 
 
-class Coordinators(Service):
+class CoordinatorClients(Service):
     """The coordinators of one kind."""
 
     def __init__(self, connections: Connections, *, scalable: bool | None = None) -> None:
@@ -248,7 +249,7 @@ class Coordinators(Service):
 class _Watch:
     """The watch on one connection."""
 
-    def __init__(self, home: Coordinators, connection: BrokerConnection) -> None:
+    def __init__(self, home: CoordinatorClients, connection: BrokerConnection) -> None:
         self._home = home
         self._connection = connection
         self._updates = Signal()

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from magnetar.client.transaction.coordinators import Coordinators
+from magnetar.client.transaction.coordinators import CoordinatorClients
 from magnetar.client.transaction.transaction import Beginning, Transaction
 from magnetar.errors import GroupFenced, InvalidTxnStatus, ProducerFenced, TransactionNotFound
 from magnetar.wire.messages import TxnId
@@ -63,7 +63,7 @@ class TransactionGroup:
 
     def __init__(
         self,
-        coordinators: Coordinators,
+        coordinators: CoordinatorClients,
         ticket: GroupTicket,
         begin: BeginMember,
         *,
@@ -149,7 +149,11 @@ class TransactionGroup:
 
 
 async def open_group(
-    coordinators: Coordinators, application: str, generation: str, run: str, begin: BeginMember
+    coordinators: CoordinatorClients,
+    application: str,
+    generation: str,
+    run: str,
+    begin: BeginMember,
 ) -> TransactionGroup:
     """Open a group, which ends every earlier run of it."""
     answer = await _fenced(
@@ -162,7 +166,7 @@ async def open_group(
     return TransactionGroup(coordinators, ticket, begin, committed_sequence=sequence)
 
 
-async def group_status(coordinators: Coordinators, application: str) -> GroupStatus:
+async def group_status(coordinators: CoordinatorClients, application: str) -> GroupStatus:
     """What the server knows of a group, which need not be open here."""
     return _status(await coordinators.ask_group(None, "GROUP_STATUS", application=application))
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from magnetar.client.connection.server_errors import is_passing
 from magnetar.client.message.message import AnyMessageId
-from magnetar.client.transaction.coordinators import Coordinators
+from magnetar.client.transaction.coordinators import CoordinatorClients
 from magnetar.client.transaction.participants import Sender
 from magnetar.client.transaction.state import TransactionState, TxnEvent, after
 from magnetar.errors import (
@@ -56,7 +56,7 @@ class Transaction:
 
     def __init__(
         self,
-        coordinators: Coordinators,
+        coordinators: CoordinatorClients,
         txn_id: TxnId,
         *,
         deadline: float,

@@ -21,7 +21,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.scalable.groups import group_records
 from magnetar.scalable.groups.assignment import MemberView, assign
 from magnetar.scalable.groups.rebalances import count_rebalance
-from magnetar.scalable.live_brokers import LivingBrokers
+from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import DrainedRecord, GroupRecord, group_key
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore
@@ -37,7 +37,7 @@ class GroupBalance:
         topic: TopicName,
         state: TopicState,
         store: ScalableStore,
-        living: LivingBrokers,
+        live_brokers: LiveBrokers,
         clock: Clock,
         *,
         grace_seconds: float,
@@ -45,7 +45,7 @@ class GroupBalance:
         self._topic = topic
         self._state = state
         self._store = store
-        self._living = living
+        self._live_brokers = live_brokers
         self._clock = clock
         self._grace_seconds = grace_seconds
 
@@ -81,7 +81,7 @@ class GroupBalance:
         """Once more in the store, for the group may have moved on since it was seen."""
         now_ms = self._clock.now_ms()
         grace_ms = int(self._grace_seconds * _MS)
-        living = self._living.ids
+        live_brokers = self._live_brokers.ids
         before: GroupRecord | None = None
 
         def changed(present: GroupRecord | None) -> GroupRecord | None:
@@ -89,7 +89,7 @@ class GroupBalance:
             before = present
             if present is None:
                 return None
-            kept = group_records.lost_brokers(present, living, now_ms)
+            kept = group_records.lost_brokers(present, live_brokers, now_ms)
             kept = group_records.expired(kept, now_ms, grace_ms)
             finished = self._finished(kept, established)
             return balanced(kept, layout, layout_epoch, finished)

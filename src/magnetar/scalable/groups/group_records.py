@@ -70,9 +70,9 @@ def left(group: GroupRecord, name: str, connection: str | None = None) -> GroupR
     return _without(group, goes)
 
 
-def lost_brokers(group: GroupRecord, living: Set[str], now_ms: int) -> GroupRecord:
+def lost_brokers(group: GroupRecord, live_brokers: Set[str], now_ms: int) -> GroupRecord:
     """Connections to brokers that live no more are lost."""
-    return _lost(group, lambda member: member.broker not in living, now_ms)
+    return _lost(group, lambda member: member.broker not in live_brokers, now_ms)
 
 
 def expired(group: GroupRecord, now_ms: int, grace_ms: int) -> GroupRecord:

@@ -19,7 +19,7 @@ Invariants:
 A group all of whose brokers ended before its members expired stays as it is until the next consumer
 attaches to the topic, or the topic is migrated.
 
-Relies on: `LivingBrokers` being started before and stopped after this service.
+Relies on: `LiveBrokers` being started before and stopped after this service.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.scalable.groups.group_balance import GroupBalance
 from magnetar.scalable.layout.changes import synthetic_layout
-from magnetar.scalable.live_brokers import LivingBrokers
+from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import GroupRecord, ScalableRecord
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore
@@ -47,7 +47,7 @@ _RETRY_SECONDS: Final = 0.5
 _LOG: Final = logger(__name__)
 
 
-class Partitions(Protocol):
+class RegularTopics(Protocol):
     """Which regular topics there are; `Topics` is one."""
 
     async def partitions(self, name: TopicName, *, create: bool = True) -> int:
@@ -75,16 +75,16 @@ class RegularGroups(Service):
 
     def __init__(
         self,
-        topics: Partitions,
+        topics: RegularTopics,
         store: ScalableStore,
-        living: LivingBrokers,
+        live_brokers: LiveBrokers,
         clock: Clock,
         limits: Limits,
     ) -> None:
         super().__init__("groups of regular topics", stop_seconds=limits.close_seconds)
         self._topics = topics
         self._store = store
-        self._living = living
+        self._live_brokers = live_brokers
         self._clock = clock
         self._grace_seconds = limits.scalable_grace_period_seconds
         self._followed: dict[TopicName, _RegularTopic] = {}
@@ -124,7 +124,7 @@ class RegularGroups(Service):
 
     def _new(self, topic: TopicName) -> _RegularTopic:
         return _RegularTopic(
-            topic, self, self._store, self._living, self._clock, self._grace_seconds
+            topic, self, self._store, self._live_brokers, self._clock, self._grace_seconds
         )
 
     async def _run(self, followed: _RegularTopic) -> None:
@@ -135,7 +135,7 @@ class RegularGroups(Service):
     async def _follow_brokers(self) -> None:
         seen = 0
         while True:
-            seen = await self._living.changes.past(seen)
+            seen = await self._live_brokers.changes.past(seen)
             for followed in self._followed.values():
                 followed.wake.advance()
 
@@ -148,7 +148,7 @@ class _RegularTopic:
         topic: TopicName,
         regular: RegularGroups,
         store: ScalableStore,
-        living: LivingBrokers,
+        live_brokers: LiveBrokers,
         clock: Clock,
         grace_seconds: float,
     ) -> None:
@@ -162,7 +162,7 @@ class _RegularTopic:
         self._clock = clock
         self._state = TopicState(store.metadata, topic, self.wake)
         self._groups = GroupBalance(
-            topic, self._state, store, living, clock, grace_seconds=grace_seconds
+            topic, self._state, store, live_brokers, clock, grace_seconds=grace_seconds
         )
 
     async def run(self) -> None:

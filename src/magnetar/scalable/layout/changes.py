@@ -29,8 +29,8 @@ from magnetar.model.hashing import FULL_RING
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout, SegmentState
 from magnetar.scalable.records import (
-    Change,
     ChangeKind,
+    LayoutChange,
     LayoutRecord,
     ScalableRecord,
     segment_topic,
@@ -49,7 +49,7 @@ def begin_create(
 ) -> ScalableRecord:
     """A new topic of `count` segments."""
     layout = SegmentLayout.create(count, now_ms=now_ms, bucket_budget=bucket_budget)
-    change = Change(
+    change = LayoutChange(
         kind="create",
         step="prepare",
         after=LayoutRecord.of(layout),
@@ -125,7 +125,7 @@ def begin_migrate(
             entry_bucket_splits=segment.entry_bucket_splits,
         )
     layout = SegmentLayout(0, 2 * count, segments)
-    change = Change(
+    change = LayoutChange(
         kind="migrate",
         step="prepare",
         after=LayoutRecord.of(layout),
@@ -145,7 +145,7 @@ def begin_delete(record: ScalableRecord, *, force: bool) -> ScalableRecord:
     return replace(
         record,
         layout=None,
-        change=Change(kind="delete", step="delete", force=force),
+        change=LayoutChange(kind="delete", step="delete", force=force),
         garbage=(*record.garbage, *doomed),
     )
 
@@ -166,7 +166,7 @@ def _begin(
             hint="wait until drained segments are pruned, or merge some",
         )
     children = tuple(each for each in wanted.segments if each not in layout.segments)
-    change = Change(
+    change = LayoutChange(
         kind=kind,
         step="prepare",
         after=LayoutRecord.of(wanted),
@@ -210,7 +210,7 @@ def undone(record: ScalableRecord) -> ScalableRecord | None:
     return replace(record, layout=layout, change=None)
 
 
-def _commit(record: ScalableRecord, change: Change) -> ScalableRecord:
+def _commit(record: ScalableRecord, change: LayoutChange) -> ScalableRecord:
     if change.after is None:
         raise InvariantBroken(f"{record.name}: a {change.kind} leads to no layout")
     change.after.layout().check_invariants()
@@ -223,7 +223,7 @@ def _commit(record: ScalableRecord, change: Change) -> ScalableRecord:
     return moved
 
 
-def _at(record: ScalableRecord, step: str) -> Change:
+def _at(record: ScalableRecord, step: str) -> LayoutChange:
     if record.change is None or record.change.step != step:
         at = "idle" if record.change is None else f"at step {record.change.step!r}"
         raise InvariantBroken(f"{record.name} is {at}, not at {step!r}")

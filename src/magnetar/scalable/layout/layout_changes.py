@@ -12,7 +12,8 @@ The order is what keeps the promises:
 2. Parents are sealed before their children are shown: a child has no message older, by key, than
    the last one of its parents.
 3. Before the first of these, and as long as that may wait, no transaction is open that could send
-   to the parents (`lulls`): the layout that is shown at the end makes clients fail such sends.
+   to the parents (`txn_barrier`): the layout that is shown at the end makes clients fail such
+   sends.
 4. Children inherit the sequences of all their parents before they are shown: a repeated send finds
    out that it was stored.
 """
@@ -40,8 +41,8 @@ from magnetar.runtime.metrics import (
 from magnetar.scalable.layout import changes
 from magnetar.scalable.layout.segments import CursorWanted, SegmentHost
 from magnetar.scalable.layout.subscriptions import Subscriptions
-from magnetar.scalable.layout.txn_barrier import Lulls
-from magnetar.scalable.records import Change, ScalableRecord, segment_topic
+from magnetar.scalable.layout.txn_barrier import TransactionBarrier
+from magnetar.scalable.records import LayoutChange, ScalableRecord, segment_topic
 from magnetar.scalable.store import ScalableStore
 
 Result = TypeVar("Result")
@@ -65,14 +66,14 @@ class LayoutChanges:
         store: ScalableStore,
         host: SegmentHost,
         subscriptions: Subscriptions,
-        lulls: Lulls,
+        txn_barrier: TransactionBarrier,
         clock: Clock,
     ) -> None:
         self._topic = topic
         self._store = store
         self._host = host
         self._subscriptions = subscriptions
-        self._lulls = lulls
+        self._barriers = txn_barrier
         self._clock = clock
 
     async def carry_out(self, record: ScalableRecord) -> ScalableRecord | None:
@@ -102,14 +103,14 @@ class LayoutChanges:
 
     # --- steps
 
-    async def _is_undisturbed(self, change: Change) -> bool:
+    async def _is_undisturbed(self, change: LayoutChange) -> bool:
         """Whether its parents can be sealed without harm to transactions, or have to be."""
         if change.after is None or not change.parents:
             return True
         parents = [self._name(each) for each in self._segments(change, change.parents)]
-        return await self._lulls.granted(self._topic, change.after.epoch, parents, _LOOK_SECONDS)
+        return await self._barriers.granted(self._topic, change.after.epoch, parents, _LOOK_SECONDS)
 
-    async def _prepare(self, record: ScalableRecord, change: Change) -> ScalableRecord | None:
+    async def _prepare(self, record: ScalableRecord, change: LayoutChange) -> ScalableRecord | None:
         deadline = self._clock.monotonic() + PREPARE_SECONDS
         while True:
             try:
@@ -123,12 +124,12 @@ class LayoutChanges:
                     return await self._go_back(change, str(error))
             await self._clock.sleep(_PAUSE_SECONDS)
 
-    async def _go_back(self, change: Change, reason: str) -> ScalableRecord | None:
+    async def _go_back(self, change: LayoutChange, reason: str) -> ScalableRecord | None:
         return await self._store.step(
             self._topic, change, lambda record: changes.begin_undo(record, reason)
         )
 
-    async def _make_children(self, record: ScalableRecord, change: Change) -> None:
+    async def _make_children(self, record: ScalableRecord, change: LayoutChange) -> None:
         if record.layout is not None:
             await self._subscriptions.keep(record.layout.layout())
         known = await self._subscriptions.all()
@@ -140,7 +141,7 @@ class LayoutChanges:
         children = self._segments(change, change.children)
         await all_done(self._host.prepare(self._name(each), wanted) for each in children)
 
-    async def _seal(self, change: Change) -> ScalableRecord | None:
+    async def _seal(self, change: LayoutChange) -> ScalableRecord | None:
         parents = self._segments(change, change.parents)
         children = self._segments(change, change.children)
         lineages = await all_done(self._host.seal(self._name(each)) for each in parents)
@@ -169,12 +170,12 @@ class LayoutChanges:
         names = [self._name(each) for each in children]
         await all_done(self._host.add_cursors(name, wanted) for name in names)
 
-    async def _undo(self, change: Change) -> ScalableRecord | None:
+    async def _undo(self, change: LayoutChange) -> ScalableRecord | None:
         children = self._segments(change, change.children)
         await all_done(self._host.delete(self._name(each)) for each in children)
         return await self._store.step(self._topic, change, changes.undone)
 
-    async def _delete(self, record: ScalableRecord, change: Change) -> ScalableRecord | None:
+    async def _delete(self, record: ScalableRecord, change: LayoutChange) -> ScalableRecord | None:
         await all_done(self._host.delete(TopicName.parse(name)) for name in record.garbage)
         await self._host.forget_schema(self._topic)
         await self._host.forget_partitions(self._topic)
@@ -183,7 +184,7 @@ class LayoutChanges:
 
     # --- parts
 
-    def _segments(self, change: Change, ids: Iterable[int]) -> list[Segment]:
+    def _segments(self, change: LayoutChange, ids: Iterable[int]) -> list[Segment]:
         assert change.after is not None, "a deletion has no segments to come"
         layout: SegmentLayout = change.after.layout()
         return [layout.segment(each) for each in ids]
@@ -196,7 +197,7 @@ def _without_segment(producer: str) -> str:
     return producer.removesuffix("-seg-0")
 
 
-def _count(change: Change, seconds: float) -> None:
+def _count(change: LayoutChange, seconds: float) -> None:
     """A change has come to its end, at the step that it was at last."""
     outcome = "undone" if change.step == "undo" else "done"
     SCALABLE_CHANGES.labels(change.kind, outcome).inc()

@@ -1,6 +1,6 @@
 """Which connections watch the layout of which topic, and which layouts they were told.
 
-Owns: `Followers`. A connection is an identity and nothing else here.
+Owns: `LayoutWatchers`. A connection is an identity and nothing else here.
 
 Invariant: whatever the number of watches, each call costs the same.
 """
@@ -16,7 +16,7 @@ from magnetar.runtime.signal import Signal
 Key = TypeVar("Key")
 
 
-class Follower:
+class LayoutWatcher:
     """One watch of a layout."""
 
     __slots__ = ("connection", "epoch", "topic")
@@ -28,7 +28,7 @@ class Follower:
         """Of the layout that was written to its client last."""
 
 
-class Followers:
+class LayoutWatchers:
     """The watches of layouts at one broker."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Followers:
         self._epochs: dict[TopicName, Counter[int]] = {}
         """How many watches of a topic know which layout: nearly always one."""
 
-    def add(self, topic: TopicName, connection: object, epoch: int) -> Follower:
+    def add(self, topic: TopicName, connection: object, epoch: int) -> LayoutWatcher:
         self._watches[topic, id(connection)] += 1
         self._epochs.setdefault(topic, Counter())[epoch] += 1
-        return Follower(topic, connection, epoch)
+        return LayoutWatcher(topic, connection, epoch)
 
-    def told(self, follower: Follower, epoch: int) -> None:
+    def told(self, follower: LayoutWatcher, epoch: int) -> None:
         """A layout was written to its connection: whatever is written there later comes later."""
         epochs = self._epochs[follower.topic]
         epochs[epoch] += 1
@@ -52,7 +52,7 @@ class Followers:
         if is_last:
             self.moved.advance()
 
-    def remove(self, follower: Follower) -> None:
+    def remove(self, follower: LayoutWatcher) -> None:
         """Its watch has ended; once, before its connection is gone."""
         _dropped(self._watches, (follower.topic, id(follower.connection)))
         _dropped(self._epochs[follower.topic], follower.epoch)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from magnetar.broker.api import ConsumerOptions, ProducerOptions
+from magnetar.broker.api import ProducerRequest, SubscribeRequest
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
@@ -25,7 +25,7 @@ from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import Domain, TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.scalable.layout.autoscale import Sample
-from magnetar.scalable.layout.layout_watchers import Followers
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.load_reports import sample_positions
 from magnetar.scalable.records import StartPosition, SubscriptionKind
 
@@ -119,9 +119,9 @@ MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
 class LocalSegments:
     """All segments are topics of this broker."""
 
-    def __init__(self, topics: Topics, followers: Followers) -> None:
+    def __init__(self, topics: Topics, layout_watchers: LayoutWatchers) -> None:
         self._topics = topics
-        self._followers = followers
+        self._layout_watchers = layout_watchers
 
     async def prepare(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
         await self._topics.create(name)
@@ -166,15 +166,15 @@ class LocalSegments:
         consumers = [each.options for found in subscriptions for each in found.consumers]
         reading = [each for each in subscriptions if not each.durable and each.backlog()]
         readers = sum(len(each.consumers) for each in reading)
-        clients: list[ProducerOptions | ConsumerOptions] = [*producers, *consumers]
+        clients: list[ProducerRequest | SubscribeRequest] = [*producers, *consumers]
         unmanaged = sum(not self._is_managed(name, each) for each in clients)
         return SegmentUse(len(producers), len(consumers), readers, unmanaged)
 
-    def _is_managed(self, name: TopicName, options: ProducerOptions | ConsumerOptions) -> bool:
+    def _is_managed(self, name: TopicName, options: ProducerRequest | SubscribeRequest) -> bool:
         if options.metadata.get(MANAGED_PROPERTY) == "true":
             return True
         # Clients do not mark their readers, but watch the layout on the same connection.
-        return self._followers.follows(name.scalable_topic(), options.connection)
+        return self._layout_watchers.follows(name.scalable_topic(), options.connection)
 
     async def cursors(self, name: TopicName) -> list[CursorFound]:
         topic = await self._topic(name)

@@ -1,7 +1,7 @@
 """Moments without transactions, so that a layout change fails no send of one.
 
-Owns: `Lulls`: before a change seals segments, no transaction begins on the connections that use
-them, and the change waits for the open ones to end.
+Owns: `TransactionBarrier`: before a change seals segments, no transaction begins on the connections
+that use them, and the change waits for the open ones to end.
 
 Why: when a layout comes in which a segment is no longer active, a v5 client closes its producer of
 that segment, and with it fails every message that was not sent, or not receipted, by then: those in
@@ -36,8 +36,8 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import SCALABLE_LULLS, TXN_HELD
-from magnetar.scalable.layout.layout_watchers import Followers
-from magnetar.txn.outcomes import Decisions
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import Header, State
 from magnetar.wire.messages import TxnId
 
@@ -60,7 +60,7 @@ class _Begun:
         self.prune_at = _PRUNE_AT
 
 
-class _Lull:
+class _Barrier:
     """What one change of one topic asks for."""
 
     __slots__ = ("epoch", "grant_at", "granted", "over_at", "parents", "producing", "topic")
@@ -82,32 +82,32 @@ class _Lull:
         """Ids of connections that were seen to have a producer on one of the parents."""
 
 
-class Lulls:
-    """The lulls of one broker; a `Participant` of the transactions that they wait for."""
+class TransactionBarrier:
+    """The barriers of one broker; a `Participant` of the transactions that they wait for."""
 
     def __init__(
         self,
         topics: Topics,
-        decisions: Decisions,
-        followers: Followers,
+        outcomes: Outcomes,
+        layout_watchers: LayoutWatchers,
         clock: Clock,
         *,
         wait_seconds: float,
     ) -> None:
         self._topics = topics
-        self._decisions = decisions
-        self._followers = followers
+        self._outcomes = outcomes
+        self._layout_watchers = layout_watchers
         self._clock = clock
         self._wait_seconds = wait_seconds
-        self._moved = followers.moved
-        self._lulls: dict[TopicName, _Lull] = {}
+        self._moved = layout_watchers.moved
+        self._barriers: dict[TopicName, _Barrier] = {}
         self._begun: WeakKeyDictionary[object, _Begun] = WeakKeyDictionary()
         """By connection; they go with it."""
 
     # --- transactions begin
 
     async def begin(self, connection: object, work: Callable[[], Awaitable[Header]]) -> Header:
-        """Begin a transaction as soon as no lull holds its connection."""
+        """Begin a transaction as soon as no barrier holds its connection."""
         if self._held_until(connection) is not None:
             await self._unheld(connection)
         begun = self._begun.get(connection)
@@ -119,7 +119,7 @@ class Lulls:
             self._note(begun, header.id)
         finally:
             begun.beginning -= 1
-            if any(self._concerns(lull, connection) for lull in self._lulls.values()):
+            if any(self._concerns(barrier, connection) for barrier in self._barriers.values()):
                 self._moved.advance()
         return header
 
@@ -133,27 +133,27 @@ class Lulls:
 
     def _held_until(self, connection: object) -> float | None:
         """How long at most; None: it is not held."""
-        if not self._lulls:
+        if not self._barriers:
             return None
         now, held = self._clock.monotonic(), None
-        for lull in list(self._lulls.values()):
-            if self._is_over(lull, now):
-                del self._lulls[lull.topic]
-            elif self._concerns(lull, connection):
-                held = lull.over_at
+        for barrier in list(self._barriers.values()):
+            if self._is_over(barrier, now):
+                del self._barriers[barrier.topic]
+            elif self._concerns(barrier, connection):
+                held = barrier.over_at
         return held
 
-    def _is_over(self, lull: _Lull, now: float) -> bool:
+    def _is_over(self, barrier: _Barrier, now: float) -> bool:
         """Its change is through, and every client knows; or it has been given up."""
-        if now >= lull.over_at:
+        if now >= barrier.over_at:
             return True
-        return lull.granted and self._followers.were_told(lull.topic, lull.epoch)
+        return barrier.granted and self._layout_watchers.were_told(barrier.topic, barrier.epoch)
 
-    def _concerns(self, lull: _Lull, connection: object) -> bool:
+    def _concerns(self, barrier: _Barrier, connection: object) -> bool:
         """Whether a client may send to the parents in transactions that it begins there."""
-        if id(connection) in lull.producing:
+        if id(connection) in barrier.producing:
             return True
-        return self._followers.follows(lull.topic, connection)
+        return self._layout_watchers.follows(barrier.topic, connection)
 
     def _note(self, begun: _Begun, txn: TxnId) -> None:
         begun.txns.append(txn)
@@ -162,7 +162,7 @@ class Lulls:
             begun.prune_at = max(_PRUNE_AT, 2 * len(begun.txns))
 
     def _is_open(self, txn: TxnId) -> bool:
-        return self._decisions.known(txn) == "OPEN"
+        return self._outcomes.known(txn) == "OPEN"
 
     # --- layouts change
 
@@ -171,31 +171,31 @@ class Lulls:
     ) -> bool:
         """Wait so long for a moment in which the change to a layout may seal these segments."""
         now = self._clock.monotonic()
-        for gone in [each for each in self._lulls.values() if self._is_over(each, now)]:
-            del self._lulls[gone.topic]
-        lull = self._lulls.get(topic)
-        if lull is None or lull.epoch != epoch:
+        for gone in [each for each in self._barriers.values() if self._is_over(each, now)]:
+            del self._barriers[gone.topic]
+        barrier = self._barriers.get(topic)
+        if barrier is None or barrier.epoch != epoch:
             grant_at = self._clock.monotonic() + self._wait_seconds
-            lull = self._lulls[topic] = _Lull(topic, epoch, parents, grant_at)
-        deadline = min(self._clock.monotonic() + seconds, lull.grant_at)
-        while not lull.granted:
+            barrier = self._barriers[topic] = _Barrier(topic, epoch, parents, grant_at)
+        deadline = min(self._clock.monotonic() + seconds, barrier.grant_at)
+        while not barrier.granted:
             seen = self._moved.version
-            self._note_producers(lull)
-            blocker = self._blocker(lull)
+            self._note_producers(barrier)
+            blocker = self._blocker(barrier)
             now = self._clock.monotonic()
-            if blocker is None and not self._is_one_beginning(lull):
-                self._grant(lull, now, "quiet")
-            elif now >= lull.grant_at:
-                self._grant(lull, now, "late")
+            if blocker is None and not self._is_one_beginning(barrier):
+                self._grant(barrier, now, "quiet")
+            elif now >= barrier.grant_at:
+                self._grant(barrier, now, "late")
             elif now >= deadline:
                 return False
             else:
                 await self._past_one(blocker, seen, deadline)
         return True
 
-    def _grant(self, lull: _Lull, now: float, outcome: str) -> None:
-        lull.granted = True
-        lull.over_at = now + HANDOVER_SECONDS
+    def _grant(self, barrier: _Barrier, now: float, outcome: str) -> None:
+        barrier.granted = True
+        barrier.over_at = now + HANDOVER_SECONDS
         SCALABLE_LULLS.labels(outcome).inc()
 
     def decided(self, txn: TxnId, state: State) -> None:
@@ -206,35 +206,35 @@ class Lulls:
         if blocker is None:
             await self._news(seen, deadline)
             return
-        self._decisions.join(blocker, self)
+        self._outcomes.join(blocker, self)
         try:
             await self._news(seen, deadline)
         finally:
-            self._decisions.leave(blocker, self)
+            self._outcomes.leave(blocker, self)
 
-    def _blocker(self, lull: _Lull) -> TxnId | None:
+    def _blocker(self, barrier: _Barrier) -> TxnId | None:
         """An open transaction that wrote to the parents, or that may do so any moment."""
-        for topic in self._loaded(lull.parents):
+        for topic in self._loaded(barrier.parents):
             for txn in () if topic.transactions is None else topic.transactions.undecided_ids():
                 return txn
         for connection, begun in list(self._begun.items()):
-            if self._concerns(lull, connection):
+            if self._concerns(barrier, connection):
                 while begun.txns and not self._is_open(begun.txns[0]):
                     begun.txns.popleft()
                 if begun.txns:
                     return begun.txns[0]
         return None
 
-    def _is_one_beginning(self, lull: _Lull) -> bool:
+    def _is_one_beginning(self, barrier: _Barrier) -> bool:
         return any(
-            begun.beginning and self._concerns(lull, connection)
+            begun.beginning and self._concerns(barrier, connection)
             for connection, begun in list(self._begun.items())
         )
 
-    def _note_producers(self, lull: _Lull) -> None:
-        for topic in self._loaded(lull.parents):
+    def _note_producers(self, barrier: _Barrier) -> None:
+        for topic in self._loaded(barrier.parents):
             for producer in topic.producers.connected.values():
-                lull.producing.add(id(producer.options.connection))
+                barrier.producing.add(id(producer.options.connection))
 
     def _loaded(self, names: Sequence[TopicName]) -> Iterator[Topic]:
         for name in names:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import TYPE_NAMES, Subscription
@@ -120,7 +120,7 @@ async def unsubscribe(session: Session, body: pb.CommandUnsubscribe) -> None:
 
 
 async def _admitted(
-    session: Session, subscription: OpenSubscription, options: ConsumerOptions
+    session: Session, subscription: OpenSubscription, options: SubscribeRequest
 ) -> Consumer:
     """The consumer, in the place of an exclusive one whose connection turns out to be dead."""
     try:
@@ -141,13 +141,13 @@ async def _admitted(
     return subscription.add_consumer(options)
 
 
-def _options(session: Session, body: pb.CommandSubscribe) -> ConsumerOptions:
+def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
     if sum(len(each.key) + len(each.value) for each in body.metadata) > _METADATA_BYTES_MAX:
         raise MetadataError(f"more than {_METADATA_BYTES_MAX} bytes of consumer metadata")
     kind = SubscriptionType(body.subType)
     start = body.start_message_id if body.HasField("start_message_id") else None
     metadata = properties_of(body.metadata)
-    return ConsumerOptions(
+    return SubscribeRequest(
         subscription=body.subscription,
         type=kind,
         consumer_id=body.consumer_id,

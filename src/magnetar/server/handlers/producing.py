@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.api import AccessMode, ProducerOptions
+from magnetar.broker.api import AccessMode, ProducerRequest
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.loaded_topic import LoadedTopic
 from magnetar.errors import ProducerBusy, ServiceNotReady
@@ -58,7 +58,7 @@ async def close_producer(session: Session, body: pb.CommandCloseProducer) -> Non
     session.succeed(body.request_id)
 
 
-async def _admitted(session: Session, topic: LoadedTopic, options: ProducerOptions) -> Producer:
+async def _admitted(session: Session, topic: LoadedTopic, options: ProducerRequest) -> Producer:
     """The producer on its topic, in the place of one whose connection turns out to be dead."""
     try:
         return await topic.add_producer(options)
@@ -73,8 +73,8 @@ async def _admitted(session: Session, topic: LoadedTopic, options: ProducerOptio
     return await topic.add_producer(options)
 
 
-def _options(session: Session, body: pb.CommandProducer) -> ProducerOptions:
-    return ProducerOptions(
+def _options(session: Session, body: pb.CommandProducer) -> ProducerRequest:
+    return ProducerRequest(
         producer_id=body.producer_id,
         connection=session,
         name=body.producer_name or None,

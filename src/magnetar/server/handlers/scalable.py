@@ -112,7 +112,7 @@ async def _tell_layouts(session: Session, session_id: int, dag: Dag, seen: int) 
     topic = dag.topic.scalable_topic()
     scalable = session.context.scalable
     told = None if dag.synthetic else dag.layout
-    follower = scalable.followers.add(topic, session, -1 if told is None else told.epoch)
+    follower = scalable.layout_watchers.add(topic, session, -1 if told is None else told.epoch)
     try:
         while True:
             seen = await scalable.layouts.changed(topic).past(seen)
@@ -125,10 +125,10 @@ async def _tell_layouts(session: Session, session_id: int, dag: Dag, seen: int) 
                 told = layout
                 frame = await _update(session, session_id, topic, layout, synthetic=False)
                 session.write(frame)
-                scalable.followers.told(follower, layout.epoch)
+                scalable.layout_watchers.told(follower, layout.epoch)
                 SCALABLE_UPDATES.labels("layout").inc()
     finally:
-        scalable.followers.remove(follower)
+        scalable.layout_watchers.remove(follower)
 
 
 async def _update(

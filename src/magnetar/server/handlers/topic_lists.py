@@ -18,7 +18,7 @@ from magnetar.broker.topic.topics import ListMode, topics_hash
 from magnetar.errors import InvalidTopicName, NotAllowed
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.authority import Action
-from magnetar.server.handles import Watch
+from magnetar.server.handles import TopicListWatch
 from magnetar.server.session import Session
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -88,7 +88,7 @@ async def watch(session: Session, body: pb.CommandWatchTopicList) -> None:
     loop = session.spawn(
         _tell_changes(session, body.watcher_id, namespace, pattern, names, seen), "topic watch"
     )
-    session.watches[body.watcher_id] = Watch(loop)
+    session.watches[body.watcher_id] = TopicListWatch(loop)
 
 
 async def close_watch(session: Session, body: pb.CommandWatchTopicListClose) -> None:

@@ -26,10 +26,14 @@ from magnetar.server.context import BrokerUrls, Context, urls_of
 from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
 from magnetar.txn.api import TransactionCoordinator
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, Assignment, partition_of
+from magnetar.txn.coordinator.coordinator_partitions import (
+    PARTITIONS,
+    CoordinatorAssignment,
+    partition_of,
+)
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
-from magnetar.txn.records import Header, Membership, State
+from magnetar.txn.records import GroupMembership, Header, State
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -90,7 +94,9 @@ async def close_watch(session: Session, body: pb.CommandWatchTcAssignmentsClose)
         held.close()
 
 
-async def _tell(session: Session, watch_id: int, told: list[Assignment], seen: int) -> None:
+async def _tell(
+    session: Session, watch_id: int, told: list[CoordinatorAssignment], seen: int
+) -> None:
     partitions = session.context.coordinators.partitions
     while True:
         seen = await partitions.changes.past(seen)
@@ -102,7 +108,7 @@ async def _tell(session: Session, watch_id: int, told: list[Assignment], seen: i
             SCALABLE_UPDATES.labels("coordinators").inc()
 
 
-def _assigned(context: Context, watch_id: int, assignments: list[Assignment]) -> bytes:
+def _assigned(context: Context, watch_id: int, assignments: list[CoordinatorAssignment]) -> bytes:
     """One that nobody leads is left out."""
     found = []
     for each in assignments:
@@ -121,7 +127,7 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
     member = None
     if body.HasField("group"):
         given = body.group
-        member = Membership(given.application, given.epoch, given.sequence)
+        member = GroupMembership(given.application, given.epoch, given.sequence)
     if body.scalable or member is not None or not _has_markers(session.context):
         txn = await _begun(session, body, member)
     else:
@@ -130,7 +136,7 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
     _answer(session, "NEW_TXN_RESPONSE", body.request_id, txn)
 
 
-async def _begun(session: Session, body: pb.CommandNewTxn, member: Membership | None) -> TxnId:
+async def _begun(session: Session, body: pb.CommandNewTxn, member: GroupMembership | None) -> TxnId:
     coordinators = session.context.coordinators
 
     async def work() -> Header:
@@ -138,7 +144,9 @@ async def _begun(session: Session, body: pb.CommandNewTxn, member: Membership | 
 
     # Members of groups come from clients that repeat a send without giving the transaction up.
     is_held = session.context.has_scalable and member is None
-    header = await (session.context.scalable.lulls.begin(session, work) if is_held else work())
+    header = await (
+        session.context.scalable.txn_barrier.begin(session, work) if is_held else work()
+    )
     return header.id
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from magnetar.broker.api import Schema
+from magnetar.broker.api import SchemaData
 from magnetar.model.ids import MessageId, Position
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -22,8 +22,10 @@ def pairs_of(properties: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in properties.items()]
 
 
-def schema_of(schema: pb.Schema) -> Schema:
-    return Schema(schema.type, schema.schema_data, schema.name, properties_of(schema.properties))
+def schema_of(schema: pb.Schema) -> SchemaData:
+    return SchemaData(
+        schema.type, schema.schema_data, schema.name, properties_of(schema.properties)
+    )
 
 
 def signed(number: int) -> int:

@@ -20,7 +20,7 @@ from magnetar.spark.pipeline.progress import QueryState
 _EVERY_SECONDS: Final = 1.0
 
 
-class Groups:
+class PipelineGroups:
     """The transaction groups of one pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:

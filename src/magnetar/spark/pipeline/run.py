@@ -34,7 +34,7 @@ from magnetar.spark.pipeline import metrics, session
 from magnetar.spark.pipeline.build import check_options, check_steps, identity, query, views
 from magnetar.spark.pipeline.errors import explained
 from magnetar.spark.pipeline.file import Pipeline
-from magnetar.spark.pipeline.groups import Groups
+from magnetar.spark.pipeline.groups import PipelineGroups
 from magnetar.spark.pipeline.java import java_home
 from magnetar.spark.pipeline.progress import QueryState, taken
 from magnetar.spark.pipeline.shipping import environment_settings, pack
@@ -120,7 +120,7 @@ class _Run:
         self._state = state
         self._watcher = watcher
         self._is_asked_to_stop = False
-        self._groups = Groups(pipeline)
+        self._groups = PipelineGroups(pipeline)
         self._queries: dict[str, StreamingQuery] = {}
         self._written_at = 0.0
 

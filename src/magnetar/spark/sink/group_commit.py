@@ -1,7 +1,7 @@
 """Pure: how one micro-batch of many tasks becomes one commit of a transaction group.
 
-Owns: `WriteId` (which batch of which writer), `Part` (what one task tells the driver), and what
-tasks and driver do with each answer of the server. `group_writes.py` asks the server.
+Owns: `WriteId` (which batch of which writer), `TaskReport` (what one task tells the driver), and
+what tasks and driver do with each answer of the server. `group_writes.py` asks the server.
 
 Invariants:
 1. A task's rows are in a transaction of its own. Only parts that Spark handed to the driver are
@@ -39,7 +39,7 @@ from magnetar.wire.messages import TxnId
 NEVER: Final = -1
 """The sequence of a writer that has committed none."""
 
-P = TypeVar("P", bound="Part")
+P = TypeVar("P", bound="TaskReport")
 
 
 class WriteId(NamedTuple):
@@ -75,7 +75,7 @@ class Known(NamedTuple):
     """How many rows that batch had, if it was noted."""
 
 
-class Plan(Enum):
+class TaskPlan(Enum):
     """What a task does with its rows."""
 
     WRITE = "write"
@@ -84,7 +84,7 @@ class Plan(Enum):
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskReport:
     """What one task did, as it tells the driver."""
 
     write: WriteId
@@ -127,12 +127,12 @@ def check_writer(write: WriteId, known: Known | None) -> None:
         )
 
 
-def plan(write: WriteId, committed_sequence: int) -> Plan:
+def plan(write: WriteId, committed_sequence: int) -> TaskPlan:
     """What to do with the rows of a batch, when so much is committed (invariants 2 and 4)."""
     if committed_sequence < write.sequence:
-        return Plan.WRITE
+        return TaskPlan.WRITE
     if committed_sequence == write.sequence:
-        return Plan.SKIP
+        return TaskPlan.SKIP
     raise CheckpointMismatch(
         f"{write} comes after batch {committed_sequence} was committed",
         hint="the checkpoint is older than the output: restore the newest one; or begin with an "
@@ -143,7 +143,7 @@ def plan(write: WriteId, committed_sequence: int) -> Plan:
 # --- the driver
 
 
-def decision(sequence: int, parts: Sequence[Part | None]) -> Decision:
+def decision(sequence: int, parts: Sequence[TaskReport | None]) -> Decision:
     """What to ask for when Spark commits a batch."""
     told = checked(sequence, parts)
     tickets = {each.ticket for each in told if each.ticket is not None}

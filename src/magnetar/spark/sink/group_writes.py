@@ -31,7 +31,7 @@ from magnetar.errors import (
 from magnetar.runtime.logs import logger
 from magnetar.spark.links import patiently
 from magnetar.spark.sink import group_commit
-from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
+from magnetar.spark.sink.group_commit import Known, TaskPlan, TaskReport, Ticket, WriteId
 
 _LOG: Final = logger(__name__)
 _GROUPS_MAX: Final = 100
@@ -52,11 +52,11 @@ class GroupTask:
         self._txn: Transaction | None = None
         self._is_skipped = False
 
-    def begin(self) -> Plan:
+    def begin(self) -> TaskPlan:
         """Called with the first row."""
         self._txn = self._begun()
         self._is_skipped = self._txn is None
-        return Plan.SKIP if self._is_skipped else Plan.WRITE
+        return TaskPlan.SKIP if self._is_skipped else TaskPlan.WRITE
 
     @property
     def txn(self) -> Transaction | None:
@@ -67,7 +67,7 @@ class GroupTask:
         """None: the batch is committed."""
         for is_last in (False, True):
             group = self._group = _opened(self._client, self._write, anew=is_last)
-            if group_commit.plan(self._write, group.committed_sequence) is Plan.SKIP:
+            if group_commit.plan(self._write, group.committed_sequence) is TaskPlan.SKIP:
                 return None
             try:
                 return group.transaction(self._write.sequence, timeout=self._timeout_s)
@@ -77,16 +77,16 @@ class GroupTask:
                     raise
         raise AssertionError("the loop returns or raises")
 
-    def finish(self, rows: int, size: int) -> Part:
+    def finish(self, rows: int, size: int) -> TaskReport:
         """Wait until everything is durable; what to tell the driver."""
         if self._group is None:
-            return Part(self._write)
+            return TaskReport(self._write)
         ticket = Ticket(*self._group.ticket)
         if self._txn is None:
-            return Part(self._write, ticket, is_skipped=True, rows=rows)
+            return TaskReport(self._write, ticket, is_skipped=True, rows=rows)
         self._txn.prepare()
         self._txn.close()
-        return Part(self._write, ticket, self._txn.txn_id, rows=rows, bytes=size)
+        return TaskReport(self._write, ticket, self._txn.txn_id, rows=rows, bytes=size)
 
     def explained(self, error: MagnetarError) -> MagnetarError:
         """Why rows could not be written: a transaction may be over because its run is."""
@@ -112,7 +112,7 @@ class GroupTask:
 def commit(
     client: Client,
     sequence: int,
-    parts: Sequence[Part | None],
+    parts: Sequence[TaskReport | None],
     *,
     timeout_s: float,
     retry_s: float,
@@ -155,7 +155,7 @@ def commit(
     )
 
 
-def abort(client: Client, parts: Sequence[Part | None]) -> None:
+def abort(client: Client, parts: Sequence[TaskReport | None]) -> None:
     """Spark gives a batch up, maybe one that was committed: only what is open is touched."""
     told = [each for each in parts if each is not None and each.txn is not None]
     if not told:

@@ -1,6 +1,6 @@
 """The producers of this process, by topic, and how a batch of rows goes out.
 
-Owns: `Outlets`, the producers of one task's client, which outlive the task: opening one costs
+Owns: `TaskProducers`, the producers of one task's client, which outlive the task: opening one costs
 several round trips. `send`, for rows as columns or one by one.
 
 Invariants:
@@ -37,7 +37,7 @@ _OPEN: Final[OrderedDict[tuple[Any, ...], Producer[bytes]]] = OrderedDict()
 _TURN: Final = threading.Lock()
 
 
-class Outlets:
+class TaskProducers:
     """The producers that one task uses."""
 
     def __init__(self, client: Client, options: Options) -> None:

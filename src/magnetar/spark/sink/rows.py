@@ -27,7 +27,7 @@ from magnetar.errors import InvalidTopicName, InvalidValue
 from magnetar.model.names import TopicName
 from magnetar.spark.options import Options
 from magnetar.spark.sink.columns import SinkColumns
-from magnetar.spark.sink.producers import Outlets, send
+from magnetar.spark.sink.producers import TaskProducers, send
 from magnetar.spark.sink.value_encoding import ValueEncoder, encoder_for
 
 REASON: Final = "magnetar-dead-letter-reason"
@@ -43,7 +43,7 @@ class RowWriter:
         self._client = client
         self._options = options
         self._columns = columns
-        self._outlets = Outlets(client, options)
+        self._outlets = TaskProducers(client, options)
         self._encoders: dict[str, ValueEncoder] = {}
         self._names: dict[str, str | None] = {}
         self._sender = ThreadPoolExecutor(1, "magnetar sink")

@@ -27,7 +27,7 @@ from typing import Final, Literal
 import msgspec
 
 from magnetar.errors import TransactionAborted, UnreadableMessage
-from magnetar.spark.sink.group_commit import NEVER, Known, Part, WriteId
+from magnetar.spark.sink.group_commit import NEVER, Known, TaskReport, WriteId
 from magnetar.wire.messages import TxnId
 
 RETRY_HINT: Final = (
@@ -103,7 +103,7 @@ def orphans_in(notes: Iterable[Note], txn: TxnId) -> list[TxnId]:
     return [*found]
 
 
-def check_attempts(write: WriteId, claimed: Sequence[int], parts: Sequence[Part]) -> None:
+def check_attempts(write: WriteId, claimed: Sequence[int], parts: Sequence[TaskReport]) -> None:
     """Raise unless just those attempts wrote that Spark has chosen (invariant 3)."""
     chosen = {each.attempt for each in parts if each.txn is not None}
     lost = sorted(set(claimed) - chosen)

@@ -37,7 +37,7 @@ from magnetar.model.subscriptions import InitialPosition
 from magnetar.runtime.logs import logger
 from magnetar.spark.links import patiently
 from magnetar.spark.sink import group_commit
-from magnetar.spark.sink.group_commit import Part, Plan, WriteId
+from magnetar.spark.sink.group_commit import TaskPlan, TaskReport, WriteId
 from magnetar.spark.sink.single_commit import (
     Note,
     Notes,
@@ -106,7 +106,7 @@ class SingleTask:
     def txn(self) -> Transaction | None:
         return self._txn
 
-    def begin(self) -> Plan:
+    def begin(self) -> TaskPlan:
         """Say that this attempt is going to write."""
         if self._retry:
             self._abort()
@@ -130,14 +130,16 @@ class SingleTask:
 
         patiently(self._mode.client, "the claim of a task", attempt, _CLAIM_S)
         self._txn = self._mode.joined(self._txn_id)
-        return Plan.WRITE
+        return TaskPlan.WRITE
 
-    def finish(self, rows: int, size: int) -> Part:
+    def finish(self, rows: int, size: int) -> TaskReport:
         if self._txn is None:
-            return Part(self._write)
+            return TaskReport(self._write)
         self._txn.prepare()
         self._txn.close()
-        return Part(self._write, None, self._txn_id, attempt=self._attempt, rows=rows, bytes=size)
+        return TaskReport(
+            self._write, None, self._txn_id, attempt=self._attempt, rows=rows, bytes=size
+        )
 
     def explained(self, error: MagnetarError) -> MagnetarError:
         if self._txn is None:
@@ -160,7 +162,7 @@ class SingleTask:
 
 
 def commit(
-    mode: Mode, sequence: int, parts: Sequence[Part | None], *, same_rows: bool = True
+    mode: Mode, sequence: int, parts: Sequence[TaskReport | None], *, same_rows: bool = True
 ) -> None:
     """Spark commits a batch. Raises if it is not committed, and nothing of it is there then."""
     told = group_commit.checked(sequence, parts)
@@ -173,7 +175,7 @@ def commit(
     with _exclusive(mode, topic) as producer:
         notes = _read(mode, topic, producer, write)
         group_commit.check_writer(write, notes.known)
-        if group_commit.plan(write, notes.committed_in(write.generation)) is Plan.SKIP:
+        if group_commit.plan(write, notes.committed_in(write.generation)) is TaskPlan.SKIP:
             if txn is not None:
                 mode.abort(txn)
             if same_rows and notes.known is not None:
@@ -191,7 +193,7 @@ def commit(
             _end(mode, producer, write, txn, rows)
 
 
-def abort(mode: Mode, parts: Sequence[Part | None]) -> None:
+def abort(mode: Mode, parts: Sequence[TaskReport | None]) -> None:
     """Spark gives a batch up, maybe one that was committed."""
     for txn in {each.txn for each in parts if each is not None and each.txn is not None}:
         try:

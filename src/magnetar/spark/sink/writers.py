@@ -33,7 +33,7 @@ from magnetar.spark.links import client_for
 from magnetar.spark.options import Options
 from magnetar.spark.sink import group_writes, single_writes
 from magnetar.spark.sink.columns import SinkColumns
-from magnetar.spark.sink.group_commit import Part, Plan, WriteId
+from magnetar.spark.sink.group_commit import TaskPlan, TaskReport, WriteId
 from magnetar.spark.sink.rows import RowWriter
 from magnetar.wire.messages import TxnId
 
@@ -56,20 +56,20 @@ _PLAIN: Final = "plain"
 class Written(WriterCommitMessage):
     """What a task tells the driver."""
 
-    part: Part
+    part: TaskReport
 
 
-class Task(Protocol):
+class WriteTask(Protocol):
     """How one attempt of a task takes part in the commit of its batch."""
 
     @property
     def txn(self) -> Transaction | None: ...
 
-    def begin(self) -> Plan:
+    def begin(self) -> TaskPlan:
         """Called with the first row."""
         ...
 
-    def finish(self, rows: int, size: int) -> Part:
+    def finish(self, rows: int, size: int) -> TaskReport:
         """Everything was sent: returns when it is durable."""
         ...
 
@@ -88,11 +88,11 @@ class PlainTask:
     def __init__(self, write: WriteId) -> None:
         self._write = write
 
-    def begin(self) -> Plan:
-        return Plan.WRITE
+    def begin(self) -> TaskPlan:
+        return TaskPlan.WRITE
 
-    def finish(self, rows: int, size: int) -> Part:
-        return Part(self._write, rows=rows, bytes=size)
+    def finish(self, rows: int, size: int) -> TaskReport:
+        return TaskReport(self._write, rows=rows, bytes=size)
 
     def explained(self, error: MagnetarError) -> MagnetarError:
         return error
@@ -102,7 +102,7 @@ class PlainTask:
 
 
 @dataclass(frozen=True)
-class Sink:
+class SinkWriter:
     """What both writers have in common."""
 
     options: Options
@@ -120,7 +120,7 @@ class Sink:
 
     def write(self, batches: Iterator[pa.RecordBatch], write: WriteId) -> Written:
         """One attempt of a task."""
-        task: Task | None = None
+        task: WriteTask | None = None
         rows = RowWriter(self.client(), self.options, self.columns)
         skipped = 0
         try:
@@ -130,12 +130,14 @@ class Sink:
                 if task is None:
                     task = self._task(write)
                     plan = task.begin()
-                if plan is Plan.SKIP:
+                if plan is TaskPlan.SKIP:
                     skipped += batch.num_rows
                 else:
                     rows.write(batch, task.txn)
             rows.settle()
-            part = Part(write) if task is None else task.finish(rows.rows + skipped, rows.bytes)
+            part = (
+                TaskReport(write) if task is None else task.finish(rows.rows + skipped, rows.bytes)
+            )
         except BaseException as error:
             told = error
             if task is not None:
@@ -149,7 +151,7 @@ class Sink:
         rows.done()
         return Written(part)
 
-    def _task(self, write: WriteId) -> Task:
+    def _task(self, write: WriteId) -> WriteTask:
         if self.mode == _PLAIN:
             return PlainTask(write)
         if self.mode == _GROUP:
@@ -168,7 +170,7 @@ class Sink:
             scalable=None if group_writes.has_groups(client) else False,
         )
 
-    def begun(self) -> Sink:
+    def begun(self) -> SinkWriter:
         """With the transaction of the next batch, if that has one for all tasks."""
         if self.mode != _SINGLE:
             return self
@@ -206,7 +208,7 @@ class Sink:
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: SinkWriter) -> None:
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -222,7 +224,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class BatchWriter(DataSourceArrowWriter):
     """Writes one data frame."""
 
-    def __init__(self, sink: Sink, write: WriteId) -> None:
+    def __init__(self, sink: SinkWriter, write: WriteId) -> None:
         self._sink = sink
         self._write = write
 
@@ -279,11 +281,11 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> Batch
     return BatchWriter(_sink(options, schema).begun(), write)
 
 
-def _sink(options: Options, schema: StructType) -> Sink:
+def _sink(options: Options, schema: StructType) -> SinkWriter:
     types: Mapping[str, str] = {each.name: each.dataType.simpleString() for each in schema.fields}
     columns = SinkColumns.of(types, topic=options["topic"])
     options.required("serviceUrl", "pulsar://localhost:6650")
-    return Sink(options, columns, _mode(options))
+    return SinkWriter(options, columns, _mode(options))
 
 
 def _mode(options: Options) -> str:
@@ -295,8 +297,8 @@ def _mode(options: Options) -> str:
     return _GROUP if group_writes.has_groups(client_for(options)) else _SINGLE
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part | None]:
-    parts: list[Part | None] = []
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport | None]:
+    parts: list[TaskReport | None] = []
     for each in messages:
         assert each is None or isinstance(each, Written), "every task returns one"
         parts.append(None if each is None else each.part)

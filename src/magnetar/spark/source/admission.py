@@ -20,18 +20,20 @@ from math import ceil
 from typing import NamedTuple
 
 from magnetar.model.ranges import RangeCount
-from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.offsets import TopicOffset
 from magnetar.spark.source.plan import Frozen, TopicView
 
 
-class Part(NamedTuple):
+class SegmentShare(NamedTuple):
     """A segment of a topic."""
 
     topic: str
     number: int
 
 
-def shares(amounts: Mapping[Part, int], limit: int, turn: int = 0) -> dict[Part, int]:
+def shares(
+    amounts: Mapping[SegmentShare, int], limit: int, turn: int = 0
+) -> dict[SegmentShare, int]:
     """How much each may take: its part of the limit, at least 1, at most what it has."""
     takers = sorted(part for part, amount in amounts.items() if amount > 0)
     total = sum(amounts[part] for part in takers)
@@ -55,11 +57,11 @@ class Hold(NamedTuple):
     """Before which publish time a batch ends, and who may go on regardless."""
 
     time_ms: int
-    exempt: Set[Part]
+    exempt: Set[SegmentShare]
 
 
 def hold(
-    places: Mapping[str, Place],
+    places: Mapping[str, TopicOffset],
     views: Mapping[str, TopicView],
     frozen: Mapping[str, Frozen] | None = None,
 ) -> Hold | None:
@@ -86,10 +88,10 @@ def hold(
             new = set(segment.parents) - ancestors
             ancestors |= new
             found += new
-    return Hold(time_ms, {Part(topic, each) for each in ancestors})
+    return Hold(time_ms, {SegmentShare(topic, each) for each in ancestors})
 
 
-def level(times_ms: Mapping[Part, int]) -> Hold | None:
+def level(times_ms: Mapping[SegmentShare, int]) -> Hold | None:
     """Of the segments that a limit stopped, the one that stopped earliest holds the others."""
     if not times_ms:
         return None
@@ -98,8 +100,8 @@ def level(times_ms: Mapping[Part, int]) -> Hold | None:
 
 
 def piece_counts(
-    counts: Mapping[Part, RangeCount], min_partitions: int | None, max_records: int | None
-) -> dict[Part, int]:
+    counts: Mapping[SegmentShare, RangeCount], min_partitions: int | None, max_records: int | None
+) -> dict[SegmentShare, int]:
     """Into how many pieces each segment's range is cut; at least 1 each."""
     found = {
         part: 1 if max_records is None else max(1, ceil(count.messages / max_records))

@@ -22,8 +22,8 @@ from magnetar.spark.source.begin import EARLIEST, LATEST, at_time, read_bounds
 from magnetar.spark.source.beginnings import begin, end
 from magnetar.spark.source.filters import Bounds
 from magnetar.spark.source.pace import Pace
-from magnetar.spark.source.plan import Span, TopicView
-from magnetar.spark.source.tasks import Task, Tasks
+from magnetar.spark.source.plan import SegmentSpan, TopicView
+from magnetar.spark.source.tasks import ReadTask, Tasks
 from magnetar.spark.source.watched_topics import Watched, names_of
 
 _BOTH: Final = "{} and {} are given"
@@ -68,7 +68,7 @@ class BatchPlan:
         self._watched = Watched(client, options)
         self._tasks = Tasks(self._watched, Pace(self._watched), options)
 
-    async def tasks(self, bounds: Bounds | None) -> list[Task]:
+    async def tasks(self, bounds: Bounds | None) -> list[ReadTask]:
         """With `bounds`, only what can hold messages that a filter lets through."""
         views = await self._watched.look(await self._watched.names(), {})
         last = await end(self._watched, _end_text(self._options), views)
@@ -83,8 +83,8 @@ class BatchPlan:
         return await self._tasks.of(spans, last, views)
 
     async def _bounded(
-        self, spans: list[Span], bounds: Bounds, views: dict[str, TopicView]
-    ) -> list[Span]:
+        self, spans: list[SegmentSpan], bounds: Bounds, views: dict[str, TopicView]
+    ) -> list[SegmentSpan]:
         names = {
             (topic, each.number): each.name
             for topic, view in views.items()
@@ -94,7 +94,7 @@ class BatchPlan:
         cut = await asyncio.gather(*(self._in_time(span, bounds) for span in chosen))
         return [span for span in cut if span.end is None or span.start < span.end]
 
-    async def _in_time(self, span: Span, bounds: Bounds) -> Span:
+    async def _in_time(self, span: SegmentSpan, bounds: Bounds) -> SegmentSpan:
         ranges = await self._watched.ranges(span.topic)
         isolation = self._watched.isolation
 
@@ -110,7 +110,7 @@ class BatchPlan:
         return span._replace(start=start, end=stop)
 
 
-def _may_hold(span: Span, bounds: Bounds, name: str) -> bool:
+def _may_hold(span: SegmentSpan, bounds: Bounds, name: str) -> bool:
     if bounds.segments is not None and span.number not in bounds.segments:
         return False
     descriptor = TopicName.parse(name).descriptor

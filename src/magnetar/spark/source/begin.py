@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from magnetar.errors import InvalidSetting, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.model.ranges import RangePosition
-from magnetar.spark.source.offsets import Place, parse_offset, read_position
+from magnetar.spark.source.offsets import TopicOffset, parse_offset, read_position
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -42,7 +42,7 @@ class Bound:
 
     word: str | None = None
     time_ms: int | None = None
-    place: Place | None = None
+    place: TopicOffset | None = None
     segments: Mapping[int, RangePosition | str] | None = None
 
 

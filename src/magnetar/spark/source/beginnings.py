@@ -13,7 +13,7 @@ from magnetar.model.ranges import RangePosition
 from magnetar.spark.options import Options
 from magnetar.spark.source import plan
 from magnetar.spark.source.begin import Bound, read_bounds
-from magnetar.spark.source.offsets import Offset, Place
+from magnetar.spark.source.offsets import Offset, TopicOffset
 from magnetar.spark.source.plan import TopicView
 from magnetar.spark.source.watched_topics import Watched
 
@@ -33,7 +33,7 @@ async def begin(watched: Watched, options: Options, text: str) -> Offset:
 
 async def _place(
     watched: Watched, options: Options, topic: str, bound: Bound, view: TopicView
-) -> Place:
+) -> TopicOffset:
     if bound.place is not None or bound.segments is not None:
         return _written("startingOffsets", topic, bound, view)
     if bound.time_ms is None:
@@ -51,14 +51,14 @@ async def _place(
 async def end(watched: Watched, text: str, views: Mapping[str, TopicView]) -> Offset:
     """Where a batch read ends."""
     bounds = read_bounds("endingOffsets", text, views)
-    places: dict[str, Place] = {}
+    places: dict[str, TopicOffset] = {}
     for topic, view in views.items():
         bound = bounds[topic]
         if bound.place is not None or bound.segments is not None:
             places[topic] = _written("endingOffsets", topic, bound, view)
         elif bound.time_ms is not None:
             positions = await _at_time(watched, topic, bound.time_ms, view)
-            places[topic] = Place(view.layout.creation_id, view.layout.epoch, positions)
+            places[topic] = TopicOffset(view.layout.creation_id, view.layout.epoch, positions)
         elif bound.word == "earliest":
             raise InvalidSetting(
                 "a read cannot end at earliest", hint="use latest, or leave it out"
@@ -79,7 +79,7 @@ async def _at_time(
     return dict(zip(numbers, found, strict=True))
 
 
-def _written(option: str, topic: str, bound: Bound, view: TopicView) -> Place:
+def _written(option: str, topic: str, bound: Bound, view: TopicView) -> TopicOffset:
     """A place that stands in the option itself."""
     if bound.place is not None:
         if bound.place.creation_id != view.layout.creation_id:

@@ -1,7 +1,7 @@
 """Pure: where a query is in its topics, and the JSON that Spark keeps of it.
 
-Owns: `Place`, one topic; `Offset`, all of them; `Sentinel`, where a query without a checkpoint is
-to begin; their canonical JSON:
+Owns: `TopicOffset`, one topic; `Offset`, all of them; `Sentinel`, where a query without a
+checkpoint is to begin; their canonical JSON:
 
     {"topics": {"topic://t/n/x": {"epoch": 9, "id": "5f", "seg": {"0": "D", "1": [7, 12, 0]}}},
      "v": 1}
@@ -30,7 +30,7 @@ DRAINED: Final = "D"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TopicOffset:
     """Where a query is in one topic."""
 
     creation_id: str
@@ -44,7 +44,7 @@ class Place:
 class Offset:
     """Where a query is, in all its topics."""
 
-    topics: Mapping[str, Place] = field(default_factory=dict)
+    topics: Mapping[str, TopicOffset] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ def _parsed(topics: object) -> Offset:
         raise WrongCheckpoint(f"an offset cannot be read: {error!r}") from error
 
 
-def _place(text: object) -> Place:
+def _place(text: object) -> TopicOffset:
     place = _mapping(text)
     segments = {
         int(number): None if found == DRAINED else read_position(found)
         for number, found in _mapping(place["seg"]).items()
     }
-    return Place(str(place["id"]), int(place["epoch"]), segments)
+    return TopicOffset(str(place["id"]), int(place["epoch"]), segments)
 
 
 def read_position(text: object) -> RangePosition:

@@ -22,8 +22,8 @@ from magnetar.client.message.batch import open_entry
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ranges import RangeCount, RangePosition
 from magnetar.spark.source import admission
-from magnetar.spark.source.admission import Hold, Part
-from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.admission import Hold, SegmentShare
+from magnetar.spark.source.offsets import TopicOffset
 from magnetar.spark.source.watched_topics import Watched
 
 R = TypeVar("R")
@@ -31,11 +31,11 @@ R = TypeVar("R")
 _AT_ONCE: Final = 32
 """Requests that are on their way at a time."""
 
-Ends = Mapping[Part, RangePosition]
+Ends = Mapping[SegmentShare, RangePosition]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """What one batch may hold."""
 
     messages: int | None = None
@@ -66,9 +66,9 @@ class Pace:
 
     async def ends(
         self,
-        places: Mapping[str, Place],
+        places: Mapping[str, TopicOffset],
         targets: Ends,
-        limits: Limits,
+        limits: BatchLimits,
         held: Hold | None,
         *,
         is_counted: bool = False,
@@ -84,8 +84,8 @@ class Pace:
         return await self._limited(starts, paced, counts, limits) if limits.is_any else paced
 
     async def counts(
-        self, spans: Mapping[Part, tuple[RangePosition, RangePosition]]
-    ) -> dict[Part, RangeCount]:
+        self, spans: Mapping[SegmentShare, tuple[RangePosition, RangePosition]]
+    ) -> dict[SegmentShare, RangeCount]:
         """What these ranges hold; empty ones are not asked for."""
         by_topic: dict[str, dict[int, tuple[RangePosition, RangePosition]]] = {}
         found = {part: RangeCount(0, 0) for part in spans}
@@ -97,7 +97,7 @@ class Pace:
         async def ask(topic: str) -> None:
             ranges = await self._watched.ranges(topic)
             counted = await ranges.counts(by_topic[topic], isolation=isolation)
-            found.update({Part(topic, number): count for number, count in counted.items()})
+            found.update({SegmentShare(topic, number): count for number, count in counted.items()})
 
         await asyncio.gather(*map(ask, by_topic))
         return found
@@ -109,7 +109,7 @@ class Pace:
         others = [part for part, end in ends.items() if part not in held.exempt]
         others = [part for part in others if starts[part] < ends[part]]
 
-        async def at_time(part: Part) -> RangePosition:
+        async def at_time(part: SegmentShare) -> RangePosition:
             ranges = await self._watched.ranges(part.topic)
             return await ranges.at_time(
                 part.number, held.time_ms, isolation=self._watched.isolation
@@ -124,10 +124,14 @@ class Pace:
     # --- limits
 
     async def _limited(
-        self, starts: Ends, paced: Paced, counts: Mapping[Part, RangeCount], limits: Limits
+        self,
+        starts: Ends,
+        paced: Paced,
+        counts: Mapping[SegmentShare, RangeCount],
+        limits: BatchLimits,
     ) -> Paced:
         self._turn += 1
-        shares: dict[Part, dict[str, int]] = {part: {} for part in counts}
+        shares: dict[SegmentShare, dict[str, int]] = {part: {} for part in counts}
         for what in ("messages", "bytes"):
             limit: int | None = getattr(limits, what)
             amounts = {part: getattr(count, what) for part, count in counts.items()}
@@ -153,7 +157,7 @@ class Pace:
         return replace(paced, ends=await self._held(starts, ends, level), oldest_ms=level.time_ms)
 
     async def _cut(
-        self, starts: Ends, ends: Ends, part: Part, share: Mapping[str, int]
+        self, starts: Ends, ends: Ends, part: SegmentShare, share: Mapping[str, int]
     ) -> RangePosition:
         if 0 in share.values() or starts[part] >= ends[part]:
             return starts[part]
@@ -167,7 +171,9 @@ class Pace:
             isolation=self._watched.isolation,
         )
 
-    async def _time_at(self, part: Part, position: RangePosition, paced: Paced) -> int | None:
+    async def _time_at(
+        self, part: SegmentShare, position: RangePosition, paced: Paced
+    ) -> int | None:
         """When the message at a position was published; None: nothing is behind it."""
         ranges = await self._watched.ranges(part.topic)
         pages = ranges.read(
@@ -181,21 +187,25 @@ class Pace:
         return None
 
 
-def _fits(counts: Mapping[Part, RangeCount], amounts: Mapping[Part, int], limit: int) -> bool:
+def _fits(
+    counts: Mapping[SegmentShare, RangeCount], amounts: Mapping[SegmentShare, int], limit: int
+) -> bool:
     return sum(amounts.values()) <= limit and all(each.is_exact for each in counts.values())
 
 
-def _start(places: Mapping[str, Place], part: Part) -> RangePosition:
+def _start(places: Mapping[str, TopicOffset], part: SegmentShare) -> RangePosition:
     found = places[part.topic].segments[part.number]
     assert found is not None, "a segment with a target is not drained"
     return found
 
 
-async def _for_each(parts: list[Part], ask: Callable[[Part], Awaitable[R]]) -> dict[Part, R]:
+async def _for_each(
+    parts: list[SegmentShare], ask: Callable[[SegmentShare], Awaitable[R]]
+) -> dict[SegmentShare, R]:
     """Ask for all of them, some at a time."""
     turn = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(part: Part) -> R:
+    async def one(part: SegmentShare) -> R:
         async with turn:
             return await ask(part)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
-from magnetar.spark.source.offsets import Offset, Place
+from magnetar.spark.source.offsets import Offset, TopicOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TopicView:
     """Of the segments that `wanted` names."""
 
 
-class Span(NamedTuple):
+class SegmentSpan(NamedTuple):
     """What is read of one segment."""
 
     topic: str
@@ -48,12 +48,12 @@ class Span(NamedTuple):
     """None: to the end of the sealed segment."""
 
 
-def is_stale(place: Place, layout: RangeLayout) -> bool:
+def is_stale(place: TopicOffset, layout: RangeLayout) -> bool:
     """Whether the layout is older than what the query has used: it must be asked for again."""
     return layout.creation_id == place.creation_id and layout.epoch < place.epoch
 
 
-def wanted(place: Place | None, layout: RangeLayout) -> set[int]:
+def wanted(place: TopicOffset | None, layout: RangeLayout) -> set[int]:
     """The segments whose state planning needs: all but those that are drained."""
     numbers = {each.number for each in layout.segments}
     if place is None or place.creation_id != layout.creation_id:
@@ -68,11 +68,11 @@ def wanted(place: Place | None, layout: RangeLayout) -> set[int]:
 class Checked:
     """A place that can be gone on from, and what was lost on the way there."""
 
-    place: Place
+    place: TopicOffset
     losses: tuple[str, ...] = ()
 
 
-def check(topic: str, place: Place, view: TopicView) -> Checked:
+def check(topic: str, place: TopicOffset, view: TopicView) -> Checked:
     """What of the place is gone, and where to go on behind the gap."""
     layout = view.layout
     if layout.creation_id != place.creation_id:
@@ -110,12 +110,12 @@ def shown(position: RangePosition) -> str:
 # --- the start
 
 
-def earliest(view: TopicView) -> Place:
+def earliest(view: TopicView) -> TopicOffset:
     """At the first message of every segment that has no living parent."""
     return after(_place(view, {}), view, {})
 
 
-def latest(view: TopicView) -> Place:
+def latest(view: TopicView) -> TopicOffset:
     """Behind everything that can be read now."""
     return _place(
         view,
@@ -127,7 +127,7 @@ def latest(view: TopicView) -> Place:
     )
 
 
-def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> Place:
+def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> TopicOffset:
     """At these positions; what is before them in the DAG counts as read, what follows does not."""
     by_number = {each.number: each for each in view.layout.segments}
     segments: dict[int, RangePosition | None] = dict(positions)
@@ -140,7 +140,7 @@ def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> P
     return after(_place(view, segments), view, {})
 
 
-def from_times(view: TopicView, positions: Mapping[int, RangePosition]) -> Place:
+def from_times(view: TopicView, positions: Mapping[int, RangePosition]) -> TopicOffset:
     """At the first message since a time, where every segment has one; older segments are read."""
     segments: dict[int, RangePosition | None] = {}
     for each in _parents_first(view.layout):
@@ -151,8 +151,8 @@ def from_times(view: TopicView, positions: Mapping[int, RangePosition]) -> Place
     return after(_place(view, segments), view, {})
 
 
-def _place(view: TopicView, segments: Mapping[int, RangePosition | None]) -> Place:
-    return Place(view.layout.creation_id, view.layout.epoch, segments)
+def _place(view: TopicView, segments: Mapping[int, RangePosition | None]) -> TopicOffset:
+    return TopicOffset(view.layout.creation_id, view.layout.epoch, segments)
 
 
 def _parents_first(layout: RangeLayout) -> list[RangeSegment]:
@@ -184,7 +184,7 @@ def freeze(view: TopicView) -> Frozen:
     )
 
 
-def targets(place: Place, view: TopicView, frozen: Frozen | None) -> dict[int, RangePosition]:
+def targets(place: TopicOffset, view: TopicView, frozen: Frozen | None) -> dict[int, RangePosition]:
     """How far a batch that begins at `place` may go, in the segments that it may read."""
     found: dict[int, RangePosition] = {}
     for each in view.layout.segments:
@@ -198,27 +198,27 @@ def targets(place: Place, view: TopicView, frozen: Frozen | None) -> dict[int, R
     return found
 
 
-def _parents_are_drained(segment: RangeSegment, place: Place) -> bool:
+def _parents_are_drained(segment: RangeSegment, place: TopicOffset) -> bool:
     return all(place.segments.get(parent, 0) is None for parent in segment.parents)
 
 
 def after(
-    place: Place,
+    place: TopicOffset,
     view: TopicView,
     ends: Mapping[int, RangePosition],
     frozen: Frozen | None = None,
-) -> Place:
+) -> TopicOffset:
     """Where the query is once a batch from `place` on has read up to `ends`."""
-    living = {each.number: each for each in view.layout.segments}
+    live_brokers = {each.number: each for each in view.layout.segments}
     segments: dict[int, RangePosition | None] = {}
     for number, position in place.segments.items():
         if position is None:
-            if number in living:
+            if number in live_brokers:
                 segments[number] = None
             continue
         end = ends.get(number, position)
         may_drain = frozen is None or number in frozen.sealed
-        is_read = may_drain and _is_read(end, living[number], view.states[number])
+        is_read = may_drain and _is_read(end, live_brokers[number], view.states[number])
         segments[number] = None if is_read else end
     _name_children(segments, view, frozen)
     return _place(view, segments)
@@ -242,7 +242,7 @@ def _name_children(
             segments[each.number] = None if _is_read(state.first, each, state) else state.first
 
 
-def is_news(start: Place | None, end: Place) -> bool:
+def is_news(start: TopicOffset | None, end: TopicOffset) -> bool:
     """Whether there is something to do: a newer epoch alone, or a segment to forget, is not."""
     if start is None or start.creation_id != end.creation_id:
         return True
@@ -252,9 +252,9 @@ def is_news(start: Place | None, end: Place) -> bool:
     )
 
 
-def spans(start: Offset, end: Offset) -> list[Span]:
+def spans(start: Offset, end: Offset) -> list[SegmentSpan]:
     """What a batch reads."""
-    found: list[Span] = []
+    found: list[SegmentSpan] = []
     for topic, to in end.topics.items():
         begun = start.topics.get(topic)
         if begun is None or begun.creation_id != to.creation_id:
@@ -264,13 +264,15 @@ def spans(start: Offset, end: Offset) -> list[Span]:
                 continue
             end_position = to.segments[number]
             if end_position is None or position < end_position:
-                found.append(Span(topic, number, position, end_position))
+                found.append(SegmentSpan(topic, number, position, end_position))
     return found
 
 
-def batch_spans(topic: str, start: Place, end: Place, view: TopicView) -> list[Span]:
+def batch_spans(
+    topic: str, start: TopicOffset, end: TopicOffset, view: TopicView
+) -> list[SegmentSpan]:
     """What a read that is no stream has of a topic: all segments at once, there are no batches."""
-    found: list[Span] = []
+    found: list[SegmentSpan] = []
     for each in _parents_first(view.layout):
         number, state = each.number, view.states[each.number]
         position = start.segments.get(number, state.first)
@@ -279,5 +281,5 @@ def batch_spans(topic: str, start: Place, end: Place, view: TopicView) -> list[S
         stop = end.segments[number]
         stop = state.stable if stop is None else min(stop, state.stable)
         if position < stop:
-            found.append(Span(topic, number, position, stop))
+            found.append(SegmentSpan(topic, number, position, stop))
     return found

@@ -21,20 +21,20 @@ from magnetar.model.ranges import RangePosition
 from magnetar.runtime.clock import SystemClock
 from magnetar.spark.options import Options
 from magnetar.spark.source import plan
-from magnetar.spark.source.admission import Part, hold
+from magnetar.spark.source.admission import SegmentShare, hold
 from magnetar.spark.source.beginnings import begin
 from magnetar.spark.source.offsets import (
     Offset,
-    Place,
     Sentinel,
+    TopicOffset,
     base_of,
     format_offset,
     parse_offset,
     parse_start,
 )
-from magnetar.spark.source.pace import Limits, Pace
+from magnetar.spark.source.pace import BatchLimits, Pace
 from magnetar.spark.source.plan import Frozen, TopicView
-from magnetar.spark.source.tasks import Task, Tasks, tell
+from magnetar.spark.source.tasks import ReadTask, Tasks, tell
 from magnetar.spark.source.watched_topics import Watched
 
 R = TypeVar("R")
@@ -71,7 +71,7 @@ class Planner:
         views = await self._watched.look(topics, {})
         self._frozen = {topic: plan.freeze(view) for topic, view in views.items()}
 
-    async def next_offset(self, given: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    async def next_offset(self, given: Mapping[str, Any], limits: BatchLimits) -> dict[str, Any]:
         """The end of the batch that begins at `given`; `given` itself if there is none."""
         start = parse_start(given)
         if isinstance(start, Sentinel):
@@ -121,7 +121,7 @@ class Planner:
             await asyncio.gather(*polls, return_exceptions=True)
         return self._is_patience_over()
 
-    async def _poll(self, topic: str, place: Place) -> bool:
+    async def _poll(self, topic: str, place: TopicOffset) -> bool:
         if topic not in self._epochs:
             return True
         ranges = await self._watched.ranges(topic)
@@ -136,7 +136,7 @@ class Planner:
         except TopicNotFound:
             return True
 
-    async def _planned(self, start: Offset, limits: Limits) -> Offset | None:
+    async def _planned(self, start: Offset, limits: BatchLimits) -> Offset | None:
         """Where a batch from `start` on ends; None: there is nothing to do, or not yet."""
         names = await self._watched.names()
         if self._frozen is not None:
@@ -162,9 +162,9 @@ class Planner:
             self._waits_since = None
         return end if is_news else None
 
-    def _checked(self, start: Offset, views: Mapping[str, TopicView]) -> dict[str, Place]:
+    def _checked(self, start: Offset, views: Mapping[str, TopicView]) -> dict[str, TopicOffset]:
         losses: list[str] = []
-        places: dict[str, Place] = {}
+        places: dict[str, TopicOffset] = {}
         for topic, view in views.items():
             known = start.topics.get(topic)
             if known is None:
@@ -179,11 +179,11 @@ class Planner:
         return places
 
     def _targets(
-        self, start: Offset, places: Mapping[str, Place], views: Mapping[str, TopicView]
-    ) -> dict[Part, RangePosition]:
+        self, start: Offset, places: Mapping[str, TopicOffset], views: Mapping[str, TopicView]
+    ) -> dict[SegmentShare, RangePosition]:
         """A topic that the start does not name is only named: no batch from there reads it."""
         return {
-            Part(topic, number): end
+            SegmentShare(topic, number): end
             for topic, place in places.items()
             if topic in start.topics and start.topics[topic].creation_id == place.creation_id
             for number, end in plan.targets(
@@ -191,7 +191,7 @@ class Planner:
             ).items()
         }
 
-    def _frozen_of(self, topic: str, place: Place) -> Frozen | None:
+    def _frozen_of(self, topic: str, place: TopicOffset) -> Frozen | None:
         if self._frozen is None:
             return None
         frozen = self._frozen[topic]
@@ -200,9 +200,9 @@ class Planner:
 
     def _after(
         self,
-        places: Mapping[str, Place],
+        places: Mapping[str, TopicOffset],
         views: Mapping[str, TopicView],
-        ends: Mapping[Part, RangePosition],
+        ends: Mapping[SegmentShare, RangePosition],
     ) -> Offset:
         return Offset(
             {
@@ -243,7 +243,7 @@ class Planner:
             for number, state in views[topic].states.items():
                 at = place.segments.get(number, state.first)
                 if at is not None and at < state.stable:
-                    spans[Part(topic, number)] = (at, state.stable)
+                    spans[SegmentShare(topic, number)] = (at, state.stable)
         counts = (await self._pace.counts(spans)).values()
         age_ms = 0 if not spans or oldest_ms is None else self._clock.now_ms() - oldest_ms
         self.lag = {
@@ -254,7 +254,9 @@ class Planner:
 
     # --- tasks
 
-    async def stream_tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Task]:
+    async def stream_tasks(
+        self, start: Mapping[str, Any], end: Mapping[str, Any]
+    ) -> list[ReadTask]:
         """The tasks of a batch, from its offsets alone."""
         begun = parse_start(start)
         first = base_of(end) if isinstance(begun, Sentinel) else begun

@@ -41,10 +41,10 @@ from magnetar.spark.source.batch_plan import BatchPlan, start_text
 from magnetar.spark.source.columns import RowBatches, Shape
 from magnetar.spark.source.filters import Bounds, bounds_of
 from magnetar.spark.source.offsets import Sentinel, format_sentinel
-from magnetar.spark.source.pace import Limits
+from magnetar.spark.source.pace import BatchLimits
 from magnetar.spark.source.planner import Planner
 from magnetar.spark.source.task_pages import pages_of
-from magnetar.spark.source.tasks import Task
+from magnetar.spark.source.tasks import ReadTask
 
 R = TypeVar("R")
 
@@ -54,7 +54,7 @@ _MS_PER_SECOND: Final = 1000
 class SegmentRange(InputPartition):
     """What one task reads."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ReadTask) -> None:
         super().__init__(task)
 
 
@@ -119,9 +119,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         options = self._options
-        limits = Limits(options["maxMessagesPerTrigger"], options["maxBytesPerTrigger"])
+        limits = BatchLimits(options["maxMessagesPerTrigger"], options["maxBytesPerTrigger"])
         if isinstance(limit, ReadAllAvailable):
-            limits = Limits()
+            limits = BatchLimits()
         return self._do("what is new", lambda planner: planner.next_offset(start, limits))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -168,7 +168,7 @@ class BatchReader(_Reading, DataSourceReader):
     def _planned(self, bounds: Bounds | None) -> list[InputPartition]:
         client = client_for(self._options)
 
-        async def plan(asked: AsyncClient) -> list[Task]:
+        async def plan(asked: AsyncClient) -> list[ReadTask]:
             return await BatchPlan(asked, self._options).tasks(bounds)
 
         seconds = self._options["operationTimeoutMs"] / _MS_PER_SECOND

@@ -18,12 +18,12 @@ from magnetar.errors import DataLost, RangeLost
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
-from magnetar.spark.source.tasks import Task
+from magnetar.spark.source.tasks import ReadTask
 
 _LOG: Final = logger(__name__)
 
 
-def pages_of(client: Client, task: Task, options: Options) -> Iterator[RangePage]:
+def pages_of(client: Client, task: ReadTask, options: Options) -> Iterator[RangePage]:
     """In a worker: the range of one task."""
     at: RangePosition | None = task.start
     while at is not None:
@@ -41,7 +41,7 @@ def pages_of(client: Client, task: Task, options: Options) -> Iterator[RangePage
             at = _behind_the_gap(client, task, at)
 
 
-def _behind_the_gap(client: Client, task: Task, at: RangePosition) -> RangePosition | None:
+def _behind_the_gap(client: Client, task: ReadTask, at: RangePosition) -> RangePosition | None:
     """Where the range goes on; None: nowhere."""
     try:
         ranges = client.ranges(task.topic, creation_id=task.creation_id)

@@ -1,6 +1,6 @@
 """The tasks of a read: which ranges they have, and what to do if something of them is gone.
 
-Owns: `Task`, what one task reads; `Tasks`, from offsets to tasks; `tell`, about lost data.
+Owns: `ReadTask`, what one task reads; `Tasks`, from offsets to tasks; `tell`, about lost data.
 
 Invariants:
 1. The ranges of the tasks are exactly those between two offsets, cut or not.
@@ -18,17 +18,17 @@ from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
 from magnetar.spark.source import plan
-from magnetar.spark.source.admission import Part, piece_counts
+from magnetar.spark.source.admission import SegmentShare, piece_counts
 from magnetar.spark.source.offsets import Offset
 from magnetar.spark.source.pace import Pace
-from magnetar.spark.source.plan import Span, TopicView
+from magnetar.spark.source.plan import SegmentSpan, TopicView
 from magnetar.spark.source.watched_topics import Watched
 
 _LOG: Final = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReadTask:
     """What one task reads."""
 
     topic: str
@@ -57,7 +57,7 @@ class Tasks:
         self._pace = pace
         self._options = options
 
-    async def between(self, start: Offset, end: Offset) -> list[Task]:
+    async def between(self, start: Offset, end: Offset) -> list[ReadTask]:
         """The tasks of a micro-batch."""
         spans = plan.spans(start, end)
         topics = sorted({span.topic for span in spans})
@@ -65,8 +65,8 @@ class Tasks:
         return await self.of(spans, end, views)
 
     async def of(
-        self, spans: Iterable[Span], end: Offset, views: Mapping[str, TopicView]
-    ) -> list[Task]:
+        self, spans: Iterable[SegmentSpan], end: Offset, views: Mapping[str, TopicView]
+    ) -> list[ReadTask]:
         """What has to be read, cut into pieces if the query wants so many tasks."""
         losses: list[str] = []
         whole = [each for span in spans for each in self._task(span, end, views, losses)]
@@ -74,8 +74,8 @@ class Tasks:
         return await self._pieces(whole)
 
     def _task(
-        self, span: Span, end: Offset, views: Mapping[str, TopicView], losses: list[str]
-    ) -> list[Task]:
+        self, span: SegmentSpan, end: Offset, views: Mapping[str, TopicView], losses: list[str]
+    ) -> list[ReadTask]:
         topic, number = span.topic, span.number
         creation_id = end.topics[topic].creation_id
         view = views.get(topic)
@@ -92,17 +92,17 @@ class Tasks:
                 f"segment {number} of {topic} was to be read from {plan.shown(span.start)} on, but "
                 f"its first message is now {plan.shown(state.first)}"
             )
-        return [Task(topic, creation_id, number, start, stop)] if start < stop else []
+        return [ReadTask(topic, creation_id, number, start, stop)] if start < stop else []
 
-    async def _pieces(self, whole: list[Task]) -> list[Task]:
+    async def _pieces(self, whole: list[ReadTask]) -> list[ReadTask]:
         least, most = self._options["minPartitions"], self._options["maxRecordsPerPartition"]
         if most is None and (least is None or least <= len(whole)):
             return whole
-        by_part = {Part(each.topic, each.number): each for each in whole}
+        by_part = {SegmentShare(each.topic, each.number): each for each in whole}
         counts = await self._pace.counts(
             {part: (each.start, each.end) for part, each in by_part.items()}
         )
-        found: list[Task] = []
+        found: list[ReadTask] = []
         for part, count in piece_counts(counts, least, most).items():
             task = by_part[part]
             inner = []
@@ -113,7 +113,7 @@ class Tasks:
                 )
             cuts = [task.start, *inner, task.end]
             found += [
-                Task(task.topic, task.creation_id, task.number, start, end)
+                ReadTask(task.topic, task.creation_id, task.number, start, end)
                 for start, end in pairwise(cuts)
                 if start < end
             ]

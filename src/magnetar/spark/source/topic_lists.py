@@ -1,7 +1,7 @@
 """The topics of a namespace that match a pattern.
 
-Owns: `TopicPattern`: `persistent://public/default/o.*`, `topic://public/default/o.*`, or short for
-the former `o.*`.
+Owns: `NamespacePattern`: `persistent://public/default/o.*`, `topic://public/default/o.*`, or short
+for the former `o.*`.
 
 Invariants:
 1. The regular expression is for the whole local name, and takes linear time (RE2).
@@ -27,7 +27,7 @@ _QUIET: Final = re2.Options()
 _QUIET.log_errors = False
 
 
-class TopicPattern:
+class NamespacePattern:
     """Topics of one kind, in one namespace."""
 
     def __init__(self, domain: Domain, namespace: NamespaceName, expression: str) -> None:
@@ -40,7 +40,7 @@ class TopicPattern:
             raise InvalidSetting(text, hint=_HINT) from None
 
     @classmethod
-    def parse(cls, text: str) -> TopicPattern:
+    def parse(cls, text: str) -> NamespacePattern:
         scheme, separator, rest = text.partition("://")
         if not separator:
             scheme, rest = Domain.PERSISTENT.value, text

@@ -22,9 +22,9 @@ from magnetar.model.names import Domain, TopicName
 from magnetar.model.ranges import RangeLayout
 from magnetar.spark.options import Options
 from magnetar.spark.source import plan
-from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.offsets import TopicOffset
 from magnetar.spark.source.plan import TopicView
-from magnetar.spark.source.topic_lists import TopicPattern
+from magnetar.spark.source.topic_lists import NamespacePattern
 
 PATTERN_S: Final = 30.0
 """How often a pattern is looked for again."""
@@ -61,7 +61,7 @@ class Watched:
     def __init__(self, client: Client, options: Options) -> None:
         self._client = client
         self._named = names_of(options)
-        self._pattern = None if self._named else TopicPattern.parse(options["topicsPattern"])
+        self._pattern = None if self._named else NamespacePattern.parse(options["topicsPattern"])
         self._found: tuple[str, ...] = self._named or ()
         self._found_at = float("-inf")
         self._ranges: dict[str, Ranges] = {}
@@ -93,14 +93,14 @@ class Watched:
         return known
 
     async def look(
-        self, topics: Iterable[str], places: Mapping[str, Place]
+        self, topics: Iterable[str], places: Mapping[str, TopicOffset]
     ) -> dict[str, TopicView]:
         """A view of each; one that a pattern found and that is gone by now is left out."""
         wanted = list(topics)
         found = await asyncio.gather(*(self._look(topic, places.get(topic)) for topic in wanted))
         return {topic: view for topic, view in zip(wanted, found, strict=True) if view is not None}
 
-    async def _look(self, topic: str, place: Place | None) -> TopicView | None:
+    async def _look(self, topic: str, place: TopicOffset | None) -> TopicView | None:
         try:
             ranges = await self.ranges(topic)
             for _ in range(_LOOKS_MAX):
@@ -118,7 +118,7 @@ class Watched:
         raise ServiceNotReady(f"the brokers' layout of {topic} is older than the query's")
 
     async def _view(
-        self, ranges: Ranges, layout: RangeLayout, place: Place | None
+        self, ranges: Ranges, layout: RangeLayout, place: TopicOffset | None
     ) -> TopicView | None:
         """None: a segment went away meanwhile, so the layout is out of date."""
         wanted = plan.wanted(place, layout)

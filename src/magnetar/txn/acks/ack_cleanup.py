@@ -1,6 +1,6 @@
 """Records that go once what they say stands elsewhere.
 
-Owns: `Settling`: which records of acknowledgements a subscription's owner may discard, and when.
+Owns: `AckCleanup`: which records of acknowledgements a subscription's owner may discard, and when.
 
 Invariants:
 1. What was `merged` is discarded only after a cursor write whose snapshot was taken after that.
@@ -30,7 +30,7 @@ Done = TypeVar("Done")
 _LOG: Final = logger(__name__)
 
 
-class Settling(Generic[Done]):
+class AckCleanup(Generic[Done]):
     """What is left to discard of one subscription's records."""
 
     def __init__(

@@ -26,7 +26,7 @@ from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
-from magnetar.txn.acks.ack_cleanup import Settling
+from magnetar.txn.acks.ack_cleanup import AckCleanup
 from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import AckedEntry, AckOp
@@ -42,7 +42,7 @@ _ENTRY_BYTES: Final = 48
 _LOG: Final = logger(__name__)
 
 
-class MetadataPendingAckStore(Settling[StoredOp]):
+class MetadataPendingAckStore(AckCleanup[StoredOp]):
     """The ack ops of one subscription, as one owner sees them."""
 
     def __init__(

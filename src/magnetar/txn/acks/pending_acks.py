@@ -90,13 +90,13 @@ def combined(acks: Iterable[Acked]) -> list[Acked]:
     return list(found.values())
 
 
-class Verdict(Enum):
+class AckVerdict(Enum):
     ACCEPTED = "accepted"
     REPEATED = "repeated"
     """It says nothing new, and may: there is nothing to store."""
 
 
-class Conflict(NamedTuple):
+class AckConflict(NamedTuple):
     """Refused."""
 
     reason: str
@@ -104,7 +104,7 @@ class Conflict(NamedTuple):
     """Other transactions that stand in the way; should one of them be decided, ask again."""
 
 
-class Ended(NamedTuple):
+class EndedAcks(NamedTuple):
     """What a transaction held."""
 
     entries: tuple[Acked, ...]
@@ -174,24 +174,24 @@ class PendingAcks:
 
     def judge(
         self, txn: TxnId, acks: Sequence[Acked], cumulative: bool, cursor: CursorView
-    ) -> Verdict | Conflict:
+    ) -> AckVerdict | AckConflict:
         """Whether a transaction may acknowledge these; nothing changes."""
         for ack in acks:
             if cumulative:
                 verdict = self._judge_through(txn, ack, cursor)
             else:
                 verdict = self._judge_entry(txn, ack, cursor)
-            if verdict is not Verdict.ACCEPTED:
+            if verdict is not AckVerdict.ACCEPTED:
                 return verdict
-        return Verdict.ACCEPTED if acks else Verdict.REPEATED
+        return AckVerdict.ACCEPTED if acks else AckVerdict.REPEATED
 
-    def _judge_entry(self, txn: TxnId, ack: Acked, cursor: CursorView) -> Verdict | Conflict:
+    def _judge_entry(self, txn: TxnId, ack: Acked, cursor: CursorView) -> AckVerdict | AckConflict:
         position = ack.position
         if cursor.is_acked(position):
-            return Conflict(f"{position} is acknowledged already")
+            return AckConflict(f"{position} is acknowledged already")
         unacked = cursor.unacked_indexes(position)
         if unacked is not None and ack.named & ~unacked:
-            return Conflict(f"messages of {position} are acknowledged already")
+            return AckConflict(f"messages of {position} are acknowledged already")
         holders = [
             other
             for other, held in self._entries.get(position, {}).items()
@@ -204,18 +204,20 @@ class PendingAcks:
         ]
         if holders:
             others = tuple(each for each in holders if each != txn)
-            return Conflict(f"a transaction has acknowledged {position} already", others)
-        return Verdict.ACCEPTED
+            return AckConflict(f"a transaction has acknowledged {position} already", others)
+        return AckVerdict.ACCEPTED
 
-    def _judge_through(self, txn: TxnId, ack: Acked, cursor: CursorView) -> Verdict | Conflict:
+    def _judge_through(
+        self, txn: TxnId, ack: Acked, cursor: CursorView
+    ) -> AckVerdict | AckConflict:
         position, points = ack.position, self._points.get(txn)
         if position <= cursor.mark_delete or (points and _highest(points).covers(ack)):
             if self._repeats_allowed:
-                return Verdict.REPEATED
-            return Conflict(f"everything up to {position} is acknowledged already")
+                return AckVerdict.REPEATED
+            return AckConflict(f"everything up to {position} is acknowledged already")
         others = tuple(each for each in self._points if each != txn)
         if others:
-            return Conflict(
+            return AckConflict(
                 "another transaction has acknowledged everything up to a message", others
             )
         holders = {
@@ -227,8 +229,8 @@ class PendingAcks:
         }
         if holders:
             reason = f"other transactions have acknowledged messages up to {position}"
-            return Conflict(reason, tuple(sorted(holders)))
-        return Verdict.ACCEPTED
+            return AckConflict(reason, tuple(sorted(holders)))
+        return AckVerdict.ACCEPTED
 
     def add(self, txn: TxnId, acks: Iterable[Acked], cumulative: bool) -> None:
         """Hold these: they were judged, or read back from the store."""
@@ -269,13 +271,13 @@ class PendingAcks:
 
     # --- decisions
 
-    def end(self, txn: TxnId) -> Ended | None:
+    def end(self, txn: TxnId) -> EndedAcks | None:
         """What a decided transaction held; None: nothing. It holds no more."""
         positions, points = self._positions.pop(txn, None), self._points.pop(txn, None)
         if positions is None and points is None:
             return None
         entries = [self._forget_entry(txn, each) for each in sorted(positions or ())]
-        return Ended(tuple(entries), None if points is None else _highest(points))
+        return EndedAcks(tuple(entries), None if points is None else _highest(points))
 
     def clear(self) -> list[TxnId]:
         """Forget everything: a seek. Who held something."""

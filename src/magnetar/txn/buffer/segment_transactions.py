@@ -1,10 +1,10 @@
 """The transactions that are undecided in one segment, whatever their kind.
 
-Owns: `OpenWorks`, which both buffers are: who writes, what is stored of whom, and what that holds
-back. How a transaction is admitted, and what its end does, is each buffer's own.
+Owns: `SegmentTransactions`, which both buffers are: who writes, what is stored of whom, and what
+that holds back. How a transaction is admitted, and what its end does, is each buffer's own.
 
 Invariants:
-1. The ceiling is below the bound of every work, and "nothing" until the gate is open.
+1. The maxReadPosition is below the bound of every work, and "nothing" until the gate is open.
 2. An append of a transaction stands at or above its bound.
 3. What becomes durable after the end of its transaction counts as that end says.
 """
@@ -19,7 +19,7 @@ from magnetar.errors import InvariantBroken, NotAllowed
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
 from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnVerdict
-from magnetar.txn.buffer.txn_work import OpenWork, Sequences, TxnLane
+from magnetar.txn.buffer.txn_work import SegmentTransaction, Sequences, TxnFastPath
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
@@ -28,10 +28,10 @@ from magnetar.wire.messages import TxnId
 BEGIN_ANEW: Final = "begin a new transaction"
 """What helps if one is over."""
 
-OneWork = TypeVar("OneWork", bound=OpenWork)
+OneWork = TypeVar("OneWork", bound=SegmentTransaction)
 
 
-class OpenWorks(Generic[OneWork]):
+class SegmentTransactions(Generic[OneWork]):
     """The part that is the same of a buffer of either kind."""
 
     def __init__(self, segment: str, ledger: ManagedLedger, sequences: Sequences) -> None:
@@ -45,21 +45,21 @@ class OpenWorks(Generic[OneWork]):
 
     # --- what is held back
 
-    def ceiling(self) -> Position:
+    def max_read_position(self) -> Position:
         """The last position that consumers may see, as far as these transactions go."""
-        return self._visibility.ceiling(self._ledger.last_position())
+        return self._visibility.max_read_position(self._ledger.last_position())
 
     def lowest_bound(self) -> Position | None:
         """Nothing at or above it may be trimmed; None: no transaction is undecided."""
         return self._visibility.lowest_bound()
 
     def blocker(self) -> TxnId | None:
-        """The transaction that holds the ceiling."""
+        """The transaction that holds the maxReadPosition."""
         return self._visibility.blocker()
 
     @property
     def undecided(self) -> int:
-        """How many transactions hold or may hold the ceiling."""
+        """How many transactions hold or may hold the maxReadPosition."""
         return len(self._works)
 
     def tracks(self, txn: TxnId) -> bool:
@@ -97,14 +97,14 @@ class OpenWorks(Generic[OneWork]):
             raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
         return work
 
-    def lane(self, txn: TxnId, name: str) -> TxnLane | None:
+    def fast_path(self, txn: TxnId, name: str) -> TxnFastPath | None:
         """Where plain sends of an admitted transaction may be noted; None: it is not admitted."""
         if not self.is_admitted(txn):
             return None
-        lanes = self._admitted(txn).lanes
-        if name not in lanes:
-            lanes[name] = TxnLane(self.appending(txn), name)
-        return lanes[name]
+        fast_paths = self._admitted(txn).fast_paths
+        if name not in fast_paths:
+            fast_paths[name] = TxnFastPath(self.appending(txn), name)
+        return fast_paths[name]
 
     def settled(self, work: OneWork, sent: Sent | None, *, stored: bool) -> None:
         """What became of an append; `sent` is None if its sequence does not count."""

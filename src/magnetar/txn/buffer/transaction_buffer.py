@@ -19,7 +19,7 @@ Invariants (DESIGN 6.1; the rules of `spec` in brackets):
 5. Nothing of this fails silently: a transaction that cannot be admitted is refused; if an aborted
    record cannot be stored, `failed` advances, and its topic must be loaded anew.
 
-Relies on: a managed ledger that was opened (which fences) before `recover`; `Decisions`; a caller
+Relies on: a managed ledger that was opened (which fences) before `recover`; `Outcomes`; a caller
 that asks `is_admitted` right before each append, and calls `appending` and then `settled`.
 """
 
@@ -48,11 +48,11 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer.pins import adopt_pin, check_epoch, place_pin, submit_pin
-from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, OpenWorks
+from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, SegmentTransactions
 from magnetar.txn.buffer.txn_dedup import TxnSequences
-from magnetar.txn.buffer.txn_work import Answered, Sequences, Work
+from magnetar.txn.buffer.txn_work import Answered, PinnedTransaction, Sequences
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
@@ -71,7 +71,7 @@ _STOP_SECONDS: Final = 5.0
 _LOG: Final = logger(__name__)
 
 
-class MetadataTransactionBuffer(OpenWorks[Work]):
+class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     """A `Participant`. Made, then recovered before anything is dispatched, at last closed."""
 
     def __init__(
@@ -79,7 +79,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         segment: str,
         ledger: ManagedLedger,
         store: TxnStore,
-        decisions: Decisions,
+        outcomes: Outcomes,
         *,
         epoch: int,
         clock: Clock,
@@ -88,7 +88,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
     ) -> None:
         super().__init__(segment, ledger, sequences)
         self.moved = Signal()
-        """Advances when the ceiling has moved for another reason than an append."""
+        """Advances when the maxReadPosition has moved for another reason than an append."""
         self.failed = Signal()
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
@@ -97,7 +97,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         self.newly_aborted: deque[tuple[Position, Position]] = deque(maxlen=_NEWLY_ABORTED_MAX)
         """Between which positions the transactions stand that were aborted last, both included."""
         self._store = store
-        self._decisions = decisions
+        self._outcomes = outcomes
         self._epoch = epoch
         self._clock = clock
         self._shares_journal = shares_journal
@@ -111,7 +111,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
     # --- what consumers may see
 
     def is_visible(self, txn: TxnId, position: Position) -> bool:
-        """Whether an entry of a transaction, below the ceiling, is for consumers."""
+        """Whether an entry of a transaction, below the maxReadPosition, is for consumers."""
         return not self._visibility.is_aborted(txn, position)
 
     def state_of(self, txn: TxnId, position: Position) -> State:
@@ -169,7 +169,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         work = self._works[txn]
         present: FoundPin | None = found
         for _ in range(_ATTEMPTS):
-            state = await self._decisions.read(txn)
+            state = await self._outcomes.read(txn)
             if work.decision is None and state in ("COMMITTED", "ABORTED"):
                 work.decision = state
             if work.decision is not None and present is not None:
@@ -201,7 +201,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without asking anybody; None: `ask` tells."""
-        known = self._decisions.known(txn)
+        known = self._outcomes.known(txn)
         if known in ("COMMITTED", "ABORTED"):
             return NotAllowed(f"transaction {to_text(txn)} is {known}", hint=BEGIN_ANEW)
         return None
@@ -219,9 +219,9 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
             raise self._unloading()
         work = self._works.get(txn)
         if work is None:
-            self._decisions.check_room(txn, self)
+            self._outcomes.check_room(txn, self)
             work = self._track(txn, self._ledger.next_append_floor())
-            if self._shares_journal and self._decisions.is_open_here(txn):
+            if self._shares_journal and self._outcomes.is_open_here(txn):
                 self._pin_ahead(work)
         if work.is_admitted and work.decision is None:
             return True
@@ -232,7 +232,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
             self._tasks.spawn(self._admission(work), "admit")
         return False
 
-    async def _admission(self, work: Work) -> None:
+    async def _admission(self, work: PinnedTransaction) -> None:
         refusal: str | None = f"{self._segment} was unloaded"
         try:
             async with asyncio.timeout(ADMIT_SECONDS):
@@ -258,15 +258,15 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
             for then in waiting:
                 then(work.txn, None if refusal is None else self._refused(work.txn, refusal))
 
-    async def _pin(self, work: Work) -> None:
+    async def _pin(self, work: PinnedTransaction) -> None:
         """The pin, and around it the certainty that the transaction is open."""
         txn = work.txn
-        self._check_open(work, await self._decisions.state(txn))
+        self._check_open(work, await self._outcomes.state(txn))
         work.op = await place_pin(self._store, txn, self._segment, work.bound, self._epoch)
         # From the store: a decision that memory has missed may be old, and its header about to go.
-        self._check_open(work, await self._decisions.read(txn))
+        self._check_open(work, await self._outcomes.read(txn))
 
-    def _pin_ahead(self, work: Work) -> None:
+    def _pin_ahead(self, work: PinnedTransaction) -> None:
         """Submit the pin, and admit at once: what is appended behind it is durable after it.
 
         For a transaction that is decided by nobody but this broker, which would know by now.
@@ -278,7 +278,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         pinning.add_done_callback(partial(self._pinned, work))
         work.is_admitted = True
 
-    def _pinned(self, work: Work, pinning: asyncio.Future[Stat]) -> None:
+    def _pinned(self, work: PinnedTransaction, pinning: asyncio.Future[Stat]) -> None:
         error = None if pinning.cancelled() else pinning.exception()
         if isinstance(error, BadVersion):
             if not self._tasks.stopping:
@@ -289,7 +289,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
             stat = pinning.result()
             self._has_pin(work, StoredOp(stat.key, stat.version))
 
-    async def _take_over_pin(self, work: Work) -> None:
+    async def _take_over_pin(self, work: PinnedTransaction) -> None:
         """A late write of a former owner was there: it stood for this transaction before."""
         try:
             op = await place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
@@ -298,12 +298,12 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         else:
             self._has_pin(work, op)
 
-    def _has_pin(self, work: Work, op: StoredOp) -> None:
+    def _has_pin(self, work: PinnedTransaction, op: StoredOp) -> None:
         work.op = op
         if self._works.get(work.txn) is not work:
             self._unpin(work)  # it has ended meanwhile
 
-    def _check_open(self, work: Work, state: State | None) -> None:
+    def _check_open(self, work: PinnedTransaction, state: State | None) -> None:
         if work.decision is not None or state != "OPEN":
             # Who is refused for it gets a hint with that.
             raise NotAllowed(f"it is {work.decision or state or 'not known'}", hint="")
@@ -338,7 +338,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         if self._visibility.is_open and (work.is_recovered or work.is_admitted):
             self._materialise(work)
 
-    def _materialise(self, work: Work) -> None:
+    def _materialise(self, work: PinnedTransaction) -> None:
         if work.decision == "COMMITTED" or not work.has_entries:
             self._end(work)
             self._unpin(work)
@@ -347,7 +347,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
             last = self._ledger.next_append_floor().previous
             self._tasks.spawn(self._abort(work, last), "abort")
 
-    async def _abort(self, work: Work, last: Position) -> None:
+    async def _abort(self, work: PinnedTransaction, last: Position) -> None:
         record = self._store.write_aborted
         if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
             return
@@ -365,20 +365,20 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
         known = self.aborted_last
         self.aborted_last = last if known is None else max(last, known)
 
-    def _end(self, work: Work) -> None:
+    def _end(self, work: PinnedTransaction) -> None:
         """It holds nothing any more, and its sequences count or do not."""
         self._forget(work)
         if work.decision is not None:
             self._count_end(work, work.decision)
 
-    def _forget(self, work: Work) -> None:
+    def _forget(self, work: PinnedTransaction) -> None:
         if self._works.get(work.txn) is work:
             del self._works[work.txn]
             self._visibility.commit(work.txn)
-            self._decisions.leave(work.txn, self)
+            self._outcomes.leave(work.txn, self)
             self.moved.advance()
 
-    def _unpin(self, work: Work) -> None:
+    def _unpin(self, work: PinnedTransaction) -> None:
         """Delete its pin; with those of others that end meanwhile, and nobody waits for it."""
         if work.op is None:
             return
@@ -417,7 +417,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
                 self._fail(ManagedLedgerFenced(f"{self._segment} has a later owner"))
                 return
             # Whatever has entries was found by `recover`, or is tracked.
-            if await self._decisions.read(txn) != "OPEN" and txn not in self._works:
+            if await self._outcomes.read(txn) != "OPEN" and txn not in self._works:
                 await self._store.delete_ops([found.op])
 
     # --- the end of data, and of it all
@@ -432,7 +432,7 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
     async def close(self) -> None:
         """Leave everything to the next owner."""
         for work in list(self._works.values()):
-            self._decisions.leave(work.txn, self)
+            self._outcomes.leave(work.txn, self)
         await self._tasks.stop()
 
     async def delete(self) -> None:
@@ -443,10 +443,10 @@ class MetadataTransactionBuffer(OpenWorks[Work]):
 
     # --- parts
 
-    def _track(self, txn: TxnId, bound: Position) -> Work:
-        work = self._works[txn] = Work(txn, bound, TxnSequences(self._counting.began))
+    def _track(self, txn: TxnId, bound: Position) -> PinnedTransaction:
+        work = self._works[txn] = PinnedTransaction(txn, bound, TxnSequences(self._counting.began))
         self._visibility.track(txn, bound)
-        self._decisions.join(txn, self)
+        self._outcomes.join(txn, self)
         return work
 
     async def _tried(

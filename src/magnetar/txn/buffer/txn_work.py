@@ -1,11 +1,12 @@
 """One transaction in one segment, and the sends of one producer in it.
 
-Owns: `OpenWork`, `Work` and `TxnLane`, and what a buffer tells: `Answered` and `Sequences`.
+Owns: `SegmentTransaction`, `PinnedTransaction` and `TxnFastPath`, and what a buffer tells:
+`Answered` and `Sequences`.
 
 Invariants:
-1. What a lane takes is certainly new in its transaction, and certainly carries its id; whatever it
-   does not take is judged by the buffer.
-2. A lane takes nothing of a transaction that is not admitted, or decided.
+1. What a fast path takes is certainly new in its transaction, and certainly carries its id;
+   whatever it does not take is judged by the buffer.
+2. A fast path takes nothing of a transaction that is not admitted, or decided.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class Sequences(Protocol):
         ...
 
 
-class OpenWork:
+class SegmentTransaction:
     """One transaction in one segment, whatever its kind."""
 
     __slots__ = (
         "bound",
         "decision",
+        "fast_paths",
         "has_entries",
         "is_admitted",
-        "lanes",
         "sequences",
         "txn",
     )
@@ -64,13 +65,13 @@ class OpenWork:
         self.has_entries = False
         """Some were handed to the log, by this owner or a former one."""
         self.sequences = sequences
-        self.lanes: dict[str, TxnLane] = {}
+        self.fast_paths: dict[str, TxnFastPath] = {}
         """By the name of the producer."""
         self.decision: State | None = None
         self.is_admitted = False
 
 
-class Work(OpenWork):
+class PinnedTransaction(SegmentTransaction):
     """One that a pin holds: its end is known from its header alone."""
 
     __slots__ = ("is_admitting", "is_recovered", "op", "waiting")
@@ -85,7 +86,7 @@ class Work(OpenWork):
         """Called when the attempt to admit it is over."""
 
 
-class TxnLane:
+class TxnFastPath:
     """The sends of one producer in one transaction.
 
     One message, above all before it, with the transaction as the last field of its metadata: that
@@ -94,7 +95,7 @@ class TxnLane:
 
     __slots__ = ("name", "runs", "trailer", "work")
 
-    def __init__(self, work: OpenWork, name: str) -> None:
+    def __init__(self, work: SegmentTransaction, name: str) -> None:
         self.work = work
         self.name = name
         self.runs = work.sequences.of(name)

@@ -8,10 +8,10 @@ Invariants:
    undecided transaction, or without one, everything durable.
 2. A bound is never raised. A transaction is tracked before its first entry is appended, and until
    its decision is applied: for an abort that is after its aborted record is durable.
-3. An entry below the ceiling of a transaction that is not aborted (or behind the last position of
-   one that is) is committed.
-4. The ceiling of a segment never falls while the gate is open, as long as every bound is the next
-   position of the log, or above, when it is tracked.
+3. An entry below the maxReadPosition of a transaction that is not aborted (or behind the last
+   position of one that is) is committed.
+4. The maxReadPosition of a segment never falls while the gate is open, as long as every bound is
+   the next position of the log, or above, when it is tracked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from magnetar.model.ids import Position
 from magnetar.wire.messages import TxnId
 
 NOTHING: Final = Position(-1, -1)
-"""As a ceiling: no entry stands at or below it."""
+"""As a maxReadPosition: no entry stands at or below it."""
 
 
 class Visibility:
@@ -86,7 +86,7 @@ class Visibility:
 
     # --- questions
 
-    def ceiling(self, last_durable: Position) -> Position:
+    def max_read_position(self, last_durable: Position) -> Position:
         """The last position that consumers may see."""
         if not self._open:
             return NOTHING
@@ -103,7 +103,7 @@ class Visibility:
         return heap[0][0] if heap else None
 
     def blocker(self) -> TxnId | None:
-        """The transaction that holds the ceiling."""
+        """The transaction that holds the maxReadPosition."""
         return None if self.lowest_bound() is None else self._lowest[0][1]
 
     def is_aborted(self, txn: TxnId, position: Position) -> bool:

@@ -1,7 +1,7 @@
 """Which broker coordinates which transactions.
 
-Owns: `Partitions`: the elections of one broker for all coordinators, who leads each of them, and
-the numbers of new transactions.
+Owns: `CoordinatorPartitions`: the elections of one broker for all coordinators, who leads each of
+them, and the numbers of new transactions.
 
 Invariants:
 1. A coordinator is led by one broker at a time. A former leader that has not heard of it yet does
@@ -45,7 +45,7 @@ _SETTLE_SECONDS: Final = 0.5
 _LOG: Final = logger(__name__)
 
 
-class Assignment(NamedTuple):
+class CoordinatorAssignment(NamedTuple):
     """A coordinator, and where it is; None: nobody leads it now."""
 
     partition: int
@@ -57,7 +57,7 @@ def partition_of(application: str) -> int:
     return key_hash(application) % PARTITIONS
 
 
-class Partitions(Service):
+class CoordinatorPartitions(Service):
     """The coordinators of a cluster, as one broker sees them."""
 
     def __init__(self, metadata: MetadataStore, *, broker: str, url: str, limits: Limits) -> None:
@@ -108,11 +108,14 @@ class Partitions(Service):
         """Whether `assignments` has been read at all."""
         return self._leaders.is_loaded
 
-    def assignments(self) -> list[Assignment]:
+    def assignments(self) -> list[CoordinatorAssignment]:
         """All coordinators and where they are."""
         records = self._leaders.records
         urls = {key: record.value.decode().partition(" ")[2] for key, record in records.items()}
-        return [Assignment(number, urls.get(f"{LEADERS}/{number}")) for number in range(PARTITIONS)]
+        return [
+            CoordinatorAssignment(number, urls.get(f"{LEADERS}/{number}"))
+            for number in range(PARTITIONS)
+        ]
 
     @property
     def led(self) -> dict[int, int]:

@@ -28,7 +28,7 @@ from magnetar.errors import (
     OutcomeUnknown,
     TransactionNotFound,
 )
-from magnetar.runtime.background import Errands, stopping
+from magnetar.runtime.background import BackgroundTasks, stopping
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
@@ -36,15 +36,15 @@ from magnetar.runtime.metrics import TXN_BEGUN
 from magnetar.runtime.service import Service
 from magnetar.txn import transitions
 from magnetar.txn.api import TransactionCoordinator
-from magnetar.txn.coordinator.coordinator_partitions import Partitions, partition_of
-from magnetar.txn.coordinator.gc import Collector, Repair
-from magnetar.txn.coordinator.groups import Groups
-from magnetar.txn.coordinator.timeouts import Deadlines
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions, partition_of
+from magnetar.txn.coordinator.gc import Repair, TransactionGc
+from magnetar.txn.coordinator.groups import TransactionGroups
+from magnetar.txn.coordinator.timeouts import TransactionTimeouts
 from magnetar.txn.ids import is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_transactions import Cause, OpenBook
-from magnetar.txn.records import Group, Header, Membership, State, header_indexes, header_key
+from magnetar.txn.open_transactions import Cause, OpenTransactions
+from magnetar.txn.records import Group, GroupMembership, Header, State, header_indexes, header_key
 from magnetar.txn.store import TxnStore
 from magnetar.txn.transitions import Committed
 from magnetar.wire.messages import TxnId
@@ -58,8 +58,8 @@ class Coordinators(Service):
     def __init__(
         self,
         store: TxnStore,
-        partitions: Partitions,
-        book: OpenBook,
+        partitions: CoordinatorPartitions,
+        open_transactions: OpenTransactions,
         legacy: LegacyCoordinators,
         *,
         clock: Clock,
@@ -73,13 +73,20 @@ class Coordinators(Service):
         self._store = store
         self._clock = clock
         self._limits = limits
-        self._errands = Errands()
-        self._book = book
-        self._groups = Groups(
-            store, partitions, self._book, clock, limits, self._errands.in_background
+        self._background = BackgroundTasks()
+        self._open_transactions = open_transactions
+        self._groups = TransactionGroups(
+            store,
+            partitions,
+            self._open_transactions,
+            clock,
+            limits,
+            self._background.in_background,
         )
-        self._deadlines = Deadlines(store, partitions, self._book, clock, self._expire)
-        self._collector = Collector(
+        self._deadlines = TransactionTimeouts(
+            store, partitions, self._open_transactions, clock, self._expire
+        )
+        self._collector = TransactionGc(
             store, partitions, clock, limits, repair, self._groups.forget_old
         )
 
@@ -90,20 +97,20 @@ class Coordinators(Service):
         self.spawn(self._collector.run(), "collection")
 
     async def _stop(self) -> None:
-        self._errands.close()
+        self._background.close()
         async with AsyncExitStack() as stops:  # of all, though one fails; the last one first
             stops.push_async_callback(self.partitions.stop)
-            stops.push_async_callback(self._errands.over)
+            stops.push_async_callback(self._background.over)
             stops.push_async_callback(self.legacy.stop)
 
     @property
     def open_count(self) -> int:
         """Open transactions that this broker knows of."""
-        return len(self._book)
+        return len(self._open_transactions)
 
     def open_by_coordinator(self) -> dict[int, int]:
         """The same, for each coordinator that this broker leads."""
-        counts = self._book.by_coordinator()
+        counts = self._open_transactions.by_coordinator()
         return {number: counts[number] for number in self.partitions.led}
 
     # --- the two kinds
@@ -127,19 +134,19 @@ class Coordinators(Service):
         coordinator: int,
         timeout_ms: int,
         owner: str = "",
-        membership: Membership | None = None,
+        membership: GroupMembership | None = None,
     ) -> Header:
         """A new transaction, alone or in a group."""
         self.partitions.check(coordinator)
         transitions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         if self.stopping:
             raise stopping()
-        self._book.reserve(owner)
+        self._open_transactions.reserve(owner)
         try:
             # Should nobody wait for it any more, its deadline ends it.
             return await self._begin(coordinator, timeout_ms, owner, membership)
         finally:
-            self._book.release(owner)
+            self._open_transactions.release(owner)
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
         """Decide a transaction; what was decided."""
@@ -149,7 +156,7 @@ class Coordinators(Service):
         """The same in a task, which is not to be cancelled."""
         self.partitions.check_txn(txn)
         state: State = "COMMITTED" if commit else "ABORTED"
-        return self._errands.in_task(self._end(txn, state, owner, "asked"))
+        return self._background.in_task(self._end(txn, state, owner, "asked"))
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
@@ -171,7 +178,7 @@ class Coordinators(Service):
     async def check_open(self, txn: TxnId, owner: str | None = "") -> None:
         """Raise unless a transaction is open and this owner's."""
         self.partitions.check_txn(txn)
-        header = self._book.get(txn) or await self._store.header(txn)
+        header = self._open_transactions.get(txn) or await self._store.header(txn)
         _owned(header, txn, owner)
         if header is not None and header.is_final:
             raise InvalidTxnStatus(f"transaction {to_text(txn)} is {header.state}")
@@ -180,7 +187,7 @@ class Coordinators(Service):
         self, application: str, generation: str, run: str, owner: str = ""
     ) -> Group:
         """A run of a distributed writer begins."""
-        return await self._errands.apart(self._groups.open(application, generation, run, owner))
+        return await self._background.apart(self._groups.open(application, generation, run, owner))
 
     async def commit_group(
         self,
@@ -192,13 +199,13 @@ class Coordinators(Service):
         note: str = "",
     ) -> Committed:
         """Commit these transactions of a sequence, and abort the others."""
-        return await self._errands.apart(
+        return await self._background.apart(
             self._groups.commit(application, epoch, sequence, txns, owner, note)
         )
 
     async def group_status(self, application: str, owner: str = "") -> Group:
         """What a group decided last."""
-        found = await self._errands.apart(self._groups.status(application, owner))
+        found = await self._background.apart(self._groups.status(application, owner))
         if found is None:
             raise TransactionNotFound(f"there is no group {application!r}", hint="open it first")
         return found
@@ -206,7 +213,7 @@ class Coordinators(Service):
     # --- beginning
 
     async def _begin(
-        self, coordinator: int, timeout_ms: int, owner: str, membership: Membership | None
+        self, coordinator: int, timeout_ms: int, owner: str, membership: GroupMembership | None
     ) -> Header:
         if membership is not None:
             expected = partition_of(membership.application)
@@ -230,7 +237,7 @@ class Coordinators(Service):
         if membership is not None:
             await self._groups.began(header)
         else:
-            self._book.began(header, version)
+            self._open_transactions.began(header, version)
         return header
 
     async def _create(self, header: Header) -> int | None:
@@ -246,11 +253,11 @@ class Coordinators(Service):
 
     async def _end(self, txn: TxnId, state: State, owner: str | None, cause: Cause) -> State:
         now = self._clock.now_ms()
-        known, version = self._book.get(txn), self._book.version(txn)
+        known, version = self._open_transactions.get(txn), self._open_transactions.version(txn)
         if known is not None and version is not None:
             after = transitions.ended(_owned(known, txn, owner), state, now)
             if await self._store.replace_header(after, version):
-                self._book.over(txn, after.state, self._clock.now_ms(), cause)
+                self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause)
                 return after.state
         return await self._end_as_stored(txn, state, owner, now, cause)
 
@@ -268,7 +275,7 @@ class Coordinators(Service):
         after = await self._store.change(header_key(txn), Header, ended, header_indexes)
         if after is None:
             return await self._end_member(txn, state)
-        self._book.over(txn, after.state, self._clock.now_ms(), cause)
+        self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause)
         return after.state
 
     async def _end_member(self, txn: TxnId, state: State) -> State:
@@ -302,7 +309,7 @@ class Coordinators(Service):
                 groups.setdefault(header.group.application, []).append(header)
         work += [self._groups.abort(name, each, "timeout") for name, each in groups.items()]
         results = await asyncio.gather(
-            *(self._errands.apart(each) for each in work), return_exceptions=True
+            *(self._background.apart(each) for each in work), return_exceptions=True
         )
         for result in results:
             if isinstance(result, InvalidTxnStatus | TransactionNotFound):

@@ -1,6 +1,6 @@
 """Finished transactions are forgotten, once all that they did is done.
 
-Owns: `Collector`, the loop of one broker for all coordinators that it leads, and for the topics
+Owns: `TransactionGc`, the loop of one broker for all coordinators that it leads, and for the topics
 that it has: who coordinates a transaction may be unable to reach its participants.
 
 Invariants:
@@ -27,7 +27,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_COLLECTED, TXN_REPAIRS
-from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.ids import from_text
 from magnetar.txn.records import BY_END, OPS, AckOp, Header, Pin, decode, number
 from magnetar.txn.store import StoredOp, TxnStore
@@ -52,13 +52,13 @@ Repair = Callable[[Leftover], Awaitable[bool]]
 """Make the participant, wherever it is, look at its op records again; False: there is none."""
 
 
-class Collector:
+class TransactionGc:
     """Run by its owner until the store is closed."""
 
     def __init__(
         self,
         store: TxnStore,
-        partitions: Partitions,
+        partitions: CoordinatorPartitions,
         clock: Clock,
         limits: Limits,
         repair: Repair,

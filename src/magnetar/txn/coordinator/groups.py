@@ -1,7 +1,7 @@
 """Transaction groups: one record decides on all transactions of a distributed writer.
 
-Owns: `Groups`: OPEN_GROUP, COMMIT_GROUP, GROUP_STATUS, aborts of members, and the copies of what
-the group's record says into the headers of its members.
+Owns: `TransactionGroups`: OPEN_GROUP, COMMIT_GROUP, GROUP_STATUS, aborts of members, and the copies
+of what the group's record says into the headers of its members.
 
 Invariants:
 1. A member is decided by a compare-and-set of the group's record and nothing else.
@@ -30,10 +30,10 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import TXN_GROUP_COMMITS
 from magnetar.txn import transitions
-from magnetar.txn.coordinator.coordinator_partitions import Partitions, partition_of
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions, partition_of
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.open_transactions import Cause, OpenBook
-from magnetar.txn.records import GROUPS, Group, Header, Membership, State, decode, group_key
+from magnetar.txn.open_transactions import Cause, OpenTransactions
+from magnetar.txn.records import GROUPS, Group, GroupMembership, Header, State, decode, group_key
 from magnetar.txn.store import TxnStore
 from magnetar.txn.transitions import Committed
 from magnetar.wire.messages import TxnId
@@ -61,21 +61,21 @@ class _Desk:
         """Aborted members whose headers say so: the next change of the record forgets them."""
 
 
-class Groups:
+class TransactionGroups:
     """The groups of the coordinators that this broker leads."""
 
     def __init__(
         self,
         store: TxnStore,
-        partitions: Partitions,
-        book: OpenBook,
+        partitions: CoordinatorPartitions,
+        open_transactions: OpenTransactions,
         clock: Clock,
         limits: Limits,
         background: Background,
     ) -> None:
         self._store = store
         self._partitions = partitions
-        self._book = book
+        self._open_transactions = open_transactions
         self._clock = clock
         self._limits = limits
         self._background = background
@@ -108,7 +108,7 @@ class Groups:
         self._background(self._settle(application), f"group {application}")
         return group
 
-    async def check_new(self, member: Membership, owner: str) -> None:
+    async def check_new(self, member: GroupMembership, owner: str) -> None:
         """Raise unless a transaction may be begun in a group."""
         self._check(member.application)
         group = await self._store.group(member.application)
@@ -121,7 +121,7 @@ class Groups:
         assert member is not None, "its caller has checked"
         async with self._desk(member.application).turn:
             await self.check_new(member, header.owner)
-            self._book.began(header)
+            self._open_transactions.began(header)
 
     async def commit(
         self,
@@ -239,7 +239,7 @@ class Groups:
             states = {each.id: transitions.state_of(each, after) for each in present}
             for txn, state in states.items():
                 if state != "OPEN":
-                    self._book.over(txn, state, self._clock.now_ms(), cause)
+                    self._open_transactions.over(txn, state, self._clock.now_ms(), cause)
             await self._copy(desk, states)
             found |= states
         return found
@@ -301,7 +301,7 @@ class Groups:
                 states[header.id] = state
         self._tell(group)
         for txn, state in states.items():
-            self._book.over(txn, state, self._clock.now_ms())
+            self._open_transactions.over(txn, state, self._clock.now_ms())
         await self._copy(desk, states)
         desk.rolled = mark
         return await self._without(desk, group, still_open)
@@ -337,12 +337,12 @@ class Groups:
         """
         now = self._clock.now_ms()
         for name in group.decided:
-            self._book.over(from_text(name), "COMMITTED", now)
-        for header in self._book.members(group.application):
+            self._open_transactions.over(from_text(name), "COMMITTED", now)
+        for header in self._open_transactions.members(group.application):
             member = header.group
             is_sure = member is not None and transitions.is_surely_told(member, group)
             if is_sure and transitions.state_of(header, group) == "ABORTED":
-                self._book.over(header.id, "ABORTED", now)
+                self._open_transactions.over(header.id, "ABORTED", now)
 
     # --- the end of a group
 

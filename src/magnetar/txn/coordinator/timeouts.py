@@ -1,6 +1,6 @@
 """Transactions that nobody ends are aborted at their deadlines.
 
-Owns: `Deadlines`, the loop of one broker for all coordinators that it leads.
+Owns: `TransactionTimeouts`, the loop of one broker for all coordinators that it leads.
 
 Invariants:
 1. The index is read every second for what is due, so that nothing is missed. For all else that is
@@ -18,8 +18,8 @@ from typing import Final
 from magnetar.errors import MagnetarError, StoreClosed
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
-from magnetar.txn.coordinator.coordinator_partitions import Partitions
-from magnetar.txn.open_transactions import OpenBook
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
+from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.records import Header
 from magnetar.txn.store import TxnStore
 
@@ -37,20 +37,20 @@ Expire = Callable[[Sequence[Header]], Awaitable[None]]
 _LOG: Final = logger(__name__)
 
 
-class Deadlines:
+class TransactionTimeouts:
     """Run by its owner until the store is closed."""
 
     def __init__(
         self,
         store: TxnStore,
-        partitions: Partitions,
-        book: OpenBook,
+        partitions: CoordinatorPartitions,
+        open_transactions: OpenTransactions,
         clock: Clock,
         expire: Expire,
     ) -> None:
         self._store = store
         self._partitions = partitions
-        self._book = book
+        self._open_transactions = open_transactions
         self._clock = clock
         self._expire = expire
         self._seeded: dict[int, int] = {}
@@ -73,7 +73,7 @@ class Deadlines:
 
     def _pause(self) -> float:
         """Until the next deadline that is known, and never longer than a second."""
-        deadline = self._book.next_deadline_ms()
+        deadline = self._open_transactions.next_deadline_ms()
         if deadline is None:
             return REFRESH_SECONDS
         seconds = (deadline - self._clock.now_ms()) / 1000
@@ -84,7 +84,7 @@ class Deadlines:
         self._noticed = led
         if led == self._seeded:
             return
-        self._book.keep_only(frozenset(led))
+        self._open_transactions.keep_only(frozenset(led))
         led = {each: epoch for each, epoch in led.items() if noticed.get(each) == epoch}
         new = {each for each, epoch in led.items() if self._seeded.get(each) != epoch}
         self._seeded = {each: epoch for each, epoch in led.items() if each not in new}
@@ -105,11 +105,11 @@ class Deadlines:
     def _add(self, header: Header, partitions: set[int]) -> None:
         most = header.id.most
         if most in partitions and self._partitions.leads(most) and not header.is_final:
-            self._book.add(header)
+            self._open_transactions.add(header)
 
     async def _abort_due(self) -> None:
-        while due := self._book.take_due(self._clock.now_ms(), _AT_ONCE):
+        while due := self._open_transactions.take_due(self._clock.now_ms(), _AT_ONCE):
             await self._expire(due)
             later = self._clock.now_ms() + round(REFRESH_SECONDS * 1000)
             for header in due:
-                self._book.try_again(header, later)
+                self._open_transactions.try_again(header, later)

@@ -35,7 +35,7 @@ from magnetar.errors import (
 )
 from magnetar.metadata.recipes import Counter
 from magnetar.model.ids import Position
-from magnetar.runtime.background import Errands
+from magnetar.runtime.background import BackgroundTasks
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
@@ -52,7 +52,7 @@ from magnetar.txn.legacy.coordinator_entries import (
 from magnetar.txn.legacy.coordinator_log import CoordinatorLog
 from magnetar.txn.legacy.coordinator_state import (
     OUTCOMES,
-    Transaction,
+    LegacyTransaction,
     after,
     decision,
     ending,
@@ -60,11 +60,11 @@ from magnetar.txn.legacy.coordinator_state import (
 )
 from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends
 from magnetar.txn.legacy.header_copies import HeaderCopies
-from magnetar.txn.open_transactions import Cause, OpenBook
+from magnetar.txn.open_transactions import Cause, OpenTransactions
 from magnetar.txn.records import Header
 from magnetar.wire.messages import TxnId
 
-_Addition = Callable[[Transaction], Entry | None]
+_Addition = Callable[[LegacyTransaction], Entry | None]
 """What must be written to add something; None: it is there already."""
 
 _LOG: Final = logger(__name__)
@@ -75,7 +75,7 @@ class _Held:
 
     __slots__ = ("is_copied", "known", "positions", "progress", "turn")
 
-    def __init__(self, known: Transaction) -> None:
+    def __init__(self, known: LegacyTransaction) -> None:
         self.known = known
         self.positions: list[Position] = []
         """Of its entries in the log."""
@@ -87,7 +87,7 @@ class _Held:
 
 
 class _Finished(NamedTuple):
-    known: Transaction
+    known: LegacyTransaction
     position: Position
     """Of `Ended`, the only entry that is left."""
 
@@ -100,7 +100,7 @@ class LegacyCoordinator:
         partition: int,
         log: CoordinatorLog,
         numbers: Counter,
-        book: OpenBook,
+        open_transactions: OpenTransactions,
         ends: Ends,
         copies: HeaderCopies,
         *,
@@ -110,7 +110,7 @@ class LegacyCoordinator:
         self.partition = partition
         self.log = log
         self._numbers = numbers
-        self._book = book
+        self._open_transactions = open_transactions
         self._ends = ends
         self._copies = copies
         self._clock = clock
@@ -121,7 +121,7 @@ class LegacyCoordinator:
         self._unfinished: OrderedDict[int, None] = OrderedDict()
         """Ascending: the numbers of those that are being begun, open or ending."""
         self._numbering = asyncio.Lock()
-        self._errands = Errands()
+        self._background = BackgroundTasks()
         self._drives: set[asyncio.Task[None]] = set()
         self.last_number = 0
 
@@ -135,7 +135,7 @@ class LegacyCoordinator:
         self.last_number = max((*self._live, *self._finished), default=0)
         for held in self._live.values():
             if held.known.is_open:
-                self._book.add(self._header(held.known))
+                self._open_transactions.add(self._header(held.known))
             else:
                 self._decided(held, "asked")
         if self._live or self._finished:
@@ -159,8 +159,8 @@ class LegacyCoordinator:
 
     async def close(self) -> None:
         """Do nothing more; what is being decided is decided first."""
-        self._errands.close()
-        await self._errands.over()
+        self._background.close()
+        await self._background.over()
         for drive in self._drives:
             drive.cancel()
         if self._drives:
@@ -178,14 +178,14 @@ class LegacyCoordinator:
         """No transaction with this number or a lower one is, or will be, open or ending."""
         return next(iter(self._unfinished), self.last_number + 1) - 1
 
-    def find(self, txn: TxnId) -> Transaction | None:
+    def find(self, txn: TxnId) -> LegacyTransaction | None:
         held = self._live.get(txn.least)
         if held is not None:
             return held.known
         done = self._finished.get(txn.least)
         return None if done is None else done.known
 
-    def live(self) -> Iterator[Transaction]:
+    def live(self) -> Iterator[LegacyTransaction]:
         """Those that are open or ending, the oldest first."""
         for held in self._live.values():
             yield held.known
@@ -200,11 +200,11 @@ class LegacyCoordinator:
                 f"{most} transactions of coordinator {self.partition} are open, the limit",
                 hint="end some of them, or raise txn_open_per_coordinator_max",
             )
-        self._book.reserve(owner)
+        self._open_transactions.reserve(owner)
         try:
-            return await self._errands.apart(self._begin(timeout_ms, owner))
+            return await self._background.apart(self._begin(timeout_ms, owner))
         finally:
-            self._book.release(owner)
+            self._open_transactions.release(owner)
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None, *, copied: bool
@@ -213,12 +213,12 @@ class LegacyCoordinator:
         held = self._owned_open(txn, owner)
         wanted = tuple(topics)
 
-        def entry(known: Transaction) -> Entry | None:
+        def entry(known: LegacyTransaction) -> Entry | None:
             new = tuple(each for each in dict.fromkeys(wanted) if each not in known.topics)
             is_new = new or (copied and not known.has_copy)
             return PartitionsAdded(known.number, new, copied) if is_new else None
 
-        await self._errands.apart(self._add(held, entry, copied=copied))
+        await self._background.apart(self._add(held, entry, copied=copied))
 
     async def add_subscriptions(
         self,
@@ -232,12 +232,12 @@ class LegacyCoordinator:
         held = self._owned_open(txn, owner)
         wanted = tuple(subscriptions)
 
-        def entry(known: Transaction) -> Entry | None:
+        def entry(known: LegacyTransaction) -> Entry | None:
             new = tuple(each for each in dict.fromkeys(wanted) if each not in known.subscriptions)
             is_new = new or (copied and not known.has_copy)
             return SubscriptionsAdded(known.number, new, copied) if is_new else None
 
-        await self._errands.apart(self._add(held, entry, copied=copied))
+        await self._background.apart(self._add(held, entry, copied=copied))
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None) -> None:
         """Decide, and return once everyone has carried it out."""
@@ -255,7 +255,7 @@ class LegacyCoordinator:
         if held is None:
             _check_same(txn, known, commit=commit)
             return None
-        await self._errands.apart(self._decide(held, commit=commit, cause=cause))
+        await self._background.apart(self._decide(held, commit=commit, cause=cause))
         return held
 
     async def _over(self, held: _Held) -> None:
@@ -293,7 +293,7 @@ class LegacyCoordinator:
         assert known is not None
         held = self._live[number] = _Held(known)
         held.positions.append(position)
-        self._book.add(self._header(known))
+        self._open_transactions.add(self._header(known))
         TXN_BEGUN.labels(str(self.partition)).inc()
         return self._id(known)
 
@@ -311,7 +311,7 @@ class LegacyCoordinator:
                 await self._copies.open(self._header(held.known))
                 held.is_copied = True
 
-    def _check_participants(self, known: Transaction, new: Entry) -> None:
+    def _check_participants(self, known: LegacyTransaction, new: Entry) -> None:
         most, then = self._limits.txn_participants_max, after(known, new)
         if then is not None and len(then.topics) + len(then.subscriptions) > most:
             raise NotAllowed(
@@ -343,7 +343,7 @@ class LegacyCoordinator:
     def _decided(self, held: _Held, cause: Cause) -> None:
         """The decision is in the log: tell everyone, and see to it that it is carried out."""
         txn, now = self._id(held.known), self._clock.now_ms()
-        self._book.over(txn, OUTCOMES[held.known.state], now, cause)
+        self._open_transactions.over(txn, OUTCOMES[held.known.state], now, cause)
         drive = asyncio.create_task(self._carry_out(held), name=f"end {to_text(txn)}")
         self._drives.add(drive)
         drive.add_done_callback(self._drive_done)
@@ -374,7 +374,7 @@ class LegacyCoordinator:
                 self.log.give_up(InvariantBroken(f"{drive.get_name()}: {error!r}"))
 
     def _note_finished(
-        self, known: Transaction, position: Position, earlier: Iterable[Position]
+        self, known: LegacyTransaction, position: Position, earlier: Iterable[Position]
     ) -> None:
         self._live.pop(known.number, None)
         self._unfinished.pop(known.number, None)
@@ -403,7 +403,7 @@ class LegacyCoordinator:
                 f"coordinator {self.partition} lost its log ({self.log.failure})"
             )
 
-    def _owned(self, txn: TxnId, owner: str | None) -> Transaction:
+    def _owned(self, txn: TxnId, owner: str | None) -> LegacyTransaction:
         """A transaction, if there is one and it is this owner's; None: every owner's."""
         known = self.find(txn)
         if known is None or (owner is not None and known.owner and known.owner != owner):
@@ -418,14 +418,14 @@ class LegacyCoordinator:
             raise InvalidTxnStatus(f"transaction {to_text(txn)} is {known.state}")
         return held
 
-    def _id(self, known: Transaction) -> TxnId:
+    def _id(self, known: LegacyTransaction) -> TxnId:
         return TxnId(self.partition, known.number)
 
-    def _header(self, known: Transaction) -> Header:
+    def _header(self, known: LegacyTransaction) -> Header:
         return header_of(self._id(known), known)
 
 
-def _check_same(txn: TxnId, known: Transaction, *, commit: bool) -> None:
+def _check_same(txn: TxnId, known: LegacyTransaction, *, commit: bool) -> None:
     if known.commits != commit:
         wanted = "COMMITTED" if commit else "ABORTED"
         raise InvalidTxnStatus(f"transaction {to_text(txn)} is {known.state}, not {wanted}")

@@ -1,7 +1,7 @@
 """What becomes of a legacy transaction (pure).
 
-Owns: `Transaction`, and how each entry of the log changes it. The same function makes the state in
-memory and, after a restart, the state from the log.
+Owns: `LegacyTransaction`, and how each entry of the log changes it. The same function makes the
+state in memory and, after a restart, the state from the log.
 
     OPEN -> COMMITTING -> COMMITTED
     OPEN -> ABORTING   -> ABORTED
@@ -50,7 +50,7 @@ OUTCOMES: Final[dict[LegacyState, Outcome]] = {
 """What a state that is decided comes to."""
 
 
-class Transaction(msgspec.Struct, frozen=True):
+class LegacyTransaction(msgspec.Struct, frozen=True):
     """As its coordinator knows it."""
 
     number: int
@@ -88,7 +88,7 @@ class Transaction(msgspec.Struct, frozen=True):
         return OUTCOMES.get(self.state) == "COMMITTED"
 
 
-def after(known: Transaction | None, entry: Entry) -> Transaction | None:
+def after(known: LegacyTransaction | None, entry: Entry) -> LegacyTransaction | None:
     """What an entry makes of a transaction; None: there is none."""
     if known is None:
         return _first(entry)
@@ -107,7 +107,7 @@ def after(known: Transaction | None, entry: Entry) -> Transaction | None:
     return known
 
 
-def decision(known: Transaction, *, commit: bool, now_ms: int) -> Decided | None:
+def decision(known: LegacyTransaction, *, commit: bool, now_ms: int) -> Decided | None:
     """The entry that decides an open transaction; None: it is decided already."""
     if not known.is_open:
         return None
@@ -115,7 +115,7 @@ def decision(known: Transaction, *, commit: bool, now_ms: int) -> Decided | None
     return Decided(known.number, state, now_ms)
 
 
-def ending(known: Transaction, now_ms: int) -> Ended:
+def ending(known: LegacyTransaction, now_ms: int) -> Ended:
     """The entry that finishes a transaction whose participants are done."""
     return Ended(
         known.number,
@@ -128,7 +128,7 @@ def ending(known: Transaction, now_ms: int) -> Ended:
     )
 
 
-def header_of(txn: TxnId, known: Transaction) -> Header:
+def header_of(txn: TxnId, known: LegacyTransaction) -> Header:
     """As the book of open transactions and the admin interface know both kinds."""
     return Header(
         to_text(txn),
@@ -139,17 +139,17 @@ def header_of(txn: TxnId, known: Transaction) -> Header:
     )
 
 
-def _first(entry: Entry) -> Transaction | None:
+def _first(entry: Entry) -> LegacyTransaction | None:
     match entry:
         case Began():
-            return Transaction(entry.number, entry.start_ms, entry.timeout_ms, entry.owner)
+            return LegacyTransaction(entry.number, entry.start_ms, entry.timeout_ms, entry.owner)
         case Ended():
             return _first_ended(entry)
     return None
 
 
-def _first_ended(entry: Ended) -> Transaction:
-    return Transaction(
+def _first_ended(entry: Ended) -> LegacyTransaction:
+    return LegacyTransaction(
         entry.number,
         entry.start_ms,
         entry.timeout_ms,

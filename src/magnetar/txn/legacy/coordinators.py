@@ -25,22 +25,22 @@ from magnetar.errors import (
 )
 from magnetar.ledger.api import LedgerStore
 from magnetar.metadata.recipes import Counter
-from magnetar.runtime.background import Errands, stopping
+from magnetar.runtime.background import BackgroundTasks, stopping
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn import transitions
-from magnetar.txn.coordinator.coordinator_partitions import Partitions
+from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinator_log import CoordinatorLog, log_exists
-from magnetar.txn.legacy.coordinator_state import Transaction
+from magnetar.txn.legacy.coordinator_state import LegacyTransaction
 from magnetar.txn.legacy.ends import Ends
 from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.legacy.participants import Participants
-from magnetar.txn.open_transactions import OpenBook
+from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
@@ -83,8 +83,8 @@ class LegacyCoordinators(Service):
 
     def __init__(
         self,
-        partitions: Partitions,
-        book: OpenBook,
+        partitions: CoordinatorPartitions,
+        open_transactions: OpenTransactions,
         participants: Participants,
         store: TxnStore,
         ledgers: LedgerStore,
@@ -94,7 +94,7 @@ class LegacyCoordinators(Service):
     ) -> None:
         super().__init__("legacy coordinators", stop_seconds=limits.close_seconds)
         self._partitions = partitions
-        self._book = book
+        self._open_transactions = open_transactions
         self.participants = participants
         self._copies = HeaderCopies(store)
         self._ends = Ends(participants, self._copies)
@@ -102,7 +102,7 @@ class LegacyCoordinators(Service):
         self._ledgers = ledgers
         self._clock = clock
         self._limits = limits
-        self._errands = Errands()
+        self._background = BackgroundTasks()
         self._seats: dict[int, _Seat] = {}
         self._leaving = asyncio.Lock()
         self._looked: dict[int, int] = {}
@@ -113,10 +113,10 @@ class LegacyCoordinators(Service):
         self.spawn(self._collect(), "collection")
 
     async def _stop(self) -> None:
-        self._errands.close()
+        self._background.close()
         for partition in list(self._seats):
             await self._leave(partition)
-        await self._errands.over()  # whoever waited for an end is told by now
+        await self._background.over()  # whoever waited for an end is told by now
 
     # --- what clients ask
 
@@ -151,7 +151,7 @@ class LegacyCoordinators(Service):
 
     def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
         """The same in a task, which is not to be cancelled."""
-        return self._errands.in_task(self.end(txn, commit=commit, owner=owner))
+        return self._background.in_task(self.end(txn, commit=commit, owner=owner))
 
     async def expire(self, due: Header) -> None:
         """Decide to abort a transaction whose deadline has passed."""
@@ -179,7 +179,7 @@ class LegacyCoordinators(Service):
         known = own.find(txn)
         return known is not None and known.is_open
 
-    async def find(self, txn: TxnId) -> Transaction | None:
+    async def find(self, txn: TxnId) -> LegacyTransaction | None:
         """A transaction that is coordinated here, unless it is forgotten."""
         try:
             return (await self._of(txn)).find(txn)
@@ -288,7 +288,7 @@ class LegacyCoordinators(Service):
             partition,
             log,
             numbers,
-            self._book,
+            self._open_transactions,
             self._ends,
             self._copies,
             clock=self._clock,

@@ -23,7 +23,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_END_RETRIES
 from magnetar.runtime.signal import Signal
 from magnetar.txn.ids import to_text
-from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, header_of
+from magnetar.txn.legacy.coordinator_state import OUTCOMES, LegacyTransaction, header_of
 from magnetar.txn.legacy.header_copies import HeaderCopies
 from magnetar.txn.legacy.participants import Participants
 from magnetar.wire.messages import TxnId
@@ -48,7 +48,7 @@ class Ends:
         self._hurries: dict[TxnId, Signal] = {}
 
     async def carry_out(
-        self, txn: TxnId, known: Transaction, low_watermark: Callable[[], int]
+        self, txn: TxnId, known: LegacyTransaction, low_watermark: Callable[[], int]
     ) -> None:
         """Return once all its topics and subscriptions have ended a decided transaction."""
         hurry = self._hurries[txn] = Signal()
@@ -65,7 +65,7 @@ class Ends:
             waiting.advance()
 
     def _all(
-        self, txn: TxnId, known: Transaction, low_watermark: Callable[[], int]
+        self, txn: TxnId, known: LegacyTransaction, low_watermark: Callable[[], int]
     ) -> Iterator[tuple[str, End]]:
         """Whom to ask, and how."""
         commit, ask = known.commits, self._participants

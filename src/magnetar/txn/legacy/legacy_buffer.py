@@ -11,8 +11,8 @@ Invariants:
    What stands at or above the first message of any that is tracked is not for consumers.
 3. Once the end is told nothing more is appended. Commit: the marker is durable, then all shows.
    Abort: the aborted record, which covers every position that was handed to the log, is durable,
-   then the marker, then the ceiling passes. On a stream that takes no entries any more the stream
-   record says what the marker would.
+   then the marker, then the maxReadPosition passes. On a stream that takes no entries any more the
+   stream record says what the marker would.
 4. `end` returns once that is durable; again, or of a transaction that has nothing here: at once. It
    raises what may pass, and is then to be asked again.
 5. What a coordinator's low watermark has passed writes no more; what it left open here is aborted.
@@ -46,16 +46,16 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, OpenWorks
+from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, SegmentTransactions
 from magnetar.txn.buffer.transaction_buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
 from magnetar.txn.buffer.txn_dedup import TxnSequences
 from magnetar.txn.buffer.txn_work import Answered, Sequences
 from magnetar.txn.ids import to_text
-from magnetar.txn.legacy.legacy_work import LegacyWork
+from magnetar.txn.legacy.legacy_work import MarkedTransaction
 from magnetar.txn.legacy.markers import marker, trace_of
 from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
 from magnetar.txn.legacy.stream_store import StreamStore
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
@@ -81,7 +81,7 @@ class AbortedEntries(Protocol):
     def is_visible(self, txn: TxnId, position: Position) -> bool: ...
 
 
-class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
+class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     """Made, then recovered before anything is dispatched, at last closed."""
 
     def __init__(
@@ -96,14 +96,14 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         sequences: Sequences,
         moved: Signal,
         failed: Signal,
-        decisions: Decisions,
+        outcomes: Outcomes,
     ) -> None:
         super().__init__(segment, ledger, sequences)
         self._moved = moved
         self._failed = failed
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
-        self._decisions = decisions
+        self._outcomes = outcomes
         self._store = store
         self._aborted = aborted
         self._epoch = epoch
@@ -127,7 +127,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
 
     @property
     def holds(self) -> bool:
-        """Whether the ceiling may be below the end of the log."""
+        """Whether the maxReadPosition may be below the end of the log."""
         return bool(self._works) or not self._visibility.is_open
 
     @property
@@ -201,7 +201,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         if self._stream.is_over(txn) or (work is not None and work.decision is not None):
             text = f"transaction {to_text(txn)} has ended on {self._segment}"
             return NotAllowed(text, hint=BEGIN_ANEW)
-        if work is None and self._decisions.legacy_is_open(txn) is False:
+        if work is None and self._outcomes.legacy_is_open(txn) is False:
             return NotAllowed(f"transaction {to_text(txn)} is not open", hint=BEGIN_ANEW)
         if work is None and len(self._works) >= OPEN_MAX:
             text = f"{self._segment} has {OPEN_MAX} open transactions, its limit"
@@ -258,7 +258,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         for work in recovered:
             work.is_admitted = True
 
-    def _admitted(self, txn: TxnId) -> LegacyWork:
+    def _admitted(self, txn: TxnId) -> MarkedTransaction:
         """One that `is_admitted`: it is tracked from its first message on."""
         work = self._works.get(txn)
         if work is None:
@@ -293,7 +293,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
                 work.decision = "ABORTED"
                 self._tasks.spawn(self._persist(work), f"abort {to_text(txn)}")
 
-    async def _persist(self, work: LegacyWork) -> None:
+    async def _persist(self, work: MarkedTransaction) -> None:
         """End what no coordinator will ask for again."""
         deadline = self._clock.monotonic() + MATERIALISE_SECONDS
         while True:
@@ -308,7 +308,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
                     return
             await self._clock.sleep(_PAUSE_SECONDS)
 
-    async def _ended(self, work: LegacyWork) -> None:
+    async def _ended(self, work: MarkedTransaction) -> None:
         """Wait for the one attempt to end it; done already: nothing."""
         if self._works.get(work.txn) is not work:
             return
@@ -318,7 +318,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         if self._works.get(work.txn) is work:
             raise work.trouble or ServiceNotReady(f"{self._segment} was unloaded")
 
-    async def _attempt(self, work: LegacyWork) -> None:
+    async def _attempt(self, work: MarkedTransaction) -> None:
         try:
             await self._finish(work)
         except MagnetarError as error:
@@ -328,7 +328,7 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
         finally:
             work.ending = None
 
-    async def _finish(self, work: LegacyWork) -> None:
+    async def _finish(self, work: MarkedTransaction) -> None:
         txn, state = work.txn, work.decision
         assert state is not None, "that is why it is finished"
         if state == "ABORTED" and work.has_entries:
@@ -470,8 +470,8 @@ class LegacyTransactionBuffer(OpenWorks[LegacyWork]):
 
     # --- parts
 
-    def _track(self, txn: TxnId, bound: Position) -> LegacyWork:
-        work = self._works[txn] = LegacyWork(txn, bound, TxnSequences(self._counting.began))
+    def _track(self, txn: TxnId, bound: Position) -> MarkedTransaction:
+        work = self._works[txn] = MarkedTransaction(txn, bound, TxnSequences(self._counting.began))
         self._stream.wrote(txn, bound)
         self._visibility.track(txn, bound)
         return work

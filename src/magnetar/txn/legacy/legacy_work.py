@@ -1,6 +1,6 @@
 """One legacy transaction on one topic.
 
-Owns: `LegacyWork`.
+Owns: `MarkedTransaction`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
 from magnetar.txn.buffer.txn_dedup import TxnSequences
-from magnetar.txn.buffer.txn_work import OpenWork
+from magnetar.txn.buffer.txn_work import SegmentTransaction
 from magnetar.wire.messages import TxnId
 
 
-class LegacyWork(OpenWork):
+class MarkedTransaction(SegmentTransaction):
     """What its topic knows of it until its end is durable."""
 
     __slots__ = ("ending", "trouble")

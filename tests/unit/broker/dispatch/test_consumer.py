@@ -7,7 +7,7 @@ import asyncio
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.dispatch.dispatch_state import DispatchState
-from magnetar.broker.dispatch.plan import Change, DispatchLimits
+from magnetar.broker.dispatch.plan import DispatchLimits, MembershipChange
 from magnetar.errors import ServiceNotReady
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import SystemClock
@@ -18,7 +18,7 @@ from tests.unit.broker.subscription_world import EXCLUSIVE, options_of
 
 def new_consumer(**limits: int) -> tuple[Consumer, DispatchState, Signal]:
     state = DispatchState(EXCLUSIVE, DispatchLimits(), topic="t")
-    assert isinstance(state.on_join(7, "c"), Change)
+    assert isinstance(state.on_join(7, "c"), MembershipChange)
     wake = Signal()
     consumer = Consumer(
         options_of(EXCLUSIVE),

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from magnetar.broker.dispatch.dispatch_state import DispatchState
-from magnetar.broker.dispatch.plan import Change, DispatchLimits, Plan
+from magnetar.broker.dispatch.plan import DispatchLimits, DispatchPlan, MembershipChange
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from tests.unit.broker.dispatch_world import (
@@ -64,7 +64,7 @@ def singles(count: int, first: int = 0) -> list[Entry]:
     return [Entry(Position(1, index)) for index in range(first, first + count)]
 
 
-def shape(plan: Plan[Entry]) -> list[tuple[int, list[int]]]:
+def shape(plan: DispatchPlan[Entry]) -> list[tuple[int, list[int]]]:
     return [(key, [entry.position.entry_id for entry in each]) for key, each in plan.deliveries]
 
 
@@ -235,12 +235,12 @@ def test_reading_ahead_is_bounded() -> None:
 def test_failover_moves_to_the_next_consumer_and_starts_at_the_mark_again() -> None:
     state = DispatchState(SubscriptionType.FAILOVER, LIMITS, topic="t", partition=0)
     first = state.on_join(0, "b")
-    assert isinstance(first, Change)
+    assert isinstance(first, MembershipChange)
     assert (first.active, first.active_changed, first.rewind) == (0, True, False)
     state.on_flow(0, 10)
     assert shape(state.plan(singles(2))) == [(0, [0, 1])]
     second = state.on_join(1, "a")
-    assert isinstance(second, Change)
+    assert isinstance(second, MembershipChange)
     assert (second.active, second.active_changed, second.rewind) == (1, True, True)
     state.on_flow(1, 10)
     assert state.next_read() is None

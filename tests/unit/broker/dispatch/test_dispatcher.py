@@ -8,7 +8,7 @@ import random
 import pytest
 
 from magnetar.broker.dispatch.consumer import News
-from magnetar.broker.subscribe.nonpersistent_subscription import TransientSubscription
+from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.errors import CorruptEntry
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -412,8 +412,8 @@ def test_the_end_of_a_terminated_topic_is_told_once_it_is_drained() -> None:
 # --- non-persistent topics
 
 
-def _transient(world: MemoryWorld) -> TransientSubscription:
-    return TransientSubscription(
+def _transient(world: MemoryWorld) -> NonPersistentSubscription:
+    return NonPersistentSubscription(
         TopicName.parse("non-persistent://public/default/t"),
         "s",
         clock=world.clock,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from magnetar.broker.api import Schema
+from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.schemas import Schemas, is_schema, version_bytes, version_from
 from magnetar.errors import CorruptMetadata, IncompatibleSchema
@@ -29,17 +29,19 @@ def with_schemas(scenario: Callable[[Schemas], Awaitable[None]]) -> None:
 def test_equal_bytes_are_one_version() -> None:
     async def scenario(schemas: Schemas) -> None:
         assert await schemas.latest(ID) is None
-        assert await schemas.register(ID, Schema(AVRO, b"a"), strategy="FULL") == 0
-        assert await schemas.register(ID, Schema(AVRO, b"b"), strategy="FULL") == 1
-        assert await schemas.register(ID, Schema(AVRO, b"a", name="other"), strategy="FULL") == 0
+        assert await schemas.register(ID, SchemaData(AVRO, b"a"), strategy="FULL") == 0
+        assert await schemas.register(ID, SchemaData(AVRO, b"b"), strategy="FULL") == 1
+        assert (
+            await schemas.register(ID, SchemaData(AVRO, b"a", name="other"), strategy="FULL") == 0
+        )
         latest = await schemas.latest(ID)
         assert latest is not None
         assert (latest.version, latest.data) == (1, b"b")
-        assert await schemas.find(ID, Schema(AVRO, b"a")) == 0
-        assert await schemas.find(ID, Schema(STRING, b"a")) is None
+        assert await schemas.find(ID, SchemaData(AVRO, b"a")) == 0
+        assert await schemas.find(ID, SchemaData(STRING, b"a")) is None
         stored = await schemas.version(ID, 0)
         assert stored is not None
-        assert stored.as_schema() == Schema(AVRO, b"a")
+        assert stored.as_schema() == SchemaData(AVRO, b"a")
         assert await schemas.version(ID, 7) is None
 
     with_schemas(scenario)
@@ -47,14 +49,16 @@ def test_equal_bytes_are_one_version() -> None:
 
 def test_a_topic_keeps_its_type() -> None:
     async def scenario(schemas: Schemas) -> None:
-        await schemas.register(ID, Schema(AVRO, b"a"), strategy="FULL")
+        await schemas.register(ID, SchemaData(AVRO, b"a"), strategy="FULL")
         with pytest.raises(IncompatibleSchema):
-            await schemas.register(ID, Schema(STRING, b""), strategy="FULL")
+            await schemas.register(ID, SchemaData(STRING, b""), strategy="FULL")
         with pytest.raises(IncompatibleSchema):
-            await schemas.register(ID, Schema(AVRO, b"b"), strategy="ALWAYS_INCOMPATIBLE")
+            await schemas.register(ID, SchemaData(AVRO, b"b"), strategy="ALWAYS_INCOMPATIBLE")
         with pytest.raises(IncompatibleSchema):
-            await schemas.register(ID, Schema(AVRO, b"b"), strategy="FULL", may_add=False)
-        assert await schemas.register(ID, Schema(STRING, b""), strategy="ALWAYS_COMPATIBLE") == 1
+            await schemas.register(ID, SchemaData(AVRO, b"b"), strategy="FULL", may_add=False)
+        assert (
+            await schemas.register(ID, SchemaData(STRING, b""), strategy="ALWAYS_COMPATIBLE") == 1
+        )
 
     with_schemas(scenario)
 
@@ -63,13 +67,13 @@ def test_the_check_sees_what_is_in_force() -> None:
     async def main() -> None:
         seen: list[list[bytes]] = []
 
-        def check(schema: Schema, in_force: Sequence[Schema], strategy: str) -> None:
+        def check(schema: SchemaData, in_force: Sequence[SchemaData], strategy: str) -> None:
             seen.append([each.data for each in in_force])
 
         parts = World().parts()
         schemas = Schemas(parts.metadata, parts.clock, check)
         for data in (b"a", b"b", b"c"):
-            await schemas.register(ID, Schema(AVRO, data), strategy="FULL")
+            await schemas.register(ID, SchemaData(AVRO, data), strategy="FULL")
         assert seen == [[], [b"a"], [b"a", b"b"]]
 
     run(main())
@@ -78,15 +82,15 @@ def test_the_check_sees_what_is_in_force() -> None:
 def test_a_deletion_is_a_version() -> None:
     async def scenario(schemas: Schemas) -> None:
         assert await schemas.delete(ID) is None
-        await schemas.register(ID, Schema(AVRO, b"a"), strategy="FULL")
+        await schemas.register(ID, SchemaData(AVRO, b"a"), strategy="FULL")
         assert await schemas.delete(ID) == 1
         assert await schemas.latest(ID) is None
         assert await schemas.version(ID, 1) is None
         assert await schemas.version(ID, 0) is not None
-        assert await schemas.register(ID, Schema(STRING, b"s"), strategy="FULL") == 2
+        assert await schemas.register(ID, SchemaData(STRING, b"s"), strategy="FULL") == 2
         await schemas.forget(ID)
         assert await schemas.version(ID, 0) is None
-        assert await schemas.register(ID, Schema(STRING, b"s"), strategy="FULL") == 0
+        assert await schemas.register(ID, SchemaData(STRING, b"s"), strategy="FULL") == 0
 
     with_schemas(scenario)
 
@@ -97,7 +101,7 @@ def test_racing_registrations_get_versions_of_their_own() -> None:
         several = [world.parts().schemas for _ in range(5)]
         versions = await asyncio.gather(
             *(
-                schemas.register(ID, Schema(AVRO, b"%d" % (number % 3)), strategy="FULL")
+                schemas.register(ID, SchemaData(AVRO, b"%d" % (number % 3)), strategy="FULL")
                 for number, schemas in enumerate(several)
             )
         )
@@ -114,16 +118,16 @@ def test_producers_and_consumers() -> None:
         assert await schemas.for_producer(ID, None, policies) is None
         await schemas.for_consumer(ID, None, policies, idle=False)
         with pytest.raises(IncompatibleSchema):
-            await schemas.for_consumer(ID, Schema(AVRO, b"a"), policies, idle=False)
-        await schemas.for_consumer(ID, Schema(AVRO, b"a"), policies, idle=True)
-        assert await schemas.for_producer(ID, Schema(AVRO, b"a"), policies) == 0
-        await schemas.for_consumer(ID, Schema(AVRO, b"b"), policies, idle=False)
-        assert await schemas.find(ID, Schema(AVRO, b"b")) is None, "a check stores nothing"
+            await schemas.for_consumer(ID, SchemaData(AVRO, b"a"), policies, idle=False)
+        await schemas.for_consumer(ID, SchemaData(AVRO, b"a"), policies, idle=True)
+        assert await schemas.for_producer(ID, SchemaData(AVRO, b"a"), policies) == 0
+        await schemas.for_consumer(ID, SchemaData(AVRO, b"b"), policies, idle=False)
+        assert await schemas.find(ID, SchemaData(AVRO, b"b")) is None, "a check stores nothing"
         with pytest.raises(IncompatibleSchema):
-            await schemas.for_consumer(ID, Schema(STRING, b"b"), policies, idle=True)
+            await schemas.for_consumer(ID, SchemaData(STRING, b"b"), policies, idle=True)
         required = TopicPolicies(schema_required=True)
         with pytest.raises(IncompatibleSchema):
-            await schemas.for_producer(ID, Schema(0, b""), required)
+            await schemas.for_producer(ID, SchemaData(0, b""), required)
 
     with_schemas(scenario)
 
@@ -135,14 +139,14 @@ def test_versions_as_bytes() -> None:
     with pytest.raises(IncompatibleSchema):
         version_from(b"")
     assert not is_schema(None)
-    assert not is_schema(Schema(21, b""))
-    assert is_schema(Schema(STRING, b""))
+    assert not is_schema(SchemaData(21, b""))
+    assert is_schema(SchemaData(STRING, b""))
 
 
 def test_a_record_that_is_not_ours_is_reported() -> None:
     async def main() -> None:
         parts = World().parts()
-        await parts.schemas.register(ID, Schema(AVRO, b"a"), strategy="FULL")
+        await parts.schemas.register(ID, SchemaData(AVRO, b"a"), strategy="FULL")
         (key,) = await parts.metadata.scan_keys("/broker/schemas/public%2Fdefault%2Forders")
         await parts.metadata.put(key, b"\xc1 nonsense")
         with pytest.raises(CorruptMetadata):

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.publish import dedup as dedup_module
-from magnetar.broker.publish.dedup import HOLES_MAX, Dedup, Verdict
-from magnetar.broker.publish.lineage import Span
+from magnetar.broker.publish.dedup import HOLES_MAX, Dedup, SendVerdict
+from magnetar.broker.publish.lineage import SequenceSpan
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.ids import Position
 from magnetar.txn.buffer.txn_dedup import TxnRuns
 
-STORE, DUPLICATE, UNKNOWN = Verdict.STORE, Verdict.DUPLICATE, Verdict.UNKNOWN
+STORE, DUPLICATE, UNKNOWN = SendVerdict.STORE, SendVerdict.DUPLICATE, SendVerdict.UNKNOWN
 START = Position(3, 7)
 
 
@@ -271,11 +271,11 @@ class _Asked:
         self._noting = noting
         self._in_flight: list[tuple[int, bool]] = []
 
-    def send(self, sequence: int) -> Verdict:
-        lane = self.dedup.lane("p") if self._noting else None
-        if lane is not None and sequence > lane.pushed and sequence > lane.floor:
-            lane.pushed = sequence
-            lane.plain += 1
+    def send(self, sequence: int) -> SendVerdict:
+        fast_path = self.dedup.fast_path("p") if self._noting else None
+        if fast_path is not None and sequence > fast_path.pushed and sequence > fast_path.floor:
+            fast_path.pushed = sequence
+            fast_path.plain += 1
             self._in_flight.append((sequence, True))
             return STORE
         verdict = self.dedup.decide("p", sequence)
@@ -288,9 +288,9 @@ class _Asked:
             return
         sequence, plain = self._in_flight.pop(0)
         if plain:
-            lane = self.dedup.lane("p")
-            assert lane is not None
-            (lane.plain_persisted if ok else lane.plain_failed)(sequence)
+            fast_path = self.dedup.fast_path("p")
+            assert fast_path is not None
+            (fast_path.plain_persisted if ok else fast_path.plain_failed)(sequence)
         else:
             (self.dedup.persisted if ok else self.dedup.failed)("p", sequence)
 
@@ -320,7 +320,7 @@ def runs_of(*sequences: int) -> TxnRuns:
     return runs
 
 
-def verdicts(dedup: Dedup, count: int) -> list[Verdict]:
+def verdicts(dedup: Dedup, count: int) -> list[SendVerdict]:
     """What sends of these sequences would get, each for itself."""
     data = dedup.snapshot(Position(0, 0))
     return [Dedup.restore(data, 10, 0.0)[0].decide("p", number) for number in range(count)]
@@ -335,17 +335,19 @@ def test_a_transaction_with_gaps_ends_as_if_each_part_ended_alone(
         dedup.decide("p", 31)
         dedup.persisted("p", 31)
         for number in sorted(first):
-            dedup.txn_aborted("p", Span(number, number))
+            dedup.txn_aborted("p", SequenceSpan(number, number))
     runs = runs_of(*sorted(second))
     together.began_in_txn("p", runs)
     together.ended_in_txn("p", runs, committed=committed)
     for low, high in runs:
         ended = apart.txn_committed if committed else apart.txn_aborted
-        ended("p", Span(low, high))
+        ended("p", SequenceSpan(low, high))
     together.check_invariants()
     assert verdicts(together, 33) == verdicts(apart, 33)
     free = first - second if committed else first | second
-    wanted = [Verdict.STORE if n in free or n > 31 else Verdict.DUPLICATE for n in range(33)]
+    wanted = [
+        SendVerdict.STORE if n in free or n > 31 else SendVerdict.DUPLICATE for n in range(33)
+    ]
     assert verdicts(together, 33) == wanted
 
 
@@ -355,7 +357,7 @@ def test_the_end_of_a_transaction_with_many_gaps_is_one_pass(
     passes = 0
     without = dedup_module._without
 
-    def counted(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
+    def counted(spans: Sequence[SequenceSpan], gone: Sequence[SequenceSpan]) -> list[SequenceSpan]:
         nonlocal passes
         passes += 1
         return without(spans, gone)
@@ -378,17 +380,17 @@ def test_holes_are_given_up_when_there_are_too_many() -> None:
     for number in range(0, last, 2):
         dedup.decide("p", number)
         dedup.persisted("p", number)
-        dedup.txn_aborted("p", Span(number + 1, number + 1))
-        assert len(dedup.lane("p").holes) <= HOLES_MAX  # type: ignore[union-attr]
+        dedup.txn_aborted("p", SequenceSpan(number + 1, number + 1))
+        assert len(dedup.fast_path("p").holes) <= HOLES_MAX  # type: ignore[union-attr]
     dedup.check_invariants()
     data = dedup.snapshot(Position(0, 0))
     assert len(data) < 20 * HOLES_MAX
     for each in (dedup, Dedup.restore(data, 10, 0.0)[0]):
-        assert each.decide("p", last - 1) is Verdict.STORE, "a hole"
-        assert each.decide("p", last - 2) is Verdict.DUPLICATE
+        assert each.decide("p", last - 1) is SendVerdict.STORE, "a hole"
+        assert each.decide("p", last - 2) is SendVerdict.DUPLICATE
         for old in (0, 1, last // 2):
-            assert each.decide("p", old) is Verdict.UNKNOWN, "nobody knows any more"
-        assert each.decide("p", last) is Verdict.STORE
+            assert each.decide("p", old) is SendVerdict.UNKNOWN, "nobody knows any more"
+        assert each.decide("p", last) is SendVerdict.STORE
 
 
 def test_neighbours_are_one_hole() -> None:
@@ -396,8 +398,8 @@ def test_neighbours_are_one_hole() -> None:
     dedup.decide("p", 4 * HOLES_MAX)
     dedup.persisted("p", 4 * HOLES_MAX)
     for number in range(2 * HOLES_MAX):
-        dedup.txn_aborted("p", Span(number, number))
-    lane = dedup.lane("p")
-    assert lane is not None
-    assert lane.holes == [Span(0, 2 * HOLES_MAX - 1, needed=False)]
-    assert dedup.decide("p", 0) is Verdict.STORE
+        dedup.txn_aborted("p", SequenceSpan(number, number))
+    fast_path = dedup.fast_path("p")
+    assert fast_path is not None
+    assert fast_path.holes == [SequenceSpan(0, 2 * HOLES_MAX - 1, needed=False)]
+    assert dedup.decide("p", 0) is SendVerdict.STORE

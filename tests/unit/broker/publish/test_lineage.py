@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.publish.dedup import Dedup, Verdict
+from magnetar.broker.publish.dedup import Dedup, SendVerdict
 from magnetar.broker.publish.lineage import (
     NOTHING,
     Lineage,
     Piece,
-    Span,
+    SequenceSpan,
     dedup_name,
     producer_names,
     stored,
@@ -23,7 +23,7 @@ from magnetar.model.hashing import FULL_RING, HASH_MAX, HashRange
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 
-STORE, DUPLICATE, UNKNOWN = Verdict.STORE, Verdict.DUPLICATE, Verdict.UNKNOWN
+STORE, DUPLICATE, UNKNOWN = SendVerdict.STORE, SendVerdict.DUPLICATE, SendVerdict.UNKNOWN
 LOWER, UPPER = FULL_RING.split(FULL_RING.midpoint)
 IN_LOWER, IN_UPPER = 1, HASH_MAX
 START = Position(3, 7)
@@ -42,7 +42,7 @@ def store(dedup: Dedup, *sequences: int, key_hash: int | None = None, name: str 
         dedup.persisted(name, sequence)
 
 
-def verdicts(dedup: Dedup, *sequences: int, key_hash: int | None = None) -> list[Verdict]:
+def verdicts(dedup: Dedup, *sequences: int, key_hash: int | None = None) -> list[SendVerdict]:
     return [dedup.decide("p", sequence, key_hash=key_hash) for sequence in sequences]
 
 
@@ -65,20 +65,20 @@ def test_names_of_one_producer_on_a_segment() -> None:
 
 def test_pieces_are_clipped_merged_and_filled_up() -> None:
     one = Lineage({"p": [Piece(LOWER, 5)], "q": [Piece(LOWER, 1)]})
-    other = Lineage({"p": [Piece(UPPER, 5)], "r": [Piece(UPPER, 2, (Span(1, 1),))]})
+    other = Lineage({"p": [Piece(UPPER, 5)], "r": [Piece(UPPER, 2, (SequenceSpan(1, 1),))]})
     both = one.merged(other)
     assert both["p"] == (Piece(FULL_RING, 5),), "neighbours that say the same are one"
     assert both.clipped(LOWER) == {"p": (Piece(LOWER, 5),), "q": (Piece(LOWER, 1),)}
     filled = both.covering(FULL_RING)
     assert filled["q"] == (Piece(LOWER, 1), Piece(UPPER, -1))
-    assert filled["r"] == (Piece(LOWER, -1), Piece(UPPER, 2, (Span(1, 1),)))
+    assert filled["r"] == (Piece(LOWER, -1), Piece(UPPER, 2, (SequenceSpan(1, 1),)))
     assert filled["p"] == both["p"]
     assert NOTHING.merged(one) == one
     assert "Lineage" in repr(one)
 
 
 def test_all_pieces_that_a_message_may_concern_have_to_agree() -> None:
-    pieces = (Piece(LOWER, 9, (Span(4, 4),)), Piece(UPPER, 5, (Span(4, 4),)))
+    pieces = (Piece(LOWER, 9, (SequenceSpan(4, 4),)), Piece(UPPER, 5, (SequenceSpan(4, 4),)))
     assert [stored(pieces, 7, at) for at in (IN_LOWER, IN_UPPER, None)] == [True, False, None]
     assert [stored(pieces, at, None) for at in (3, 4, 6, 10)] == [True, False, None, False]
     assert stored((Piece(LOWER, 9),), 7, IN_UPPER) is True, "it came from anywhere"
@@ -90,10 +90,10 @@ spans = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=3)
 @st.composite
 def pieces(draw: st.DrawFn) -> Piece:
     start = draw(st.integers(0, HASH_MAX))
-    holes: list[Span] = []
+    holes: list[SequenceSpan] = []
     free = 0
     for gap, size in draw(spans):
-        holes.append(Span(free + gap, free + gap + size))
+        holes.append(SequenceSpan(free + gap, free + gap + size))
         free = holes[-1].last + 1
     persisted = free - 1 + draw(st.integers(0, 2**40))
     return Piece(HashRange(start, draw(st.integers(start, HASH_MAX))), persisted, tuple(holes))
@@ -122,7 +122,7 @@ def test_the_stored_form_stays() -> None:
         "01" "00000001" "00000001" "70" "00000001"
         "0000" "7fff" "0000000000000005" "00000001" "0000000000000002" "0000000000000003"
     )  # fmt: skip
-    lineage = Lineage({"p": [Piece(LOWER, 5, (Span(2, 3),))]})
+    lineage = Lineage({"p": [Piece(LOWER, 5, (SequenceSpan(2, 3),))]})
     assert lineage.to_bytes().hex() == form
     assert Dedup.restore(heir(lineage, LOWER).snapshot(START), 9, 0)[1] == START
     assert heir(lineage, LOWER).snapshot(START).hex() == (
@@ -133,9 +133,9 @@ def test_the_stored_form_stays() -> None:
 @pytest.mark.parametrize(
     "piece",
     [
-        Piece(LOWER, 5, (Span(4, 6),)),
-        Piece(LOWER, 5, (Span(3, 2),)),
-        Piece(LOWER, 5, (Span(2, 3), Span(3, 4))),
+        Piece(LOWER, 5, (SequenceSpan(4, 6),)),
+        Piece(LOWER, 5, (SequenceSpan(3, 2),)),
+        Piece(LOWER, 5, (SequenceSpan(2, 3), SequenceSpan(3, 4))),
         Piece(LOWER, -2),
     ],
 )
@@ -205,7 +205,7 @@ def test_holes_are_inherited_and_filled_once() -> None:
     for each in (child, restored):
         assert verdicts(each, 1, 2, 2, 3) == [DUPLICATE, STORE, UNKNOWN, DUPLICATE]
         unfilled = each.lineage(FULL_RING, FULL_RING)
-        assert unfilled["p"] == (Piece(FULL_RING, 3, (Span(2, 2),)),)
+        assert unfilled["p"] == (Piece(FULL_RING, 3, (SequenceSpan(2, 2),)),)
         each.persisted("p", 2)
         assert each.last_sequence_id("p") == 3
         assert verdicts(each, 2, 3, 4) == [DUPLICATE, DUPLICATE, STORE]
@@ -240,7 +240,7 @@ def test_a_snapshot_keeps_what_was_inherited(lineage: Lineage, sequence_id: int)
 
 @given(st.data())
 def test_a_damaged_snapshot_is_refused(data: st.DataObject) -> None:
-    whole = heir(Lineage({"p": [Piece(LOWER, 5, (Span(2, 3),))]})).snapshot(START)
+    whole = heir(Lineage({"p": [Piece(LOWER, 5, (SequenceSpan(2, 3),))]})).snapshot(START)
     with pytest.raises(CorruptMetadata):
         Dedup.restore(whole[: data.draw(st.integers(0, len(whole) - 1))], 100, now=0)
     with pytest.raises(CorruptMetadata):
@@ -294,7 +294,7 @@ class Topic:
         if segment.connected:
             self.judge(segment, message)
 
-    def judge(self, segment: Segment, message: Message) -> Verdict:
+    def judge(self, segment: Segment, message: Message) -> SendVerdict:
         first, last = message.span
         verdict = segment.dedup.decide("p", first, last, key_hash=message.key_hash)
         if verdict is STORE:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.broker.api import DROPPED
-from magnetar.broker.publish.dedup import Dedup, Verdict
-from magnetar.broker.publish.lineage import Span
+from magnetar.broker.publish.dedup import Dedup, SendVerdict
+from magnetar.broker.publish.lineage import SequenceSpan
 from magnetar.errors import ServiceNotReady
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.ids import Position
@@ -212,12 +212,12 @@ def test_sequences_of_transactions_over_a_restart() -> None:
 def test_children_inherit_nothing_that_is_undecided() -> None:
     dedup = Dedup(10)
     for number in (0, 2):
-        assert dedup.decide("p", number) is Verdict.STORE
+        assert dedup.decide("p", number) is SendVerdict.STORE
         dedup.persisted("p", number)
-    dedup.stored_in_txn("p", Span(1, 1))
+    dedup.stored_in_txn("p", SequenceSpan(1, 1))
     lineage = dedup.lineage(FULL_RING, FULL_RING)
     assert [lineage["p"][0].stored(number) for number in range(3)] == [True, False, True]
-    dedup.txn_committed("p", Span(1, 1))
+    dedup.txn_committed("p", SequenceSpan(1, 1))
     lineage = dedup.lineage(FULL_RING, FULL_RING)
     assert lineage["p"][0].stored(1)
     dedup.check_invariants()
@@ -225,13 +225,13 @@ def test_children_inherit_nothing_that_is_undecided() -> None:
 
 def test_an_aborted_sequence_becomes_a_hole_even_if_nothing_has_passed_it() -> None:
     dedup = Dedup(10)
-    dedup.stored_in_txn("p", Span(4, 5))
-    dedup.txn_aborted("p", Span(4, 5))
-    assert dedup.decide("p", 6) is Verdict.STORE
+    dedup.stored_in_txn("p", SequenceSpan(4, 5))
+    dedup.txn_aborted("p", SequenceSpan(4, 5))
+    assert dedup.decide("p", 6) is SendVerdict.STORE
     dedup.persisted("p", 6)
-    assert dedup.decide("p", 4) is Verdict.STORE
+    assert dedup.decide("p", 4) is SendVerdict.STORE
     dedup.persisted("p", 4)
-    assert dedup.decide("p", 4) is Verdict.DUPLICATE
+    assert dedup.decide("p", 4) is SendVerdict.DUPLICATE
     assert dedup.last_sequence_id("p") == 6  # nobody need send the other one again
 
 
@@ -249,19 +249,19 @@ def test_a_producer_that_comes_back_goes_on_behind_what_was_aborted() -> None:
     child.inherit(dedup.lineage(FULL_RING, FULL_RING), FULL_RING, 0)
     for each in (dedup, again, child):
         assert each.last_sequence_id("p") == 8
-        assert each.decide("p", 4, key_hash=0) is Verdict.STORE
-        assert each.decide("p", 7, key_hash=0) is Verdict.DUPLICATE
+        assert each.decide("p", 4, key_hash=0) is SendVerdict.STORE
+        assert each.decide("p", 7, key_hash=0) is SendVerdict.DUPLICATE
     dedup.check_invariants()
 
 
 def test_a_commit_does_not_count_past_what_is_in_flight() -> None:
     dedup = Dedup(10)
-    assert dedup.decide("p", 1) is Verdict.STORE
-    dedup.stored_in_txn("p", Span(2, 2))
-    dedup.txn_committed("p", Span(2, 2))
-    assert dedup.decide("p", 1) is Verdict.UNKNOWN
+    assert dedup.decide("p", 1) is SendVerdict.STORE
+    dedup.stored_in_txn("p", SequenceSpan(2, 2))
+    dedup.txn_committed("p", SequenceSpan(2, 2))
+    assert dedup.decide("p", 1) is SendVerdict.UNKNOWN
     dedup.persisted("p", 1)
-    assert dedup.decide("p", 3) is Verdict.STORE
+    assert dedup.decide("p", 3) is SendVerdict.STORE
     dedup.persisted("p", 3)
-    assert dedup.decide("p", 2) is Verdict.UNKNOWN
+    assert dedup.decide("p", 2) is SendVerdict.UNKNOWN
     dedup.check_invariants()

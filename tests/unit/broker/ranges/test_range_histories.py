@@ -51,7 +51,7 @@ def trimmed_is_skipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def undecided_is_read(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TopicTransactions, "readable_end", lambda self: self._ledger.last_position())
+    patch.setattr(TopicTransactions, "max_read_position", lambda self: self._ledger.last_position())
 
 
 def end_of_the_newest_ledger(patch: pytest.MonkeyPatch) -> None:

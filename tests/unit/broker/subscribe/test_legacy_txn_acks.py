@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscribe.legacy_txn_acks import LegacyAcks
+from magnetar.broker.subscribe.legacy_txn_acks import LegacyTxnAcks
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DiskFailed, ServiceNotReady, TooManyRequests, TransactionConflict
 from magnetar.managed_ledger.names import CURSORS, MANAGED_LEDGERS
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
-from magnetar.txn.acks.ack_cleanup import Settling
+from magnetar.txn.acks.ack_cleanup import AckCleanup
 from magnetar.txn.legacy.pending_ack_log import PendingAckLog
 from magnetar.wire.messages import TxnId
 from tests.unit.broker.subscription_world import EXCLUSIVE, SHARED, Client, body_of, numbered
@@ -35,7 +35,7 @@ async def end(stage: Stage, txn: TxnId, *, commit: bool, low: int = -1) -> None:
     await quiet()
 
 
-def acks_of(stage: Stage) -> LegacyAcks:
+def acks_of(stage: Stage) -> LegacyTxnAcks:
     assert stage.subscription._txn_acks is not None
     legacy = stage.subscription._txn_acks._legacy
     assert legacy is not None
@@ -246,7 +246,7 @@ def test_a_commit_counts_although_the_cursor_was_not_written(
         client = stage.client(SHARED)
         await took(client)
         await ack(client, L1, "0", "1")
-        monkeypatch.setattr(LegacyAcks, "_settle", lambda _: None)
+        monkeypatch.setattr(LegacyTxnAcks, "_settle", lambda _: None)
         await end(stage, L1, commit=True)
         monkeypatch.undo()
         stage = await stage.moved()
@@ -262,7 +262,7 @@ def test_discarding_before_the_cursor_is_durable_would_lose_it(
 ) -> None:
     """Why entries wait for the cursor."""
 
-    async def hasty(self: Settling[Any]) -> None:
+    async def hasty(self: AckCleanup[Any]) -> None:
         await self._discard([*self._merged, *self._dropped])
         self._merged.clear()
         self._dropped.clear()
@@ -279,7 +279,7 @@ def test_discarding_before_the_cursor_is_durable_would_lose_it(
         await quiet()
         assert stage.subscription.backlog() == 5
 
-    monkeypatch.setattr(Settling, "settle", hasty)
+    monkeypatch.setattr(AckCleanup, "settle", hasty)
     play(scenario, limits=Limits(cursor_flush_seconds=1000.0))
 
 
@@ -472,11 +472,11 @@ def test_a_log_that_its_subscription_left_behind_is_swept(monkeypatch: pytest.Mo
         await took(client)
         await ack(client, L1, "0")
 
-        async def nothing(_: LegacyAcks) -> None:
+        async def nothing(_: LegacyTxnAcks) -> None:
             return
 
         with monkeypatch.context() as patch:
-            patch.setattr(LegacyAcks, "forget", nothing)
+            patch.setattr(LegacyTxnAcks, "forget", nothing)
             await stage.topic.delete_subscription("s", force=True)
         stage = await stage.moved()
         assert await ledgers(stage) == before

@@ -68,7 +68,7 @@ def test_committed_acks_survive_a_crash_at_any_moment(type_: SubscriptionType) -
         await ack(client, T2, "2")
         stage.world.slow = 0.1
         await stage.broker.store.end(T1, "COMMITTED", 0)
-        stage.broker.decisions.learn(T1, "COMMITTED")
+        stage.broker.outcomes.learn(T1, "COMMITTED")
         stage.broker.kill()
         stage.world.slow = 0.0
         later = await stage.world_stage()
@@ -173,7 +173,7 @@ def test_a_commit_covers_what_is_in_flight() -> None:
         stage.world.slow = 0.1
         answer = asyncio.create_task(ack(client, T1, "1"))
         await quiet(0.05)
-        stage.broker.decisions.learn(T1, "COMMITTED")
+        stage.broker.outcomes.learn(T1, "COMMITTED")
         assert stage.subscription.backlog() == 5
         with pytest.raises(TransactionConflict):
             await ack(client, T1, "2")
@@ -230,7 +230,7 @@ def test_a_seek_ends_what_is_held() -> None:
         stage.world.slow = 0.1
         seek = asyncio.create_task(stage.subscription.seek(first))
         await quiet(0.05)
-        stage.broker.decisions.learn(T1, "COMMITTED")
+        stage.broker.outcomes.learn(T1, "COMMITTED")
         await seek
         stage.world.slow = 0
         await stage.broker.store.end(T1, "COMMITTED", 0)

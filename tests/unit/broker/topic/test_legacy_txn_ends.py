@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import ServiceNotReady
@@ -17,13 +17,13 @@ from tests.unit.broker.world import NAME
 
 L1 = TxnId(0, 1)
 
-Scenario = Callable[[Topics, LegacyEnds], Awaitable[None]]
+Scenario = Callable[[Topics, LegacyTxnEnds], Awaitable[None]]
 
 
 def play(scenario: Scenario) -> None:
     async def main(world: TxnWorld) -> None:
         topics = await world.topics(world.broker().parts)
-        await scenario(topics, LegacyEnds(topics))
+        await scenario(topics, LegacyTxnEnds(topics))
         await topics.stop()
 
     in_txn_world(main)
@@ -36,7 +36,7 @@ async def loaded(topics: Topics, name: TopicName = NAME) -> Topic:
 
 
 def test_a_topic_that_is_not_loaded_is_loaded() -> None:
-    async def scenario(topics: Topics, ends: LegacyEnds) -> None:
+    async def scenario(topics: Topics, ends: LegacyTxnEnds) -> None:
         await publish(await joined(await loaded(topics)), L1, "a")
         await topics.unload(NAME)
         await ends.end_on_topic(str(NAME), L1, commit=True, low_watermark=0)
@@ -58,7 +58,7 @@ def test_a_topic_that_is_not_loaded_is_loaded() -> None:
     ],
 )
 def test_what_never_was_has_nothing_to_end(name: str) -> None:
-    async def scenario(topics: Topics, ends: LegacyEnds) -> None:
+    async def scenario(topics: Topics, ends: LegacyTxnEnds) -> None:
         await ends.end_on_topic(name, L1, commit=True, low_watermark=0)
         await ends.end_on_subscription(name, "s", L1, commit=True, low_watermark=0)
         assert not topics.loaded
@@ -67,7 +67,7 @@ def test_what_never_was_has_nothing_to_end(name: str) -> None:
 
 
 def test_a_partitioned_topic_is_none_itself() -> None:
-    async def scenario(topics: Topics, ends: LegacyEnds) -> None:
+    async def scenario(topics: Topics, ends: LegacyTxnEnds) -> None:
         await topics.create_partitioned(NAME, 2)
         await ends.end_on_topic(str(NAME), L1, commit=True, low_watermark=0)
         await publish(await joined(await loaded(topics, NAME.with_partition(1))), L1, "a")
@@ -79,7 +79,7 @@ def test_a_partitioned_topic_is_none_itself() -> None:
 
 
 def test_a_subscription_that_is_gone_has_nothing_to_end() -> None:
-    async def scenario(topics: Topics, ends: LegacyEnds) -> None:
+    async def scenario(topics: Topics, ends: LegacyTxnEnds) -> None:
         await loaded(topics)
         await ends.end_on_subscription(str(NAME), "s", L1, commit=True, low_watermark=0)
 
@@ -87,7 +87,7 @@ def test_a_subscription_that_is_gone_has_nothing_to_end() -> None:
 
 
 def test_a_topic_that_cannot_be_had_is_asked_again() -> None:
-    async def scenario(topics: Topics, ends: LegacyEnds) -> None:
+    async def scenario(topics: Topics, ends: LegacyTxnEnds) -> None:
         await loaded(topics)
         await topics.unload(NAME)
         await topics.stop()

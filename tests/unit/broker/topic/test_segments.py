@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from magnetar.broker.api import DROPPED, Receipt, Schema
+from magnetar.broker.api import DROPPED, Receipt, SchemaData
 from magnetar.broker.policy.namespaces import DEFAULT
 from magnetar.broker.policy.paths import scalable_key
 from magnetar.broker.policy.policies import InactiveTopicPolicies, Policies
@@ -139,7 +139,7 @@ def test_segments_do_not_count_as_topics_of_the_namespace() -> None:
 def test_the_schema_outlives_a_segment() -> None:
     async def scenario(world: World, topics: Topics) -> None:
         topic = await created(topics, PARENT)
-        schema = Schema(1, b"")
+        schema = SchemaData(1, b"")
         await topic.add_producer(dataclasses.replace(options(), schema=schema))
         await topics.delete(PARENT, force=True)
         topic = await created(topics, LOWER)
@@ -370,8 +370,8 @@ class Book:
 class Shared:
     """One broker's view of a `Book`."""
 
-    def __init__(self, book: Book, url: str) -> None:
-        self._owners = book.owners
+    def __init__(self, open_transactions: Book, url: str) -> None:
+        self._owners = open_transactions.owners
         self._url = url
 
     async def claim(self, name: TopicName) -> None:
@@ -389,9 +389,11 @@ class Shared:
 
 def test_a_topic_is_claimed_while_it_is_loaded() -> None:
     async def main() -> None:
-        world, book = World(), Book()
+        world, open_transactions = World(), Book()
         one, two = [
-            await world.topics(dataclasses.replace(world.parts(), ownership=Shared(book, url)))
+            await world.topics(
+                dataclasses.replace(world.parts(), ownership=Shared(open_transactions, url))
+            )
             for url in ("one", "two")
         ]
         ticks = TopicName.parse("non-persistent://public/default/ticks")
@@ -406,18 +408,18 @@ def test_a_topic_is_claimed_while_it_is_loaded() -> None:
         assert one.loaded_changed.version == seen + 3
         await two.get(NAME)
         await two.delete(NAME)
-        assert book.owners == {ticks: "one"}
+        assert open_transactions.owners == {ticks: "one"}
         world.ledgers.fail_next(DiskFailed("broken"), operation="create")
         with pytest.raises(DiskFailed):
             await two.get(NAME)
-        assert book.owners == {ticks: "one"}
+        assert open_transactions.owners == {ticks: "one"}
         await two.get(NAME)
-        book.owners[NAME] = "one"  # releasing fails: it is gone all the same
+        open_transactions.owners[NAME] = "one"  # releasing fails: it is gone all the same
         await two.unload(NAME)
         assert not two.loaded
         await one.stop()
         await two.stop()
-        assert book.owners == {}
+        assert open_transactions.owners == {}
 
     run(main())
 

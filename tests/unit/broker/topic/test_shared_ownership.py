@@ -113,8 +113,8 @@ def test_with_the_session_everything_is_lost() -> None:
             await a.claim(NAME)
         await a.release(NAME)
         assert await a.owner_url(NAME) == B
-        living = {record.value.decode() async for record in store.scan(LIVING)}
-        assert living == {A, B}
+        live_brokers = {record.value.decode() async for record in store.scan(LIVING)}
+        assert live_brokers == {A, B}
 
     run(main())
 

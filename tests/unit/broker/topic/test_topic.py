@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerOptions, Receipt, Schema
+from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerRequest, Receipt, SchemaData
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
 from magnetar.broker.publish.producer import Producer
@@ -135,11 +135,11 @@ def test_policies_limit_who_produces() -> None:
 def test_schemas_of_producers_and_consumers() -> None:
     async def scenario(world: World) -> None:
         topic = await world.topic()
-        avro = ProducerOptions(1, None, "a", schema=Schema(4, b"avro"))
+        avro = ProducerRequest(1, None, "a", schema=SchemaData(4, b"avro"))
         assert (await topic.add_producer(avro)).schema_version == bytes(8)
-        again = ProducerOptions(2, None, "b", schema=Schema(4, b"avro"))
+        again = ProducerRequest(2, None, "b", schema=SchemaData(4, b"avro"))
         assert (await topic.add_producer(again)).schema_version == bytes(8)
-        other = ProducerOptions(3, None, "c", schema=Schema(1, b"string"))
+        other = ProducerRequest(3, None, "c", schema=SchemaData(1, b"string"))
         with pytest.raises(IncompatibleSchema):
             await topic.add_producer(other)
         assert (await topic.add_producer(options(4, "d"))).schema_version == b""
@@ -407,13 +407,13 @@ def test_messages_reach_a_consumer() -> None:
 def test_an_initial_subscription_gets_everything() -> None:
     async def scenario(world: World) -> None:
         topic = await world.topic()
-        asked = ProducerOptions(1, None, "p", initial_subscription="dlq")
+        asked = ProducerRequest(1, None, "p", initial_subscription="dlq")
         producer = await topic.add_producer(asked)
         await send_all(topic, producer, 1, 2)
         assert topic.subscriptions["dlq"].backlog() == 2
         await topic.apply(TopicPolicies(auto_subscription_creation=False))
         with pytest.raises(NotAllowed):
-            await topic.add_producer(ProducerOptions(2, None, "q", initial_subscription="x"))
+            await topic.add_producer(ProducerRequest(2, None, "q", initial_subscription="x"))
         await topic.close()
 
     in_world(scenario)

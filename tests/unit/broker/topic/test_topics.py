@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from magnetar.broker.api import ProducerOptions, Schema
+from magnetar.broker.api import ProducerRequest, SchemaData
 from magnetar.broker.policy.namespaces import DEFAULT, SYSTEM, Tenant
 from magnetar.broker.policy.policies import (
     AutoTopicCreation,
@@ -334,7 +334,9 @@ def test_the_hash_depends_on_the_set_of_names() -> None:
 def test_unloading_and_deleting() -> None:
     async def scenario(world: World, topics: Topics) -> None:
         topic = await loaded(topics)
-        producer = await topic.add_producer(ProducerOptions(1, None, "p", schema=Schema(4, b"a")))
+        producer = await topic.add_producer(
+            ProducerRequest(1, None, "p", schema=SchemaData(4, b"a"))
+        )
         producer.send(message(1))
         await topics.unload(NAME)
         await topics.unload(NAME)
@@ -347,7 +349,7 @@ def test_unloading_and_deleting() -> None:
             await topics.delete(NAME)
         topic = await loaded(topics)
         assert await stored(topic) == []
-        other = ProducerOptions(1, None, "p", schema=Schema(1, b"b"))
+        other = ProducerRequest(1, None, "p", schema=SchemaData(1, b"b"))
         assert (await topic.add_producer(other)).schema_version == bytes(8)
 
     with_topics(scenario)

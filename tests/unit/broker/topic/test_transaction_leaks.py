@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from magnetar.broker.subscribe.ack import Ack
-from magnetar.broker.topic.legacy_txn_ends import LegacyEnds
+from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
 from magnetar.broker.topic.maintenance import CARE_SECONDS
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
@@ -19,12 +19,12 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.repairs import Repairs
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, Partitions
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
-from magnetar.txn.coordinator.gc import Collector
+from magnetar.txn.coordinator.gc import TransactionGc
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_transactions import OpenBook
-from magnetar.txn.outcomes import Decisions
+from magnetar.txn.open_transactions import OpenTransactions
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.parts import Transactions
 from magnetar.txn.records import GROUPS
 from magnetar.txn.store import TxnStore
@@ -44,12 +44,12 @@ class Process:
     def __init__(self, world: TxnWorld) -> None:
         parts = world.parts()
         store = TxnStore(parts.metadata)
-        partitions = Partitions(
+        partitions = CoordinatorPartitions(
             parts.metadata, broker="b", url="pulsar://b:6650", limits=world.limits
         )
         self.world = world
-        self.decisions = Decisions(store, world.clock, coordinates=partitions.coordinates)
-        self._parts = replace(parts, transactions=Transactions(store, self.decisions))
+        self.outcomes = Outcomes(store, world.clock, coordinates=partitions.coordinates)
+        self._parts = replace(parts, transactions=Transactions(store, self.outcomes))
         self._store = store
         self._partitions = partitions
         self._sequence = 0
@@ -58,11 +58,13 @@ class Process:
 
     async def start(self) -> None:
         self.topics = await self.world.topics(self._parts)
-        book = OpenBook(self.decisions, per_owner_max=self.world.limits.txn_open_per_owner_max)
+        open_transactions = OpenTransactions(
+            self.outcomes, per_owner_max=self.world.limits.txn_open_per_owner_max
+        )
         legacy = LegacyCoordinators(
             self._partitions,
-            book,
-            LegacyEnds(self.topics),
+            open_transactions,
+            LegacyTxnEnds(self.topics),
             self._store,
             self._parts.ledgers,
             clock=self.world.clock,
@@ -71,17 +73,17 @@ class Process:
         self.coordinators = Coordinators(
             self._store,
             self._partitions,
-            book,
+            open_transactions,
             legacy,
             clock=self.world.clock,
             limits=self.world.limits,
             repair=Repairs(self.topics),
         )
-        await self.decisions.start()
+        await self.outcomes.start()
         await self.coordinators.start()
 
     async def stop(self) -> None:
-        for service in (self.coordinators, self.topics, self.decisions):
+        for service in (self.coordinators, self.topics, self.outcomes):
             await service.stop()
 
     async def topic(self, name: TopicName) -> Topic:
@@ -175,7 +177,7 @@ async def _kept(self: MetadataTransactionBuffer, *_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "rule", "directory"),
     [
-        (Collector, "_forget", "/txn/id"),
+        (TransactionGc, "_forget", "/txn/id"),
         (MetadataTransactionBuffer, "trimmed", "/txn/aborted"),
         (MetadataTransactionBuffer, "delete", "/txn/aborted"),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from magnetar.cli.quickstart.driver import pipeline_text
 from magnetar.cli.quickstart.page import page
-from magnetar.cli.quickstart.plots import WIDTH, Line, Mark, plot
+from magnetar.cli.quickstart.plots import WIDTH, PlotLine, PlotMark, plot
 from magnetar.cli.quickstart.report import Moments, plots, verdict_in_words
 from magnetar.cli.quickstart.shop import Settled, judged, moments_of, settled, traffic
 from magnetar.spark.pipeline.file import parsed
@@ -92,7 +92,9 @@ def test_seconds_are_counted() -> None:
 
 def test_a_plot_is_well_formed_and_has_its_marks() -> None:
     points: list[tuple[float, float | None]] = [(0, 1), (1, None), (2, 470), (3, 20)]
-    drawing = plot("A < B", "ms", [Line("p50", "--in", points)], [Mark(1.5, "kill -9")], 3.0)
+    drawing = plot(
+        "A < B", "ms", [PlotLine("p50", "--in", points)], [PlotMark(1.5, "kill -9")], 3.0
+    )
     root = ElementTree.fromstring(drawing)
     lines = root.findall("polyline")
     assert len(lines) == 2, "a gap cuts the line"
@@ -102,7 +104,7 @@ def test_a_plot_is_well_formed_and_has_its_marks() -> None:
 
 @given(st.lists(st.floats(0, 60), min_size=1, max_size=20))
 def test_texts_of_marks_do_not_stand_upon_each_other(moments: list[float]) -> None:
-    marks = [Mark(at, f"mark {number}") for number, at in enumerate(sorted(moments))]
+    marks = [PlotMark(at, f"mark {number}") for number, at in enumerate(sorted(moments))]
     root = ElementTree.fromstring(plot("t", "ms", [], marks, 60.0))
     said = [each for each in root.findall("text") if each.get("class") == "said"]
     places = [float((each.get("transform") or "")[10:].split(",")[0]) for each in said]
@@ -122,7 +124,7 @@ def test_the_page_has_both_schemes_and_no_other_file() -> None:
         verdict="<verdict>",
         is_good=True,
         facts=[("a", "1", "b")],
-        plots=plots(moments, [Mark(1, "split")]),
+        plots=plots(moments, [PlotMark(1, "split")]),
         pipeline="name: x",
         next_steps=["do"],
         style=(files("magnetar.cli.quickstart") / "report_page.css").read_text("utf-8"),

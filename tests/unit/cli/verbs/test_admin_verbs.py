@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from magnetar.cli.link import Link
+from magnetar.cli.link import ServerConnection
 from magnetar.cli.main import main
 from magnetar.cli.verbs.namespaces import namespaces
 from magnetar.cli.verbs.subscriptions import subscriptions
@@ -187,7 +187,7 @@ def test_produce_and_consume_over_partitions(running: Running) -> None:
 
 def test_consume_stops_inside_a_batch_and_goes_on_there(running: Running) -> None:
     async def send() -> None:
-        async with Link(running.url) as link:
+        async with ServerConnection(running.url) as link:
             await link.request("PRODUCER", topic="t", producer_id=1, producer_name="p")
             metadata = pb.MessageMetadata(
                 producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3

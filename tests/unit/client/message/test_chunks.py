@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.message.batch import Entry, Outgoing, Stamp, open_entry, unpacked
+from magnetar.client.message.batch import Outgoing, OutgoingEntry, Stamp, open_entry, unpacked
 from magnetar.client.message.chunks import COMPLETED_MAX, ChunkAssembler, Taken, chunk_entries
 from magnetar.client.message.compression import Compression
 from magnetar.errors import InvalidValue
@@ -18,12 +18,12 @@ STAMP = Stamp("p", 0)
 FAR = 1e9
 
 
-def _chunks(payload: bytes, uuid: str, size: int = 3, stamp: Stamp = STAMP) -> list[Entry]:
+def _chunks(payload: bytes, uuid: str, size: int = 3, stamp: Stamp = STAMP) -> list[OutgoingEntry]:
     message = Outgoing(payload=payload, sequence_id=7, key="k", properties={"a": "b"})
     return list(chunk_entries(message, stamp, uuid=uuid, chunk_bytes=size))
 
 
-def _add(assembler: ChunkAssembler, entry: Entry, number: int, now: float = 0.0) -> Taken:
+def _add(assembler: ChunkAssembler, entry: OutgoingEntry, number: int, now: float = 0.0) -> Taken:
     opened = open_entry(entry.headers_and_payload)
     return assembler.add(opened.metadata, opened.payload, MessageId(1, number), now)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.message.routing import Router, Routing, Turns, entry_bucket_hash
+from magnetar.client.message.routing import RoundRobin, Router, Routing, entry_bucket_hash
 from magnetar.errors import NotAllowed
 from magnetar.model.segments import SegmentLayout
 
@@ -84,7 +84,7 @@ def test_a_layout_without_active_segments_is_refused() -> None:
 
 
 def test_keyless_messages_share_a_batch_and_then_move_on() -> None:
-    turns = Turns(start=5, window_s=1.0, messages_max=3)
+    turns = RoundRobin(start=5, window_s=1.0, messages_max=3)
     assert [turns.next(10.0) for _ in range(7)] == [6, 6, 6, 7, 7, 7, 8]
     assert [turns.next(10.5), turns.next(11.0), turns.next(11.5)] == [8, 9, 9]
     router = Router(SegmentLayout.create(3, now_ms=0))
@@ -93,7 +93,7 @@ def test_keyless_messages_share_a_batch_and_then_move_on() -> None:
 
 @given(st.lists(st.floats(0, 0.4), min_size=60, max_size=60), st.integers(1, 5))
 def test_turns_reach_every_segment_evenly(gaps: list[float], count: int) -> None:
-    turns = Turns(start=0, window_s=0.0, messages_max=1)
+    turns = RoundRobin(start=0, window_s=0.0, messages_max=1)
     now, taken = 0.0, [0] * count
     for gap in gaps:
         now += gap

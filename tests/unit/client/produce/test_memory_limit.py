@@ -8,14 +8,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.produce.memory_limit import Budget
+from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.testing.virtual import virtual_time
 
 
 @given(st.integers(0, 2**32), st.integers(1, 10))
 def test_nobody_overtakes_and_nothing_is_lost(seed: int, limit: int) -> None:
     chance = Random(seed)
-    budget = Budget(limit)
+    budget = WeightedSemaphore(limit)
     granted: list[int] = []
 
     async def one(number: int) -> None:
@@ -44,7 +44,7 @@ def test_nobody_overtakes_and_nothing_is_lost(seed: int, limit: int) -> None:
 
 def test_a_cancelled_waiter_leaves_nothing_taken() -> None:
     async def main() -> None:
-        budget = Budget(2)
+        budget = WeightedSemaphore(2)
         await budget.take(2)
         waiting = [asyncio.create_task(budget.take(1)) for _ in range(3)]
         await asyncio.sleep(1)

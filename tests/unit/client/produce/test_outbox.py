@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client.message.batch import Stamp, messages_in, open_entry
-from magnetar.client.produce.outbox import UNNUMBERED, Outbound, Outbox, Pending
+from magnetar.client.produce.outbox import UNNUMBERED, Outbox, Pending, PendingSend
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.hashing import FULL_RING
@@ -56,7 +56,7 @@ class Sender:
         self.loop.close()
 
 
-def by_key(outbounds: list[Outbound]) -> dict[str, list[bytes]]:
+def by_key(outbounds: list[PendingSend]) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = defaultdict(list)
     for outbound in outbounds:
         for each in outbound.messages:
@@ -69,7 +69,7 @@ def by_key(outbounds: list[Outbound]) -> dict[str, list[bytes]]:
 def test_numbers_grow_from_entry_to_entry_and_keys_keep_their_order(seed: int) -> None:
     chance = Random(seed)
     sender = Sender(batch_messages=chance.randrange(1, 20), batching=chance.random() < 0.8)
-    sent: list[Outbound] = []
+    sent: list[PendingSend] = []
     expected: dict[str, list[bytes]] = defaultdict(list)
     last_own = 0
     for number in range(chance.randrange(1, 80)):

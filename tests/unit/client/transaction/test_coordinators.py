@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.transaction.coordinators import ASSIGN_TOPIC, Coordinators
+from magnetar.client.transaction.coordinators import ASSIGN_TOPIC, CoordinatorClients
 from magnetar.client.transaction.group import open_group
 from magnetar.errors import (
     DeadlineExceeded,
@@ -99,7 +99,7 @@ def ended(peer: Peer, body: Any, error: WireCode | None = None) -> None:
 def test_the_watch_says_who_leads() -> None:
     async def story(broker: FakeBroker) -> None:
         with_watch(broker, 1, 3)
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             begun = [await coordinators.begin(60) for _ in range(4)]
             assert {each.most for each in begun} == {1, 3}, "those that are led take turns"
             await coordinators.ask(TXN, "END_TXN", txn_action=pb.COMMIT)
@@ -116,7 +116,7 @@ def test_the_watch_says_who_leads() -> None:
 def test_older_brokers_have_a_topic_for_it() -> None:
     async def story(broker: FakeBroker) -> None:
         with_topic(broker, 2)
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             assert {(await coordinators.begin(1)).most for _ in range(4)} == {0, 1}
         looked_up = {each.topic for each in broker.said("LOOKUP")}
         assert looked_up == {f"{ASSIGN_TOPIC}-partition-{number}" for number in range(2)}
@@ -129,10 +129,10 @@ def test_older_brokers_have_a_topic_for_it() -> None:
 def test_without_transactions_that_is_said() -> None:
     async def story(broker: FakeBroker) -> None:
         with_topic(broker, 0)
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             with pytest.raises(NotAllowed, match="no coordinators"):
                 await coordinators.begin(60)
-        async with Coordinators(broker.connections(), scalable=True) as coordinators:
+        async with CoordinatorClients(broker.connections(), scalable=True) as coordinators:
             with pytest.raises(NotAllowed, match="scalable"):
                 await coordinators.begin(60)
 
@@ -156,7 +156,7 @@ def test_a_watch_that_is_refused_for_now_is_tried_again() -> None:
                 tell(peer, body.watch_id, 1)
 
         broker.handlers["WATCH_TC_ASSIGNMENTS"] = watch
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             assert (await coordinators.begin(60)).most == 1
 
     play(story)
@@ -184,7 +184,7 @@ def test_requests_are_repeated_where_the_leader_is() -> None:
                 ended(peer, body)
 
         broker.handlers["END_TXN"] = end
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             begun = asyncio.get_running_loop().time()
             await coordinators.ask(TXN, "END_TXN", txn_action=pb.COMMIT)
             assert asked == 4
@@ -199,7 +199,7 @@ def test_other_refusals_are_final_and_silence_has_an_end() -> None:
         with_watch(broker, 1)
         refuse = WireCode.INVALID_TXN_STATUS
         broker.handlers["END_TXN"] = lambda peer, body: ended(peer, body, refuse)
-        async with Coordinators(broker.connections(operation_timeout=5.0)) as coordinators:
+        async with CoordinatorClients(broker.connections(operation_timeout=5.0)) as coordinators:
             with pytest.raises(InvalidTxnStatus):
                 await coordinators.ask(TXN, "END_TXN", txn_action=pb.COMMIT)
             assert len(broker.said("END_TXN")) == 1
@@ -215,7 +215,7 @@ def test_other_refusals_are_final_and_silence_has_an_end() -> None:
 def test_groups_need_a_server_that_has_them() -> None:
     async def story(broker: FakeBroker) -> None:
         with_watch(broker, 2)
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             with pytest.raises(NotAllowed, match="no transaction groups"):
                 await coordinators.ask_group(None, "GROUP_STATUS", application="a")
         assert not broker.said("GROUP_STATUS")
@@ -237,7 +237,7 @@ def test_any_broker_says_which_coordinator_a_group_has() -> None:
             peer.say("OPEN_GROUP_RESPONSE", request_id=body.request_id, tc_id=2, **fields)
 
         broker.handlers["OPEN_GROUP"] = opened
-        async with Coordinators(broker.connections()) as coordinators:
+        async with CoordinatorClients(broker.connections()) as coordinators:
             group = await open_group(coordinators, "a", "g", "r", lambda *_: pytest.fail("no"))
             assert group.ticket == ("a", 3, 2)
             assert group.committed_sequence == 4

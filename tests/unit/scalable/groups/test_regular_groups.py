@@ -91,7 +91,7 @@ def test_what_a_broker_held_goes_to_others_when_it_has_ended_for_the_grace_perio
             first, _ = await x.attach("a"), await y.attach("b")
             await until_segments(first, 0, 1)
             await asyncio.sleep(GRACE_S / 2)
-            for part in (y.sessions, y.regular, y.living):
+            for part in (y.sessions, y.regular, y.live_brokers):
                 await part.stop()
             await asyncio.sleep(GRACE_S - 1)
             assert segment_ids(first) == [0, 1]
@@ -107,7 +107,7 @@ def test_members_that_come_back_elsewhere_in_time_have_what_they_had() -> None:
         async with world.brokers("x", "y", segments=0) as (x, y):
             first, _ = await x.attach("a"), await x.attach("b")
             await until_segments(first, 0, 1)
-            for part in (x.sessions, x.regular, x.living):
+            for part in (x.sessions, x.regular, x.live_brokers):
                 await part.stop()
             await asyncio.sleep(GRACE_S / 2)
             assert segment_ids(await y.attach("b")) == [2, 3]

@@ -468,7 +468,7 @@ def test_a_broker_that_stops_ends_its_sessions() -> None:
                 await session.changes.past(session.changes.version)
             with pytest.raises(ServiceNotReady):
                 await x.attach("b")
-            await x.living.stop()
+            await x.live_brokers.stop()
             await asyncio.sleep(1)
             assert await is_lost(world, "a"), "its record tells the controllers"
 

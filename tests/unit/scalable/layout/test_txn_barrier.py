@@ -11,8 +11,8 @@ import pytest
 
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout import txn_barrier as lulls_module
-from magnetar.scalable.layout.layout_watchers import Followers
-from magnetar.scalable.layout.txn_barrier import HANDOVER_SECONDS, Lulls
+from magnetar.scalable.layout.layout_watchers import LayoutWatchers
+from magnetar.scalable.layout.txn_barrier import HANDOVER_SECONDS, TransactionBarrier
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
@@ -36,11 +36,11 @@ class Scene:
     def __init__(self, broker: Broker, parent: TopicName) -> None:
         self.broker = broker
         self.parent = parent
-        self.followers = Followers()
-        self.lulls = Lulls(
+        self.layout_watchers = LayoutWatchers()
+        self.txn_barrier = TransactionBarrier(
             broker.topics,
-            broker.decisions,
-            self.followers,
+            broker.outcomes,
+            self.layout_watchers,
             broker.parts.clock,
             wait_seconds=WAIT_S,
         )
@@ -57,16 +57,16 @@ class Scene:
     async def begin(self, connection: object) -> TxnId:
         async def work() -> Header:
             header = self.new_header()
-            self.broker.decisions.opened(header)
+            self.broker.outcomes.opened(header)
             return header
 
-        return (await self.lulls.begin(connection, work)).id
+        return (await self.txn_barrier.begin(connection, work)).id
 
     def end(self, txn: TxnId) -> None:
-        self.broker.decisions.learn(txn, "COMMITTED")
+        self.broker.outcomes.learn(txn, "COMMITTED")
 
     async def granted(self, seconds: float = SOON_S) -> bool:
-        return await self.lulls.granted(TOPIC, EPOCH, [self.parent], seconds)
+        return await self.txn_barrier.granted(TOPIC, EPOCH, [self.parent], seconds)
 
 
 def on_a_scene(story: Callable[[Scene], Awaitable[None]]) -> None:
@@ -101,7 +101,7 @@ def test_without_transactions_nothing_waits() -> None:
 def test_a_change_waits_for_the_open_ones_and_new_ones_for_the_change() -> None:
     async def story(scene: Scene) -> None:
         connection = Connection()
-        follower = scene.followers.add(TOPIC, connection, EPOCH - 1)
+        follower = scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         txns = [await scene.begin(connection) for _ in range(3)]
         assert not await scene.granted()
         held = asyncio.create_task(scene.begin(connection))
@@ -112,7 +112,7 @@ def test_a_change_waits_for_the_open_ones_and_new_ones_for_the_change() -> None:
         assert await is_over(waiting)
         assert waiting.result()
         assert not await is_over(held)
-        scene.followers.told(follower, EPOCH)
+        scene.layout_watchers.told(follower, EPOCH)
         assert await is_over(held)
         assert await is_over(asyncio.create_task(scene.begin(connection)))
 
@@ -123,11 +123,11 @@ def test_others_are_neither_held_nor_waited_for() -> None:
     async def story(scene: Scene) -> None:
         stranger, connection = Connection(), Connection()
         await scene.begin(stranger)
-        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         await scene.begin(connection)
         assert not await scene.granted()
         assert await is_over(asyncio.create_task(scene.begin(stranger)))
-        scene.followers.add(TopicName.parse("topic://public/default/other"), stranger, 0)
+        scene.layout_watchers.add(TopicName.parse("topic://public/default/other"), stranger, 0)
         assert await is_over(asyncio.create_task(scene.begin(stranger)))
 
     on_a_scene(story)
@@ -136,7 +136,7 @@ def test_others_are_neither_held_nor_waited_for() -> None:
 def test_a_client_may_produce_and_watch_the_layout_on_two_connections() -> None:
     async def story(scene: Scene) -> None:
         watching, producing = Connection(), Connection()
-        follower = scene.followers.add(TOPIC, watching, EPOCH - 1)
+        follower = scene.layout_watchers.add(TOPIC, watching, EPOCH - 1)
         segment = await scene.broker.segment(0)
         producer = await segment.add_producer(options(connection=producing))
         txn = await scene.begin(producing)
@@ -146,7 +146,7 @@ def test_a_client_may_produce_and_watch_the_layout_on_two_connections() -> None:
         assert await scene.granted()
         await segment.remove_producer(producer)  # its client has heard of the new layout
         assert not await is_over(held)
-        scene.followers.told(follower, EPOCH)
+        scene.layout_watchers.told(follower, EPOCH)
         assert await is_over(held)
 
     on_a_scene(story)
@@ -155,16 +155,16 @@ def test_a_client_may_produce_and_watch_the_layout_on_two_connections() -> None:
 def test_one_that_is_being_begun_counts() -> None:
     async def story(scene: Scene) -> None:
         connection = Connection()
-        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         ready = asyncio.Event()
 
         async def work() -> Header:
             await ready.wait()
             header = scene.new_header()
-            scene.broker.decisions.opened(header)
+            scene.broker.outcomes.opened(header)
             return header
 
-        beginning = asyncio.create_task(scene.lulls.begin(connection, work))
+        beginning = asyncio.create_task(scene.txn_barrier.begin(connection, work))
         await asyncio.sleep(0)
         waiting = asyncio.create_task(scene.granted(WAIT_S))
         assert not await is_over(waiting)
@@ -180,11 +180,11 @@ def test_one_that_is_being_begun_counts() -> None:
 def test_a_connection_that_ends_holds_nothing_up() -> None:
     async def story(scene: Scene) -> None:
         connection = Connection()
-        follower = scene.followers.add(TOPIC, connection, EPOCH - 1)
+        follower = scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         await scene.begin(connection)
         waiting = asyncio.create_task(scene.granted(WAIT_S))
         assert not await is_over(waiting)
-        scene.followers.remove(follower)
+        scene.layout_watchers.remove(follower)
         assert await is_over(waiting)
 
     on_a_scene(story)
@@ -193,7 +193,7 @@ def test_a_connection_that_ends_holds_nothing_up() -> None:
 def test_both_waits_have_an_end() -> None:
     async def story(scene: Scene) -> None:
         connection = Connection()
-        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         await scene.begin(connection)
         begun = scene.now
         assert not await scene.granted()
@@ -212,11 +212,11 @@ def test_both_waits_have_an_end() -> None:
 def test_the_next_change_waits_anew() -> None:
     async def story(scene: Scene) -> None:
         connection = Connection()
-        follower = scene.followers.add(TOPIC, connection, EPOCH - 1)
+        follower = scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         assert await scene.granted()
-        scene.followers.told(follower, EPOCH)
+        scene.layout_watchers.told(follower, EPOCH)
         await scene.begin(connection)
-        assert not await scene.lulls.granted(TOPIC, EPOCH + 1, [scene.parent], SOON_S)
+        assert not await scene.txn_barrier.granted(TOPIC, EPOCH + 1, [scene.parent], SOON_S)
 
     on_a_scene(story)
 
@@ -229,11 +229,11 @@ def test_what_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = await scene.begin(connection)
         for _ in range(1000):
             scene.end(await scene.begin(connection))
-        known = scene.lulls._begun[connection].txns
+        known = scene.txn_barrier._begun[connection].txns
         assert kept in known
         assert len(known) <= 8
         del connection, known
-        assert not scene.lulls._begun
+        assert not scene.txn_barrier._begun
 
     on_a_scene(story)
 
@@ -257,12 +257,12 @@ def test_a_producer_is_held_though_nobody_watches_the_layout_here() -> None:
 def test_a_change_that_was_given_up_is_forgotten() -> None:
     async def story(scene: Scene) -> None:
         connection = Connection()
-        scene.followers.add(TOPIC, connection, EPOCH - 1)
+        scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         await scene.begin(connection)
         assert not await scene.granted()
         began = scene.now
         await scene.begin(connection)
         assert scene.now - began <= WAIT_S + HANDOVER_SECONDS
-        assert scene.lulls._lulls == {}
+        assert scene.txn_barrier._barriers == {}
 
     on_a_scene(story)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from magnetar.cli.link import Link
+from magnetar.cli.link import ServerConnection
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Received, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -177,7 +177,7 @@ def test_peek(tmp_path: Path) -> None:
 
 
 def test_peek_shows_batches_and_compression(tmp_path: Path) -> None:
-    async def send(link: Link, sequence: int, payload: bytes, **fields: object) -> None:
+    async def send(link: ServerConnection, sequence: int, payload: bytes, **fields: object) -> None:
         metadata = pb.MessageMetadata(
             producer_name="p", sequence_id=sequence, publish_time=1, uncompressed_size=5
         )

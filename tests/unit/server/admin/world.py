@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from yarl import URL
 
-from magnetar.cli.link import Link
+from magnetar.cli.link import ServerConnection
 from magnetar.runtime.limits import Limits
 from magnetar.server.admin import create_admin
 from magnetar.server.app import Server
@@ -80,8 +80,8 @@ class World:
         return reason
 
     @asynccontextmanager
-    async def link(self) -> AsyncIterator[Link]:
-        async with Link(self.server.service_url) as link:
+    async def link(self) -> AsyncIterator[ServerConnection]:
+        async with ServerConnection(self.server.service_url) as link:
             yield link
 
     async def produce(self, topic: str, count: int, *, key: str | None = None) -> list[str]:
@@ -107,7 +107,9 @@ class World:
             await link.request("CLOSE_PRODUCER", producer_id=1)
         return ids
 
-    async def subscribe(self, link: Link, topic: str, subscription: str, consumer_id: int) -> None:
+    async def subscribe(
+        self, link: ServerConnection, topic: str, subscription: str, consumer_id: int
+    ) -> None:
         await link.request(
             "SUBSCRIBE",
             topic=topic,
@@ -116,7 +118,7 @@ class World:
             consumer_id=consumer_id,
         )
 
-    async def deliver(self, link: Link, consumer_id: int, count: int) -> list[bytes]:
+    async def deliver(self, link: ServerConnection, consumer_id: int, count: int) -> list[bytes]:
         """The next payloads, with all headers."""
         link.write(command("FLOW", consumer_id=consumer_id, messagePermits=count))
         found: list[bytes] = []

@@ -18,7 +18,7 @@ from magnetar.errors import (
     WriterConflict,
 )
 from magnetar.spark.sink import group_commit
-from magnetar.spark.sink.group_commit import Known, Part, Plan, Ticket, WriteId
+from magnetar.spark.sink.group_commit import Known, TaskPlan, TaskReport, Ticket, WriteId
 from magnetar.txn import transitions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.records import Group
@@ -163,14 +163,14 @@ def _broken(kind: type[Model], like: Model) -> Model:
 # --- one by one
 
 
-def part(number: int = 1, **fields: Any) -> Part:
-    return replace(Part(WRITE, TICKET, metadata_id(0, number), rows=2), **fields)
+def part(number: int = 1, **fields: Any) -> TaskReport:
+    return replace(TaskReport(WRITE, TICKET, metadata_id(0, number), rows=2), **fields)
 
 
 def test_a_batch_is_written_once_and_skipped_when_it_comes_again() -> None:
-    assert group_commit.plan(WRITE, -1) is Plan.WRITE
-    assert group_commit.plan(WRITE, 4) is Plan.WRITE
-    assert group_commit.plan(WRITE, 5) is Plan.SKIP
+    assert group_commit.plan(WRITE, -1) is TaskPlan.WRITE
+    assert group_commit.plan(WRITE, 4) is TaskPlan.WRITE
+    assert group_commit.plan(WRITE, 5) is TaskPlan.SKIP
 
 
 def test_an_old_checkpoint_is_refused_and_not_skipped() -> None:
@@ -187,11 +187,13 @@ def test_another_query_is_refused_once_something_is_committed() -> None:
 
 
 def test_the_driver_names_what_the_tasks_that_won_have_written() -> None:
-    empty = Part(WRITE)
+    empty = TaskReport(WRITE)
     wanted = group_commit.decision(5, [part(1), empty, part(2)])
     assert wanted == (TICKET, (metadata_id(0, 1), metadata_id(0, 2)), False)
     assert group_commit.decision(5, [empty]) == (None, (), False)
-    assert group_commit.decision(5, [part(1), Part(WRITE, TICKET, is_skipped=True)]).is_repeated
+    assert group_commit.decision(
+        5, [part(1), TaskReport(WRITE, TICKET, is_skipped=True)]
+    ).is_repeated
 
 
 def test_parts_that_do_not_go_together_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.errors import TransactionAborted, UnreadableMessage
 from magnetar.spark.sink import single_commit
-from magnetar.spark.sink.group_commit import Known, Part, WriteId
+from magnetar.spark.sink.group_commit import Known, TaskReport, WriteId
 from magnetar.spark.sink.single_commit import Note, Notes
 from magnetar.wire.messages import TxnId
 from tests.unit.spark.group_model import Harm, explore
@@ -145,7 +145,11 @@ def test_the_last_token_counts_and_announced_transactions_are_ended() -> None:
 
 def test_attempts_that_spark_did_not_choose_are_found() -> None:
     txn = TxnId(0, 1)
-    parts = [Part(WRITE, txn=txn, attempt=3), Part(WRITE, txn=txn, attempt=4), Part(WRITE)]
+    parts = [
+        TaskReport(WRITE, txn=txn, attempt=3),
+        TaskReport(WRITE, txn=txn, attempt=4),
+        TaskReport(WRITE),
+    ]
     claims = [Note("claim", "query", 5, txn=(0, 1), attempt=n) for n in (3, 4)]
     other = Note("claim", "query", 4, txn=(0, 0), attempt=9)
     single_commit.check_attempts(WRITE, single_commit.claims_of([*claims, other], txn), parts)

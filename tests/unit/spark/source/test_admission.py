@@ -11,15 +11,15 @@ from magnetar.model.ranges import (
     RangePosition,
     RangeSegment,
 )
-from magnetar.spark.source.admission import Hold, Part, hold, level, piece_counts, shares
-from magnetar.spark.source.offsets import Place
+from magnetar.spark.source.admission import Hold, SegmentShare, hold, level, piece_counts, shares
+from magnetar.spark.source.offsets import TopicOffset
 from magnetar.spark.source.plan import TopicView
 
 TOPIC = "topic://public/default/x"
 
 
-def part(number: int) -> Part:
-    return Part(TOPIC, number)
+def part(number: int) -> SegmentShare:
+    return SegmentShare(TOPIC, number)
 
 
 AMOUNTS = st.dictionaries(st.integers(0, 30).map(part), st.integers(0, 10_000), max_size=12)
@@ -27,7 +27,7 @@ AMOUNTS = st.dictionaries(st.integers(0, 30).map(part), st.integers(0, 10_000), 
 
 @given(AMOUNTS, st.integers(1, 20_000), st.integers(0, 5))
 def test_shares_use_the_limit_and_never_more(
-    amounts: dict[Part, int], limit: int, turn: int
+    amounts: dict[SegmentShare, int], limit: int, turn: int
 ) -> None:
     found = shares(amounts, limit, turn)
     assert all(1 <= share <= amounts[each] for each, share in found.items())
@@ -55,7 +55,7 @@ def _view(*segments: RangeSegment) -> TopicView:
 
 def test_nobody_is_held_while_nobody_waits() -> None:
     view = _view(RangeSegment(0, ""), RangeSegment(1, "", created_ms=7))
-    place = Place("id", 1, {0: RangePosition(0, 0), 1: RangePosition(1, 0)})
+    place = TopicOffset("id", 1, {0: RangePosition(0, 0), 1: RangePosition(1, 0)})
     assert hold({TOPIC: place}, {TOPIC: view}) is None
 
 
@@ -67,7 +67,7 @@ def test_the_first_of_those_that_wait_holds_all_but_its_ancestors() -> None:
         RangeSegment(3, "", (1,), created_ms=40),
         RangeSegment(4, "", (2, 3), created_ms=60),
     )
-    place = Place("id", 1, {0: RangePosition(0, 0), 1: RangePosition(1, 0)})
+    place = TopicOffset("id", 1, {0: RangePosition(0, 0), 1: RangePosition(1, 0)})
     assert hold({TOPIC: place}, {TOPIC: view}) == Hold(40, {part(1)})
 
 

@@ -9,7 +9,7 @@ import pytest
 from magnetar.errors import InvalidSetting
 from magnetar.model.ranges import RangePosition
 from magnetar.spark.source.begin import Bound, at_time, read_bounds
-from magnetar.spark.source.offsets import Offset, Place, format_offset
+from magnetar.spark.source.offsets import Offset, TopicOffset, format_offset
 
 X, Y = "topic://public/default/x", "persistent://public/default/y"
 
@@ -20,7 +20,7 @@ def test_words_and_times_are_for_every_topic() -> None:
 
 
 def test_an_offset_of_this_source() -> None:
-    place = Place("id", 4, {0: None, 1: RangePosition(7, 8, 9)})
+    place = TopicOffset("id", 4, {0: None, 1: RangePosition(7, 8, 9)})
     text = json.dumps(format_offset(Offset({X: place})))
     assert read_bounds("o", text, [X]) == {X: Bound(place=place)}
 

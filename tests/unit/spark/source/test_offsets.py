@@ -13,8 +13,8 @@ from magnetar.errors import WrongCheckpoint
 from magnetar.model.ranges import RangePosition
 from magnetar.spark.source.offsets import (
     Offset,
-    Place,
     Sentinel,
+    TopicOffset,
     base_of,
     format_offset,
     format_sentinel,
@@ -26,7 +26,7 @@ POSITIONS = st.builds(
     RangePosition, st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 999)
 )
 PLACES = st.builds(
-    Place,
+    TopicOffset,
     st.text(max_size=5),
     st.integers(0, 10**9),
     st.dictionaries(st.integers(0, 99), st.none() | POSITIONS, max_size=6),
@@ -49,7 +49,7 @@ def test_equal_offsets_have_equal_texts(offset: Offset, chance: Any) -> None:
     for topic, place in topics:
         segments = list(place.segments.items())
         chance.shuffle(segments)
-        mixed[topic] = Place(place.creation_id, place.epoch, dict(segments))
+        mixed[topic] = TopicOffset(place.creation_id, place.epoch, dict(segments))
     assert json.dumps(format_offset(Offset(mixed))) == json.dumps(format_offset(offset))
 
 
@@ -59,7 +59,7 @@ def test_a_sentinel_is_kept_as_it_is() -> None:
 
 def test_ten_thousand_segments_fit() -> None:
     segments = {number: RangePosition(123_456, 99_999, 0) for number in range(10_000)}
-    text = json.dumps(format_offset(Offset({"topic://a/b/c": Place("id", 9, segments)})))
+    text = json.dumps(format_offset(Offset({"topic://a/b/c": TopicOffset("id", 9, segments)})))
     assert len(text) < 400_000
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magnetar.model.ranges import ORIGIN, RangeLayout, RangePosition, RangeSegment, RangeState
 from magnetar.spark.source import plan
-from magnetar.spark.source.offsets import Offset, Place
+from magnetar.spark.source.offsets import Offset, TopicOffset
 from magnetar.spark.source.plan import TopicView
 from tests.unit.spark.dag_world import ACTIONS, TOPIC, Action, play, trouble
 
@@ -40,10 +40,10 @@ def _forgotten_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drained segment is forgotten while it is still in the layout: it would be read again."""
     real = plan.after
 
-    def after(*args: Any) -> Place:
+    def after(*args: Any) -> TopicOffset:
         place = real(*args)
         kept = {number: at for number, at in place.segments.items() if at is not None}
-        return Place(place.creation_id, place.epoch, kept)
+        return TopicOffset(place.creation_id, place.epoch, kept)
 
     monkeypatch.setattr(plan, "after", after)
 
@@ -113,7 +113,7 @@ def _view(
 
 
 def test_a_start_below_the_first_message_is_a_loss_and_goes_on_there() -> None:
-    place = Place("id", 3, {1: RangePosition(1, 2, 4)})
+    place = TopicOffset("id", 3, {1: RangePosition(1, 2, 4)})
     checked = plan.check(TOPIC, place, _view([RangeSegment(1, "")], first=RangePosition(1, 5)))
     (said,) = checked.losses
     assert "from 1:2:4 on, but its first message is now 1:5:0" in said
@@ -121,7 +121,7 @@ def test_a_start_below_the_first_message_is_a_loss_and_goes_on_there() -> None:
 
 
 def test_a_segment_that_is_gone_before_it_was_drained_is_a_loss() -> None:
-    place = Place("id", 1, {0: RangePosition(0, 2)})
+    place = TopicOffset("id", 1, {0: RangePosition(0, 2)})
     view = _view([RangeSegment(1, ""), RangeSegment(2, "")])
     checked = plan.check(TOPIC, place, view)
     assert len(checked.losses) == 1
@@ -132,7 +132,7 @@ def test_a_segment_that_lost_its_beginning_before_it_was_begun_is_a_loss() -> No
     view = _view([RangeSegment(0, "", is_sealed=True), RangeSegment(1, "", (0,))])
     states = {**view.states, 1: RangeState(RangePosition(1, 5), RangePosition(1, 9), False)}
     checked = plan.check(
-        TOPIC, Place("id", 1, {0: RangePosition(0, 4)}), TopicView(view.layout, states)
+        TOPIC, TopicOffset("id", 1, {0: RangePosition(0, 4)}), TopicView(view.layout, states)
     )
     assert checked.losses == (
         f"the first messages of segment 1 of {TOPIC} were deleted before it was read",
@@ -141,15 +141,15 @@ def test_a_segment_that_lost_its_beginning_before_it_was_begun_is_a_loss() -> No
 
 def test_a_topic_that_was_made_again_is_a_loss_and_begins_anew() -> None:
     view = _view([RangeSegment(0, "")], id_="another")
-    checked = plan.check(TOPIC, Place("id", 9, {0: RangePosition(0, 7)}), view)
+    checked = plan.check(TOPIC, TopicOffset("id", 9, {0: RangePosition(0, 7)}), view)
     assert "deleted and made again" in checked.losses[0]
-    assert checked.place == Place("another", 3, {0: ORIGIN})
-    start = Offset({TOPIC: Place("id", 9, {0: RangePosition(0, 7)})})
+    assert checked.place == TopicOffset("another", 3, {0: ORIGIN})
+    start = Offset({TOPIC: TopicOffset("id", 9, {0: RangePosition(0, 7)})})
     assert plan.spans(start, Offset({TOPIC: checked.place})) == []
 
 
 def test_a_drained_segment_that_is_gone_is_none() -> None:
-    place = Place("id", 1, {0: None, 1: RangePosition(1, 3)})
+    place = TopicOffset("id", 1, {0: None, 1: RangePosition(1, 3)})
     view = _view([RangeSegment(1, "")])
     checked = plan.check(TOPIC, place, view)
     assert checked.losses == ()
@@ -195,19 +195,19 @@ def test_a_time_skips_segments_that_ended_before_it() -> None:
 def test_a_child_named_beside_its_parent_waits_for_it() -> None:
     """An offset that a user wrote may name both."""
     view = _view([RangeSegment(0, "", is_sealed=True), RangeSegment(1, "", (0,))])
-    place = Place("id", 3, {0: RangePosition(0, 3), 1: RangePosition(1, 1)})
+    place = TopicOffset("id", 3, {0: RangePosition(0, 3), 1: RangePosition(1, 1)})
     assert plan.targets(place, view, None) == {0: RangePosition(0, 9)}
 
 
 def test_a_newer_epoch_alone_is_no_news() -> None:
-    old = Place("id", 1, {0: None, 1: RangePosition(1, 3)})
-    assert not plan.is_news(old, Place("id", 2, {1: RangePosition(1, 3)}))
-    assert plan.is_news(old, Place("id", 1, {0: None, 1: RangePosition(1, 4)}))
-    assert plan.is_news(old, Place("other", 1, old.segments))
+    old = TopicOffset("id", 1, {0: None, 1: RangePosition(1, 3)})
+    assert not plan.is_news(old, TopicOffset("id", 2, {1: RangePosition(1, 3)}))
+    assert plan.is_news(old, TopicOffset("id", 1, {0: None, 1: RangePosition(1, 4)}))
+    assert plan.is_news(old, TopicOffset("other", 1, old.segments))
 
 
 def test_an_older_layout_is_stale() -> None:
     view = _view([RangeSegment(0, "")])
-    assert plan.is_stale(Place("id", 4, {}), view.layout)
-    assert not plan.is_stale(Place("id", 3, {}), view.layout)
-    assert not plan.is_stale(Place("other", 4, {}), view.layout)
+    assert plan.is_stale(TopicOffset("id", 4, {}), view.layout)
+    assert not plan.is_stale(TopicOffset("id", 3, {}), view.layout)
+    assert not plan.is_stale(TopicOffset("other", 4, {}), view.layout)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from magnetar.model.ids import Position
 from magnetar.txn.acks.pending_acks import (
     WHOLE,
+    AckConflict,
     Acked,
-    Conflict,
-    Ended,
+    AckVerdict,
+    EndedAcks,
     PendingAcks,
-    Verdict,
     acked_of,
     combined,
 )
@@ -50,10 +50,10 @@ class Cursor:
 
 def held(
     pending: PendingAcks, txn: TxnId, *acks: Acked, cumulative: bool = False
-) -> Verdict | Conflict:
+) -> AckVerdict | AckConflict:
     """Judge, and hold what is accepted."""
     verdict = pending.judge(txn, acks, cumulative, Cursor())
-    if verdict is Verdict.ACCEPTED:
+    if verdict is AckVerdict.ACCEPTED:
         pending.add(txn, acks, cumulative)
     return verdict
 
@@ -79,21 +79,21 @@ def test_the_two_forms_of_a_set_of_messages() -> None:
 @pytest.mark.parametrize("second", [T1, T2])
 def test_a_message_is_acknowledged_by_one_transaction_once(second: TxnId) -> None:
     pending = PendingAcks(repeats_allowed=True)
-    assert held(pending, T1, Acked(at(0))) is Verdict.ACCEPTED
+    assert held(pending, T1, Acked(at(0))) is AckVerdict.ACCEPTED
     verdict = held(pending, second, Acked(at(0)))
-    assert isinstance(verdict, Conflict)
+    assert isinstance(verdict, AckConflict)
     assert verdict.holders == (() if second == T1 else (T1,))
-    assert held(pending, second, Acked(at(1))) is Verdict.ACCEPTED
+    assert held(pending, second, Acked(at(1))) is AckVerdict.ACCEPTED
 
 
 def test_messages_of_a_batch_are_free_one_by_one() -> None:
     pending = PendingAcks(repeats_allowed=False)
-    assert held(pending, T1, some(0, 2)) is Verdict.ACCEPTED
-    assert isinstance(held(pending, T2, some(0, 2)), Conflict), "the last one of the batch, too"
-    assert held(pending, T2, some(0, 0)) is Verdict.ACCEPTED
-    assert isinstance(held(pending, T3, Acked(at(0))), Conflict)
+    assert held(pending, T1, some(0, 2)) is AckVerdict.ACCEPTED
+    assert isinstance(held(pending, T2, some(0, 2)), AckConflict), "the last one of the batch, too"
+    assert held(pending, T2, some(0, 0)) is AckVerdict.ACCEPTED
+    assert isinstance(held(pending, T3, Acked(at(0))), AckConflict)
     assert pending.open_messages(at(0), None) == 0b010
-    assert held(pending, T3, some(0, 1)) is Verdict.ACCEPTED
+    assert held(pending, T3, some(0, 1)) is AckVerdict.ACCEPTED
     assert pending.open_messages(at(0), None) == 0
 
 
@@ -101,9 +101,9 @@ def test_what_the_cursor_has_is_a_conflict() -> None:
     pending = PendingAcks(repeats_allowed=True)
     cursor = Cursor(mark_delete=at(0), acked={at(2)}, partial={at(3): 0b110})
     for ack in (Acked(at(0)), Acked(at(2)), some(2, 0), some(3, 0)):
-        assert isinstance(pending.judge(T1, [ack], False, cursor), Conflict)
+        assert isinstance(pending.judge(T1, [ack], False, cursor), AckConflict)
     for ack in (Acked(at(1)), some(3, 1), Acked(at(3))):
-        assert pending.judge(T1, [ack], False, cursor) is Verdict.ACCEPTED
+        assert pending.judge(T1, [ack], False, cursor) is AckVerdict.ACCEPTED
 
 
 def test_all_messages_of_a_batch_named_one_by_one_are_not_the_batch() -> None:
@@ -111,15 +111,15 @@ def test_all_messages_of_a_batch_named_one_by_one_are_not_the_batch() -> None:
     cursor = Cursor(partial={at(0): 0b110})
     pending = PendingAcks(repeats_allowed=False)
     (every,) = combined([some(0, 0), some(0, 1), some(0, 2)])
-    assert isinstance(pending.judge(T1, [every], False, cursor), Conflict)
-    assert pending.judge(T1, [some(0, 1), some(0, 2)], False, cursor) is Verdict.ACCEPTED
-    assert pending.judge(T1, [Acked(at(0))], False, cursor) is Verdict.ACCEPTED
+    assert isinstance(pending.judge(T1, [every], False, cursor), AckConflict)
+    assert pending.judge(T1, [some(0, 1), some(0, 2)], False, cursor) is AckVerdict.ACCEPTED
+    assert pending.judge(T1, [Acked(at(0))], False, cursor) is AckVerdict.ACCEPTED
 
 
 def test_one_conflict_refuses_the_whole_command() -> None:
     pending = PendingAcks(repeats_allowed=False)
     held(pending, T1, Acked(at(1)))
-    assert isinstance(held(pending, T2, Acked(at(0)), Acked(at(1))), Conflict)
+    assert isinstance(held(pending, T2, Acked(at(0)), Acked(at(1))), AckConflict)
     assert pending.held(at(0)) == 0
 
 
@@ -128,15 +128,15 @@ def test_one_conflict_refuses_the_whole_command() -> None:
 
 def test_one_transaction_holds_everything_up_to_a_message() -> None:
     pending = PendingAcks(repeats_allowed=False)
-    assert held(pending, T1, Acked(at(3)), cumulative=True) is Verdict.ACCEPTED
+    assert held(pending, T1, Acked(at(3)), cumulative=True) is AckVerdict.ACCEPTED
     verdict = held(pending, T2, Acked(at(5)), cumulative=True)
-    assert isinstance(verdict, Conflict)
+    assert isinstance(verdict, AckConflict)
     assert verdict.holders == (T1,)
-    assert held(pending, T1, some(5, 0), cumulative=True) is Verdict.ACCEPTED
+    assert held(pending, T1, some(5, 0), cumulative=True) is AckVerdict.ACCEPTED
     assert pending.held(at(4)) == WHOLE
     assert pending.open_messages(at(5), None) == 0b110
-    assert held(pending, T1, Acked(at(5)), cumulative=True) is Verdict.ACCEPTED
-    assert pending.end(T1) == Ended((), Acked(at(5), WHOLE, 3))
+    assert held(pending, T1, Acked(at(5)), cumulative=True) is AckVerdict.ACCEPTED
+    assert pending.end(T1) == EndedAcks((), Acked(at(5), WHOLE, 3))
     assert not pending
 
 
@@ -146,10 +146,12 @@ def test_a_repeated_cumulative_ack(repeats_allowed: bool) -> None:
     held(pending, T1, some(3, 0, 1), cumulative=True)
     for ack in (Acked(at(2)), some(3, 0), some(3, 0, 1)):
         verdict = held(pending, T1, ack, cumulative=True)
-        assert verdict is Verdict.REPEATED if repeats_allowed else isinstance(verdict, Conflict)
+        assert (
+            verdict is AckVerdict.REPEATED if repeats_allowed else isinstance(verdict, AckConflict)
+        )
     cursor = Cursor(mark_delete=at(3))
     verdict = pending.judge(T2, [Acked(at(3))], True, cursor)
-    assert verdict is Verdict.REPEATED if repeats_allowed else isinstance(verdict, Conflict)
+    assert verdict is AckVerdict.REPEATED if repeats_allowed else isinstance(verdict, AckConflict)
 
 
 @pytest.mark.parametrize(
@@ -167,20 +169,20 @@ def test_conflicts_of_the_two_kinds_are_symmetric(
 ) -> None:
     for first, second in ((through, single), (single, through)):
         pending = PendingAcks(repeats_allowed=True)
-        assert held(pending, T1, first, cumulative=first is through) is Verdict.ACCEPTED
+        assert held(pending, T1, first, cumulative=first is through) is AckVerdict.ACCEPTED
         verdict = held(pending, T2, second, cumulative=second is through)
-        assert isinstance(verdict, Conflict) is clash
+        assert isinstance(verdict, AckConflict) is clash
         pending = PendingAcks(repeats_allowed=True)
         held(pending, T1, first, cumulative=first is through)
         mine = held(pending, T1, second, cumulative=second is through)
-        assert mine is Verdict.ACCEPTED, "one transaction may do both"
+        assert mine is AckVerdict.ACCEPTED, "one transaction may do both"
 
 
 def test_a_commit_gives_out_what_it_held_whatever_another_one_holds() -> None:
     pending = PendingAcks(repeats_allowed=True)
     held(pending, T2, Acked(at(1)), cumulative=True)
     held(pending, T1, Acked(at(4)), some(2, 1))
-    assert pending.end(T1) == Ended((some(2, 1), Acked(at(4))), None)
+    assert pending.end(T1) == EndedAcks((some(2, 1), Acked(at(4))), None)
     assert pending.held(at(0)) == WHOLE
     assert pending.end(T1) is None
 
@@ -196,7 +198,7 @@ def test_what_never_became_durable_is_undone() -> None:
     held(pending, T1, Acked(at(5)), cumulative=True)
     pending.drop(T1, [some(0, 0), Acked(at(1))], False)
     pending.drop(T1, [Acked(at(5))], True)
-    assert pending.end(T1) == Ended((some(0, 1),), Acked(at(3)))
+    assert pending.end(T1) == EndedAcks((some(0, 1),), Acked(at(3)))
     held(pending, T2, Acked(at(1)))
     pending.drop(T2, [Acked(at(1))], False)
     assert not pending
@@ -318,8 +320,8 @@ def test_every_message_goes_the_way_of_the_model(
     for kind, txn, ack, cumulative in steps:
         if kind == "ack":
             verdict = pending.judge(txn, [ack], cumulative, model.cursor())
-            assert (verdict is Verdict.ACCEPTED) is model.accepts(txn, ack, cumulative)
-            if verdict is Verdict.ACCEPTED:
+            assert (verdict is AckVerdict.ACCEPTED) is model.accepts(txn, ack, cumulative)
+            if verdict is AckVerdict.ACCEPTED:
                 pending.add(txn, [ack], cumulative)
                 model.hold(txn, ack, cumulative)
         elif kind == "plain":

@@ -53,7 +53,7 @@ def test_a_pin_that_lands_after_the_end_goes(state: str) -> None:
         await broker.begin(T1)
         world.slow = 1.0
         producer.send(sent(0, T1, "t"))
-        broker.decisions.learn(T1, "COMMITTED" if state == "COMMITTED" else "ABORTED")
+        broker.outcomes.learn(T1, "COMMITTED" if state == "COMMITTED" else "ABORTED")
         assert errors(await receipts(producer, 1)) == [None]
         await quiet(10)
         world.slow = 0.0

@@ -59,10 +59,10 @@ def test_open_txn_append_pins_the_ceiling() -> None:  # 39
         await publish(producer, T1, "t", first=1)
         await publish(producer, None, "b", first=2)
         assert await taken(reading) == ["a"]
-        assert topic.readable_end() < topic.ledger.last_position()
+        assert topic.max_read_position() < topic.ledger.last_position()
         assert buffer_of(topic).blocker() == T1
         last = await topic.last_message()
-        assert last.position == topic.readable_end()
+        assert last.position == topic.max_read_position()
 
     in_txn_world(scenario)
 
@@ -94,8 +94,8 @@ def test_commit_unpins_at_once_and_leaves_no_record() -> None:  # 41, 43
         await broker.begin(T1)
         await publish(producer, T1, "a", "b")
         assert len(await broker.keys()) == 1
-        broker.decisions.learn(T1, "COMMITTED")
-        assert topic.readable_end() == topic.ledger.last_position()
+        broker.outcomes.learn(T1, "COMMITTED")
+        assert topic.max_read_position() == topic.ledger.last_position()
         assert buffer_of(topic).undecided == 0
         await quiet()
         assert await broker.keys() == []
@@ -323,9 +323,9 @@ def test_one_turn_of_the_loop_shows_a_commit_in_all_topics() -> None:
         await broker.begin(T1)
         for topic in topics:
             await publish(await joined(topic), T1, "a")
-        before = [topic.readable_end() for topic in topics]
-        broker.decisions.learn(T1, "COMMITTED")  # no await up to the end of this
-        after = [topic.readable_end() for topic in topics]
+        before = [topic.max_read_position() for topic in topics]
+        broker.outcomes.learn(T1, "COMMITTED")  # no await up to the end of this
+        after = [topic.max_read_position() for topic in topics]
         assert all(low < high for low, high in zip(before, after, strict=True))
 
     in_txn_world(scenario)
@@ -476,7 +476,7 @@ async def former_owner_unpins(world: TxnWorld) -> None:
     await first.begin(T1)
     await publish(producer, T1, "t")
     present = await second.topic()  # it takes the topic over; the former owner lives on
-    first.decisions.learn(T1, "COMMITTED")
+    first.outcomes.learn(T1, "COMMITTED")
     await quiet()
     assert len(await second.keys()) == 1
     assert await read_all(present, "s") == []
@@ -561,7 +561,7 @@ def test_a_sealed_topic_still_shows_what_is_committed_later() -> None:
         assert await taken(reading) == ["1"]
         await second.abort(T2)
         assert await taken(reading) == []
-        topic.subscriptions["s"].cursor.ack_cumulative(topic.readable_end())
+        topic.subscriptions["s"].cursor.ack_cumulative(topic.max_read_position())
         assert topic.subscriptions["s"].backlog() == 0
         assert topic.ends.version > ends
 

@@ -16,7 +16,7 @@ from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer import transaction_buffer as buffers
 from magnetar.txn.buffer.pins import place_pin
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.buffer.txn_work import Work
+from magnetar.txn.buffer.txn_work import PinnedTransaction
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.store import StoredOp, TxnStore
 from tests.unit.broker.txn_history import History, Step, random_steps
@@ -41,7 +41,7 @@ def test_consumers_see_exactly_what_is_committed(seed: int, local: bool, count: 
 
 
 def no_bounds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Visibility, "ceiling", lambda _, last: last)
+    patch.setattr(Visibility, "max_read_position", lambda _, last: last)
 
 
 def gate_without_pins(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,9 @@ async def _quietly(work: Any) -> None:
 def unpin_before_aborted_record(patch: pytest.MonkeyPatch) -> None:
     record = MetadataTransactionBuffer._abort
 
-    async def wrong(self: MetadataTransactionBuffer, work: Work, last: Position) -> None:
+    async def wrong(
+        self: MetadataTransactionBuffer, work: PinnedTransaction, last: Position
+    ) -> None:
         self._unpin(work)
         await asyncio.sleep(0.3)
         await record(self, work, last)
@@ -95,7 +97,9 @@ def aborted_at_the_bound(patch: pytest.MonkeyPatch) -> None:
     """The record does not cover all that was handed to the log."""
     record = MetadataTransactionBuffer._abort
 
-    async def wrong(self: MetadataTransactionBuffer, work: Work, last: Position) -> None:
+    async def wrong(
+        self: MetadataTransactionBuffer, work: PinnedTransaction, last: Position
+    ) -> None:
         await record(self, work, work.bound)
 
     patch.setattr(MetadataTransactionBuffer, "_abort", wrong)

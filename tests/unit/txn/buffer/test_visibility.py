@@ -21,9 +21,9 @@ def at(entry: int) -> Position:
 
 def test_nothing_is_readable_before_recovery() -> None:
     seen = Visibility()
-    assert seen.ceiling(at(9)) == NOTHING
+    assert seen.max_read_position(at(9)) == NOTHING
     seen.open_gate()
-    assert seen.ceiling(at(9)) == at(9)
+    assert seen.max_read_position(at(9)) == at(9)
 
 
 def test_the_lowest_undecided_transaction_holds_the_ceiling() -> None:
@@ -31,11 +31,11 @@ def test_the_lowest_undecided_transaction_holds_the_ceiling() -> None:
     seen.open_gate()
     seen.track(T1, at(3))
     seen.track(T2, at(5))
-    assert (seen.ceiling(at(9)), seen.blocker()) == (at(2), T1)
+    assert (seen.max_read_position(at(9)), seen.blocker()) == (at(2), T1)
     seen.commit(T1)
-    assert (seen.ceiling(at(9)), seen.blocker()) == (at(4), T2)
+    assert (seen.max_read_position(at(9)), seen.blocker()) == (at(4), T2)
     seen.abort(T2, at(9))
-    assert (seen.ceiling(at(9)), seen.blocker()) == (at(9), None)
+    assert (seen.max_read_position(at(9)), seen.blocker()) == (at(9), None)
     assert seen.is_aborted(T2, at(9))
     assert not seen.is_aborted(T2, at(10))
     assert seen.forget_aborted(at(10)) == [T2]
@@ -46,7 +46,7 @@ def test_a_bound_at_the_start_of_a_ledger_lets_the_earlier_ledgers_through() -> 
     seen = Visibility()
     seen.open_gate()
     seen.track(T1, Position(7, 0))
-    assert Position(6, 99) <= seen.ceiling(Position(7, 4)) < Position(7, 0)
+    assert Position(6, 99) <= seen.max_read_position(Position(7, 4)) < Position(7, 0)
 
 
 def test_a_transaction_is_tracked_once() -> None:
@@ -78,9 +78,9 @@ def test_consumers_see_exactly_what_is_committed(steps: list[tuple[str, int]]) -
         elif kind == "x" and txn in seen.undecided:
             seen.abort(txn, at(len(log) - 1))
             outcome[txn] = kind
-        ceiling = seen.ceiling(at(len(log) - 1)).entry_id
-        assert ceiling + 1 >= shown, "the ceiling never falls"
-        shown = ceiling + 1
+        max_read_position = seen.max_read_position(at(len(log) - 1)).entry_id
+        assert max_read_position + 1 >= shown, "the ceiling never falls"
+        shown = max_read_position + 1
         for entry, writer in enumerate(log[:shown]):
             aborted = writer is not None and outcome.get(writer) == "x"
             assert writer is None or writer in outcome, "nothing undecided is below the ceiling"

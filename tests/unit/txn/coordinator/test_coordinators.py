@@ -19,7 +19,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer.pins import place_pin
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, Assignment
+from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, CoordinatorAssignment
 from magnetar.txn.coordinator.gc import Leftover
 from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
 from magnetar.txn.records import AckedEntry, AckOp
@@ -400,13 +400,15 @@ def test_assignments_follow_the_leaders() -> None:
         first = await world.broker()
         second = await world.broker()
         url = "pulsar://broker-1:6650"
-        wanted = [Assignment(number, url) for number in range(PARTITIONS)]
+        wanted = [CoordinatorAssignment(number, url) for number in range(PARTITIONS)]
         assert first.partitions.assignments() == second.partitions.assignments() == wanted
         seen = second.partitions.changes.version
         await first.stop()
         await asyncio.sleep(3)
         assert second.partitions.changes.version > seen
-        other = [Assignment(number, "pulsar://broker-2:6650") for number in range(PARTITIONS)]
+        other = [
+            CoordinatorAssignment(number, "pulsar://broker-2:6650") for number in range(PARTITIONS)
+        ]
         assert second.partitions.assignments() == other
         await second.stop()
 

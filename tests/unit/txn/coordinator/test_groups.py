@@ -23,7 +23,7 @@ from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, partition_of
 from magnetar.txn.coordinator.groups import NAME_BYTES_MAX
 from magnetar.txn.ids import METADATA_BIT, to_text
-from magnetar.txn.records import Group, Header, Membership, Retired, State, encode
+from magnetar.txn.records import Group, GroupMembership, Header, Retired, State, encode
 from magnetar.wire.messages import TxnId
 from tests.unit.txn.coordinator_world import MINUTE_MS, Broker, World, keys, on_a_broker
 
@@ -34,7 +34,7 @@ HOME = partition_of(APP)
 async def member(
     broker: Broker, epoch: int, sequence: int, *, timeout_ms: int = MINUTE_MS, owner: str = ""
 ) -> Header:
-    membership = Membership(APP, epoch, sequence)
+    membership = GroupMembership(APP, epoch, sequence)
     return await broker.coordinators.begin(HOME, timeout_ms, owner, membership)
 
 
@@ -161,7 +161,7 @@ def test_names_have_bounds_and_owners_their_groups() -> None:
             coordinators.open_group(APP, "g", "r2", "bob"),
             coordinators.commit_group(APP, 1, 0, [header.id], "bob"),
             coordinators.group_status(APP, "bob"),
-            coordinators.begin(HOME, MINUTE_MS, "bob", Membership(APP, 1, 0)),
+            coordinators.begin(HOME, MINUTE_MS, "bob", GroupMembership(APP, 1, 0)),
         ):
             with pytest.raises(NotAllowed):
                 await work
@@ -181,7 +181,7 @@ def test_winners_commit_and_all_others_abort_in_one_turn() -> None:
         later = await member(broker, epoch, 1)
         seen = OneTurn()
         for each in (*won, *lost, later):
-            broker.decisions.join(each.id, seen)
+            broker.outcomes.join(each.id, seen)
         assert not await commit(broker, epoch, 0, *won)
         wanted = {each.txn: "COMMITTED" for each in won} | {each.txn: "ABORTED" for each in lost}
         assert seen.told == wanted
@@ -325,7 +325,7 @@ def test_a_group_has_one_coordinator() -> None:
                 await work
         wrong = (HOME + 1) % PARTITIONS
         with pytest.raises(NotAllowed):
-            await first.coordinators.begin(wrong, MINUTE_MS, "", Membership(APP, epoch, 0))
+            await first.coordinators.begin(wrong, MINUTE_MS, "", GroupMembership(APP, epoch, 0))
         for broker in (first, second):
             await broker.stop()
 
@@ -434,7 +434,7 @@ def test_one_outcome_whatever_happens_at_once(seed: int) -> None:
             except InvalidTxnStatus:
                 return  # the sequence is over
             members.append(header)
-            broker.decisions.join(header.id, Notes(decided))
+            broker.outcomes.join(header.id, Notes(decided))
             if random.random() < 0.3:
                 await asyncio.sleep(random.random())
                 try:

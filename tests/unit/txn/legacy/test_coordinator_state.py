@@ -21,7 +21,7 @@ from magnetar.txn.legacy.coordinator_entries import (
 )
 from magnetar.txn.legacy.coordinator_state import (
     OUTCOMES,
-    Transaction,
+    LegacyTransaction,
     after,
     decision,
     ending,
@@ -51,8 +51,8 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
 )
 
 
-def replayed(entries: Sequence[Entry]) -> dict[int, Transaction]:
-    found: dict[int, Transaction] = {}
+def replayed(entries: Sequence[Entry]) -> dict[int, LegacyTransaction]:
+    found: dict[int, LegacyTransaction] = {}
     for entry in entries:
         now = after(found.get(entry.number), entry)
         if now is not None:
@@ -86,7 +86,7 @@ def test_entries_of_a_later_version_are_refused() -> None:
 @given(st.lists(ENTRIES, max_size=30))
 def test_the_first_decision_stays_and_a_finished_one_never_changes(entries: list[Entry]) -> None:
     first: dict[int, str] = {}
-    done: dict[int, Transaction] = {}
+    done: dict[int, LegacyTransaction] = {}
     for length in range(len(entries) + 1):
         for number, known in replayed(entries[:length]).items():
             if not known.is_open:
@@ -100,7 +100,7 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.log: list[Entry] = []
-        self.known: dict[int, Transaction] = {}
+        self.known: dict[int, LegacyTransaction] = {}
 
     def write(self, entry: Entry) -> None:
         self.log.append(entry)

@@ -14,7 +14,7 @@ from magnetar.broker.topic import transactions
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.legacy_work import LegacyWork
+from magnetar.txn.legacy.legacy_work import MarkedTransaction
 from magnetar.txn.legacy.stream_store import StreamStore
 from magnetar.txn.store import TxnStore
 from tests.unit.broker.legacy_history import LegacyHistory
@@ -40,7 +40,7 @@ def test_consumers_see_exactly_what_is_committed(seed: int, count: int) -> None:
 
 
 def no_bounds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Visibility, "ceiling", lambda _, last: last)
+    patch.setattr(Visibility, "max_read_position", lambda _, last: last)
 
 
 def no_scan(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def end_without_marker(patch: pytest.MonkeyPatch) -> None:
 def shown_before_the_marker_is_durable(patch: pytest.MonkeyPatch) -> None:
     finish = LegacyTransactionBuffer._finish
 
-    async def early(self: LegacyTransactionBuffer, work: LegacyWork) -> None:
+    async def early(self: LegacyTransactionBuffer, work: MarkedTransaction) -> None:
         self._visibility.commit(work.txn)
         await finish(self, work)
 

@@ -191,7 +191,7 @@ class IndividualAcks:
             entry.held = 0
             self._tidy(position, entry)
 
-    def ack_through(self, mark: Mark) -> list[Position]:
+    def ack_through(self, mark: SegmentMark) -> list[Position]:
         """Acknowledge what the application has up to a message; the entries it is done with."""
         done = []
         for position in [each for each in self._entries if each <= mark.position]:
@@ -260,7 +260,7 @@ class IndividualAcks:
             del self._entries[position]
 
 
-class Mark(NamedTuple):
+class SegmentMark(NamedTuple):
     """A message within its segment: tuple order is the order of the segment."""
 
     position: Position
@@ -274,13 +274,13 @@ class Mark(NamedTuple):
         return (self.position, (1 << 31) if ends_entry else self.batch_index)
 
 
-BEFORE_ALL: Final = Mark(Position(-1, -1))
+BEFORE_ALL: Final = SegmentMark(Position(-1, -1))
 
 
 class CumulativeAcks:
     """The messages of one segment, in order."""
 
-    def __init__(self, start: Mark = BEFORE_ALL) -> None:
+    def __init__(self, start: SegmentMark = BEFORE_ALL) -> None:
         self._acked = start
         self._handed = start
         self._sent = start
@@ -294,12 +294,12 @@ class CumulativeAcks:
         return len(self._open)
 
     @property
-    def handed_through(self) -> Mark:
+    def handed_through(self) -> SegmentMark:
         """The last message that the application has or had."""
         return self._handed
 
     @property
-    def acked_through(self) -> Mark:
+    def acked_through(self) -> SegmentMark:
         return self._acked
 
     @property
@@ -324,12 +324,12 @@ class CumulativeAcks:
             return 0
         return left & ~all_of(known.batch_index + 1)
 
-    def handed(self, mark: Mark) -> None:
+    def handed(self, mark: SegmentMark) -> None:
         self._handed = max(self._handed, mark, key=_place)
         if not self._open or self._open[-1] < mark.position:
             self._open.append(mark.position)
 
-    def ack_through(self, mark: Mark) -> bool:
+    def ack_through(self, mark: SegmentMark) -> bool:
         """The application is done with everything up to here; False: it was before."""
         if mark.place <= self._acked.place:
             return False
@@ -337,7 +337,7 @@ class CumulativeAcks:
         self.settle_through(mark)
         return True
 
-    def settle_through(self, mark: Mark) -> None:
+    def settle_through(self, mark: SegmentMark) -> None:
         """Nothing up to here is the application's: it, or a transaction, has acknowledged it."""
         ends_entry = ack_item(mark).unacked == 0
         entries = self._open
@@ -364,7 +364,7 @@ class CumulativeAcks:
         """The broker has what was taken last."""
         self._confirmed = self._sent
 
-    def confirmed_elsewhere(self, mark: Mark) -> None:
+    def confirmed_elsewhere(self, mark: SegmentMark) -> None:
         """The broker has an acknowledgement up to here, by another way."""
         self._confirmed = max(self._confirmed, mark, key=_place)
         self._sent = max(self._sent, mark, key=_place)
@@ -380,7 +380,7 @@ class CumulativeAcks:
         self._sent = self._confirmed = BEFORE_ALL
 
 
-def ack_item(mark: Mark) -> AckItem:
+def ack_item(mark: SegmentMark) -> AckItem:
     """The acknowledgement of everything up to a message."""
     if mark.batch_index == WHOLE or mark.batch_index == mark.batch_size - 1:
         return AckItem(mark.position, 0, mark.batch_size if mark.batch_size > 1 else 0)
@@ -393,12 +393,12 @@ class HandOffs:
 
     def __init__(self, limit: int = HAND_OFFS_MAX) -> None:
         self._limit = limit
-        self._items: deque[tuple[int, Mark]] = deque()
+        self._items: deque[tuple[int, SegmentMark]] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, turn: int, mark: Mark) -> None:
+    def add(self, turn: int, mark: SegmentMark) -> None:
         """`turn` grows from call to call."""
         if len(self._items) >= self._limit:
             items = list(self._items)
@@ -407,14 +407,14 @@ class HandOffs:
             self._items = deque([*items[1:half:2], *items[half:]])
         self._items.append((turn, mark))
 
-    def through(self, turn: int) -> Mark | None:
+    def through(self, turn: int) -> SegmentMark | None:
         """The last message handed out up to this turn, and no longer acknowledged after this."""
         found = None
         while self._items and self._items[0][0] <= turn:
             found = self._items.popleft()[1]
         return found
 
-    def last_before(self, turn: int) -> Mark | None:
+    def last_before(self, turn: int) -> SegmentMark | None:
         """As `through`, without a change."""
         found = None
         for at, mark in tuple(self._items):  # other threads ask too
@@ -427,5 +427,5 @@ class HandOffs:
         self._items.clear()
 
 
-def _place(mark: Mark) -> tuple[Position, int]:
+def _place(mark: SegmentMark) -> tuple[Position, int]:
     return mark.place

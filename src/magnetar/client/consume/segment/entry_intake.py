@@ -1,9 +1,10 @@
-"""From what a broker delivers to messages in the inbox, for one segment.
+"""From what a broker delivers to messages in the receive queue, for one segment.
 
 Owns: `EntryIntake`: batches, chunks, what is acknowledged already, and what cannot be read.
 
 Invariants:
-1. Of an entry, exactly the messages that its feed admits get into the inbox, in their order.
+1. Of an entry, exactly the messages that its feed admits get into the receive queue, in their
+   order.
 2. Permits for what does not get there are given back at once.
 3. What cannot be read gets there all the same, as one message whose value raises: nothing is lost
    without the application knowing. So does the last chunk of a message whose others did not come
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from magnetar.client.consume.segment.ack_state import WHOLE, all_of, bit_of
-from magnetar.client.consume.segment.receive_queue import Inbox
+from magnetar.client.consume.segment.receive_queue import ReceiveQueue
 from magnetar.client.message.batch import (
     OpenedEntry,
     messages_in,
@@ -28,7 +29,7 @@ from magnetar.client.message.batch import (
 from magnetar.client.message.batch_columns import columns_in
 from magnetar.client.message.chunks import ChunkAssembler
 from magnetar.client.message.entry_rows import EntryRows
-from magnetar.client.message.message import Message, MessageId, Source, Unreadable
+from magnetar.client.message.message import Message, MessageId, MessageSource, Unreadable
 from magnetar.errors import UnreadableMessage
 from magnetar.model.batch_indexes import unacked_of
 from magnetar.model.ids import Position
@@ -42,7 +43,7 @@ _ROWS_FROM: Final = 8
 """Smaller batches are taken apart faster message by message."""
 
 
-class Admission(Source, Protocol):
+class Admission(MessageSource, Protocol):
     """The segment's consumer, which decides what is let in."""
 
     @property
@@ -76,11 +77,16 @@ class EntryIntake:
     """What one segment's consumer does with each entry."""
 
     def __init__(
-        self, feed: Admission, inbox: Inbox[Any], *, chunked_messages_max: int, chunk_timeout: float
+        self,
+        feed: Admission,
+        receive_queue: ReceiveQueue[Any],
+        *,
+        chunked_messages_max: int,
+        chunk_timeout: float,
     ) -> None:
         self._feed = feed
-        self._inbox = inbox
-        self._decode: Callable[[bytes, bytes], Any] = inbox.schemas.decode
+        self._receive_queue = receive_queue
+        self._decode: Callable[[bytes, bytes], Any] = receive_queue.schemas.decode
         self._loop = asyncio.get_running_loop()
         self._chunks = ChunkAssembler(
             messages_max=chunked_messages_max, expire_s=chunk_timeout or float("inf")
@@ -158,7 +164,7 @@ class EntryIntake:
 
     def _take_batch(self, delivered: Delivered, opened: OpenedEntry) -> None:
         feed = self._feed
-        is_large = opened.num_messages >= _ROWS_FROM or self._inbox.takes_rows
+        is_large = opened.num_messages >= _ROWS_FROM or self._receive_queue.takes_rows
         if is_large and feed.takes_rows and self._take_rows(delivered, opened):
             return
         singles = messages_in(opened)

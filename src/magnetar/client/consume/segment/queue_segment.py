@@ -28,7 +28,7 @@ from magnetar.client.consume.segment.ack_outbox import AckTransaction
 from magnetar.client.consume.segment.ack_state import (
     AckItem,
     IndividualAcks,
-    Mark,
+    SegmentMark,
     ack_item,
     all_of,
     bit_of,
@@ -36,7 +36,11 @@ from magnetar.client.consume.segment.ack_state import (
 )
 from magnetar.client.consume.segment.acknowledged import NOTHING_TO_DO, Acknowledged
 from magnetar.client.consume.segment.nacks import Deadlines
-from magnetar.client.consume.segment.segment_consumer import Home, SegmentConsumer, SegmentSpec
+from magnetar.client.consume.segment.segment_consumer import (
+    ParentConsumer,
+    SegmentConsumer,
+    SegmentSpec,
+)
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import Message, MessageId
 from magnetar.client.message.message_ids import wire_position
@@ -69,7 +73,7 @@ class QueueSegment(SegmentConsumer):
 
     def __init__(
         self,
-        home: Home,
+        home: ParentConsumer,
         spec: SegmentSpec,
         *,
         dead_letters: DeadLetterBox | None = None,
@@ -176,7 +180,7 @@ class QueueSegment(SegmentConsumer):
 
     def ack_through(self, message_id: MessageId) -> Acknowledged:
         """Acknowledge everything that was handed out of this segment up to a message."""
-        mark = Mark(message_id.position, message_id.batch_index, message_id.batch_size)
+        mark = SegmentMark(message_id.position, message_id.batch_index, message_id.batch_size)
         for position in self._acks.ack_through(mark):
             for each in self._chunks.get(position, ()):
                 self._acks.ack(each.position, each.batch_index, each.batch_size)
@@ -195,7 +199,7 @@ class QueueSegment(SegmentConsumer):
             else:
                 self._begin_anew()
 
-        mark = Mark(message_id.position, message_id.batch_index, message_id.batch_size)
+        mark = SegmentMark(message_id.position, message_id.batch_index, message_id.batch_size)
         return self.acked_in(txn, [ack_item(mark)], cumulative=True, on_end=on_end)
 
     def has(self, message: Message[Any]) -> bool:
@@ -283,13 +287,13 @@ class QueueSegment(SegmentConsumer):
 
     def _deliver(self, message: Message[Any] | EntryRows) -> None:
         if isinstance(message, EntryRows) or self._dead_letters is None:
-            self._inbox.add(message)
+            self._receive_queue.add(message)
         elif message.raw_id in self._put_aside:
             self.give_permits(1)
         elif self._dead_letters.wants(message, is_given_back=False):
             self._put(message, lambda: self.give_permits(1))
         else:
-            self._inbox.add(message)
+            self._receive_queue.add(message)
 
     def _put(self, message: Message[Any], then: Callable[[], None]) -> None:
         """To the dead letters, once."""
@@ -422,7 +426,7 @@ class QueueSegment(SegmentConsumer):
 class SharedStreamSegment(QueueSegment):
     """A segment of a stream consumer, shared with others by entry buckets."""
 
-    def __init__(self, home: Home, spec: SegmentSpec) -> None:
+    def __init__(self, home: ParentConsumer, spec: SegmentSpec) -> None:
         super().__init__(home, spec)
         self._order: deque[tuple[int, MessageId, tuple[MessageId, ...]]] = deque()
 

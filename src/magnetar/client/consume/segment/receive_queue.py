@@ -1,6 +1,6 @@
 """Where the messages of all segments of a consumer wait for the application.
 
-Owns: `Inbox`.
+Owns: `ReceiveQueue`.
 
 Invariants:
 1. Messages leave in the order of their arrival, each once. A wait that is cancelled or times out
@@ -20,14 +20,14 @@ from typing import Generic, TypeVar
 
 from magnetar.client.consume.segment.schema_versions import SchemaVersions
 from magnetar.client.message.entry_rows import EntryRows
-from magnetar.client.message.message import Message, Source
+from magnetar.client.message.message import Message, MessageSource
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.runtime.signal import Signal
 
 T = TypeVar("T")
 
 
-class Inbox(Generic[T]):
+class ReceiveQueue(Generic[T]):
     """The messages of one consumer."""
 
     def __init__(self, schemas: SchemaVersions[T]) -> None:
@@ -50,7 +50,7 @@ class Inbox(Generic[T]):
         if self.arrivals.waiters:
             self.arrivals.advance()
 
-    def drop(self, feed: Source) -> list[Message[T]]:
+    def drop(self, feed: MessageSource) -> list[Message[T]]:
         """Take out what a feed put in and nobody has: it is returned."""
         dropped = [each for each in self._waiting if each.source is feed]
         if dropped:

@@ -7,7 +7,8 @@ Invariants:
 1. The broker is never asked for more than `queue_size` messages beyond what the application took.
 2. Acknowledgements outlive connections: what the broker has not confirmed is sent again before any
    new message is asked for.
-3. What waited in the inbox when the connection was lost is dropped: the broker delivers it again.
+3. What waited in the receive queue when the connection was lost is dropped: the broker delivers it
+   again.
 4. Released: nothing more is handed out, and the segment is given up once everything that was handed
    out is settled, or after `release_timeout`. Closed: only acknowledgements are waited for.
 
@@ -29,7 +30,7 @@ from magnetar.client.consume.segment.ack_outbox import AckOutbox, AckTransaction
 from magnetar.client.consume.segment.ack_state import AckItem
 from magnetar.client.consume.segment.acknowledged import Acknowledged, abandoned
 from magnetar.client.consume.segment.entry_intake import EntryIntake
-from magnetar.client.consume.segment.receive_queue import Inbox
+from magnetar.client.consume.segment.receive_queue import ReceiveQueue
 from magnetar.client.consume.segment.settings import ConsumerSettings
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import AnyMessageId, Message, MessageId
@@ -67,7 +68,7 @@ class SegmentSpec:
     """None: a regular topic, or a partition of one."""
 
 
-class Home(Protocol):
+class ParentConsumer(Protocol):
     """What a segment's consumer needs of the consumer that it belongs to."""
 
     @property
@@ -77,7 +78,7 @@ class Home(Protocol):
     def settings(self) -> ConsumerSettings: ...
 
     @property
-    def inbox(self) -> Inbox[Any]: ...
+    def receive_queue(self) -> ReceiveQueue[Any]: ...
 
     @property
     def waits_for_others(self) -> bool:
@@ -98,7 +99,7 @@ class _Restart(Exception):
 class SegmentConsumer(ABC):
     """One segment. `run` is its life."""
 
-    def __init__(self, home: Home, spec: SegmentSpec) -> None:
+    def __init__(self, home: ParentConsumer, spec: SegmentSpec) -> None:
         self.spec = spec
         self.news = Signal()
         self.ends = Signal()
@@ -129,11 +130,11 @@ class SegmentConsumer(ABC):
         self._interceptors = home.connections.interceptors
         self._is_watched = bool(self._interceptors)
         self._backoff = home.connections.backoff()
-        self._inbox = home.inbox
+        self._receive_queue = home.receive_queue
         self._outbox = AckOutbox(self, spec.wire_topic, spec.subscription)
         self._intake = EntryIntake(
             self,
-            home.inbox,
+            home.receive_queue,
             chunked_messages_max=home.settings.chunked_messages_max,
             chunk_timeout=home.settings.chunk_timeout,
         )
@@ -182,7 +183,7 @@ class SegmentConsumer(ABC):
 
     @abstractmethod
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
-        """These left the inbox, but not to the application."""
+        """These left the receive queue, but not to the application."""
 
     @abstractmethod
     def _reconnected(self) -> None:
@@ -226,7 +227,7 @@ class SegmentConsumer(ABC):
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
         """What arrived and was let in."""
-        self._inbox.add(message)
+        self._receive_queue.add(message)
 
     def handing_out(self, message: Message[Any]) -> None:
         self._handed_out(message)
@@ -264,13 +265,13 @@ class SegmentConsumer(ABC):
         self._waits_for_application &= wait
         if self._release_by is None:
             self._release_by = self.loop.time() + self.settings.release_timeout
-            self._dropped(self.home.inbox.drop(self))
+            self._dropped(self.home.receive_queue.drop(self))
         self.news.advance()
 
     def restart(self) -> None:
         """Open the subscription anew: the broker delivers everything that is not acknowledged."""
         self._is_restarting = True
-        self._dropped(self.home.inbox.drop(self))
+        self._dropped(self.home.receive_queue.drop(self))
         self.news.advance()
 
     async def ask(self, type_name: str, **fields: Any) -> Any:
@@ -456,7 +457,7 @@ class SegmentConsumer(ABC):
             "subscription_properties": _pairs(settings.subscription_properties),
             **spec.fields,
         }
-        wire = self.home.inbox.schemas.schema.info.to_wire()
+        wire = self.home.receive_queue.schemas.schema.info.to_wire()
         if wire is not None:
             fields["schema"] = wire
         return fields
@@ -502,7 +503,7 @@ class SegmentConsumer(ABC):
             raise _Restart
 
     def _disconnected(self) -> None:
-        self._dropped(self.home.inbox.drop(self))
+        self._dropped(self.home.receive_queue.drop(self))
         self._intake.reconnected()
 
     def _end(self) -> None:

@@ -12,8 +12,8 @@ Invariants:
 3. A reader's position is that of the last message that the application took. A reader that began at
    the latest message has a position of its own before it is subscribed.
 4. No more is fetched while `unacked_max` entries are not acknowledged.
-5. What a reader handed out is acknowledged once none of its own messages waits in the inbox,
-   however many of other segments do: the broker tells the end of a segment only then.
+5. What a reader handed out is acknowledged once none of its own messages waits in the receive
+   queue, however many of other segments do: the broker tells the end of a segment only then.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from magnetar.client.consume.segment.ack_state import (
     AckItem,
     CumulativeAcks,
     HandOffs,
-    Mark,
+    SegmentMark,
     ack_item,
 )
 from magnetar.client.consume.segment.acknowledged import NOTHING_TO_DO, Acknowledged
-from magnetar.client.consume.segment.segment_consumer import Home, SegmentConsumer, SegmentSpec
+from magnetar.client.consume.segment.segment_consumer import (
+    ParentConsumer,
+    SegmentConsumer,
+    SegmentSpec,
+)
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import Message, MessageId
 from magnetar.client.message.message_ids import id_from, wire_id
@@ -45,11 +49,13 @@ from magnetar.wire.messages import Command
 class StreamSegment(SegmentConsumer):
     """One segment, in order."""
 
-    def __init__(self, home: Home, spec: SegmentSpec, start: Mark = BEFORE_ALL) -> None:
+    def __init__(
+        self, home: ParentConsumer, spec: SegmentSpec, start: SegmentMark = BEFORE_ALL
+    ) -> None:
         super().__init__(home, spec)
         self._acks = CumulativeAcks(start)
         self._hand_offs = HandOffs()
-        self._in_transactions: list[Mark] = []
+        self._in_transactions: list[SegmentMark] = []
 
     # --- the application's side
 
@@ -60,14 +66,14 @@ class StreamSegment(SegmentConsumer):
             return NOTHING_TO_DO
         return self.ack_through(mark) if txn is None else self.ack_through_in(txn, mark)
 
-    def ack_through(self, mark: Mark) -> Acknowledged:
+    def ack_through(self, mark: SegmentMark) -> Acknowledged:
         """Acknowledge everything up to a message."""
         if not self._acks.ack_through(mark) and not self._outbox.is_waited_for:
             return NOTHING_TO_DO
         self.give_permits(0)  # there may be room for more
         return self.acked()
 
-    def ack_through_in(self, txn: AckTransaction, mark: Mark) -> Acknowledged:
+    def ack_through_in(self, txn: AckTransaction, mark: SegmentMark) -> Acknowledged:
         """As `ack_through`, in a transaction."""
         latest = max([self._acks.acked_through, *self._in_transactions], key=lambda m: m.place)
         if mark.place <= latest.place:
@@ -118,7 +124,7 @@ class StreamSegment(SegmentConsumer):
         return False
 
     def _handed_out(self, message: Message[Any]) -> None:
-        mark = Mark(message.position, message.batch_index, message.batch_size)
+        mark = SegmentMark(message.position, message.batch_index, message.batch_size)
         self._acks.handed(mark)
         self._hand_offs.add(message.turn, mark)
 
@@ -160,7 +166,7 @@ class ReaderSegment(StreamSegment):
     """One segment without a subscription, from a position on."""
 
     def __init__(
-        self, home: Home, spec: SegmentSpec, *, start: MessageId, inclusive: bool = False
+        self, home: ParentConsumer, spec: SegmentSpec, *, start: MessageId, inclusive: bool = False
     ) -> None:
         super().__init__(home, spec, _begin(start, inclusive=inclusive))
         self._start = start
@@ -168,7 +174,7 @@ class ReaderSegment(StreamSegment):
         """It is to begin at what was published then or later; None: its place is known."""
         self._attempts = 0
         self._waiting = 0
-        """Its messages in the inbox."""
+        """Its messages in the receive queue."""
 
     @property
     def position(self) -> MessageId:
@@ -179,7 +185,7 @@ class ReaderSegment(StreamSegment):
     def jump(
         self, start: MessageId, *, inclusive: bool = False, published_from_ms: int | None = None
     ) -> None:
-        """Go on from elsewhere, and there from a time; what is in the inbox is dropped.
+        """Go on from elsewhere, and there from a time; what is in the receive queue is dropped.
 
         It is there when it is subscribed again.
         """
@@ -246,7 +252,7 @@ class ReaderSegment(StreamSegment):
             self._start = EARLIEST
             return
         self._start = MessageId(found.ledger_id, found.entry_id)
-        self._acks = CumulativeAcks(Mark(found.position))
+        self._acks = CumulativeAcks(SegmentMark(found.position))
 
     async def _find_time(self, connection: BrokerConnection, number: int, start_ms: int) -> None:
         """As `_find_latest`, for the place behind all that was published before."""
@@ -265,7 +271,7 @@ class ReaderSegment(StreamSegment):
         await connection.request("CLOSE_CONSUMER", consumer_id=number)
         found = id_from(answer.consumer_mark_delete_position)
         self._start = MessageId(found.ledger_id, found.entry_id)
-        self._acks = CumulativeAcks(Mark(found.position))
+        self._acks = CumulativeAcks(SegmentMark(found.position))
         self._start_ms = None
 
     async def _subscribe_at(
@@ -296,7 +302,7 @@ class _Deaf:
         """Whoever waits for an answer hears of it."""
 
 
-def _begin(start: MessageId, *, inclusive: bool) -> Mark:
+def _begin(start: MessageId, *, inclusive: bool) -> SegmentMark:
     """The last message that is not to be read."""
     if start in (EARLIEST, LATEST):
         return BEFORE_ALL
@@ -304,14 +310,14 @@ def _begin(start: MessageId, *, inclusive: bool) -> Mark:
         return _mark(start)
     if start.batch_index <= 0:
         return BEFORE_ALL
-    return Mark(start.position, start.batch_index - 1, start.batch_size)
+    return SegmentMark(start.position, start.batch_index - 1, start.batch_size)
 
 
-def _mark(message_id: MessageId) -> Mark:
-    return Mark(message_id.position, message_id.batch_index, message_id.batch_size)
+def _mark(message_id: MessageId) -> SegmentMark:
+    return SegmentMark(message_id.position, message_id.batch_index, message_id.batch_size)
 
 
-def mark_id(mark: Mark) -> MessageId:
+def mark_id(mark: SegmentMark) -> MessageId:
     """The id of a message within its segment."""
     size = mark.batch_size if mark.batch_index != WHOLE else 0
     return MessageId(*mark.position, -1, mark.batch_index, size)

@@ -1,7 +1,7 @@
 """What is known of one scalable topic, in the shapes of the admin interface.
 
-Owns: `TopicView`, the records of a topic and what stands beside it, read at one time; the JSON of a
-topic, its segments, and its subscriptions.
+Owns: `ScalableTopicView`, the records of a topic and what stands beside it, read at one time; the
+JSON of a topic, its segments, and its subscriptions.
 
 Invariants:
 1. The record of a topic has the members that Java's tools know, and their meaning; what we add to
@@ -45,7 +45,7 @@ _SEGMENTS_PER_TURN: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class TopicView:
+class ScalableTopicView:
     """One topic, as its records say."""
 
     record: ScalableRecord
@@ -80,12 +80,12 @@ async def read_record(request: web.Request, topic: TopicName) -> ScalableRecord:
     return record
 
 
-async def read_view(request: web.Request, topic: TopicName) -> TopicView:
+async def read_view(request: web.Request, topic: TopicName) -> ScalableTopicView:
     record = await read_record(request, topic)
     assert record.layout is not None, "a record that clients see has a layout"
     store = ScalableStore(server_of(request).metadata)
     loads = await store.all(topic, "load", LoadRecord)
-    return TopicView(
+    return ScalableTopicView(
         record,
         record.layout.layout(),
         await store.all(topic, "sub", SubscriptionRecord),
@@ -128,7 +128,7 @@ def _segment(segment: Segment) -> Json:
 # --- statistics
 
 
-def statistics_json(request: web.Request, view: TopicView) -> Json:
+def statistics_json(request: web.Request, view: ScalableTopicView) -> Json:
     layout = view.layout
     stats = {
         segment.segment_id: _loaded_stats(request, segment_topic(view.topic, segment))
@@ -158,7 +158,7 @@ def statistics_json(request: web.Request, view: TopicView) -> Json:
     }
 
 
-def _segment_stats(view: TopicView, segment: Segment, stats: TopicStats | None) -> Json:
+def _segment_stats(view: ScalableTopicView, segment: Segment, stats: TopicStats | None) -> Json:
     found: Json = {
         "name": str(segment_topic(view.topic, segment)),
         "state": segment.state.value,
@@ -189,7 +189,9 @@ def _loaded_stats(request: web.Request, name: TopicName) -> TopicStats | None:
     return None if topic is None else topic.stats()
 
 
-def _consumer_count(view: TopicView, subscription: str, stats: dict[int, TopicStats | None]) -> int:
+def _consumer_count(
+    view: ScalableTopicView, subscription: str, stats: dict[int, TopicStats | None]
+) -> int:
     group = view.group(subscription)
     if group is not None:
         return len(group.members)
@@ -211,7 +213,7 @@ def _backlog(stats: TopicStats | None, subscription: str) -> int:
 
 
 async def subscription_json(
-    request: web.Request, view: TopicView, subscription: SubscriptionRecord
+    request: web.Request, view: ScalableTopicView, subscription: SubscriptionRecord
 ) -> Json:
     """A subscription: who reads what, and how much is left in each segment."""
     backlogs = await _backlogs(request, view, subscription.name)
@@ -252,7 +254,7 @@ def group_json(group: GroupRecord | None) -> Json:
 
 
 async def _backlogs(
-    request: web.Request, view: TopicView, subscription: str
+    request: web.Request, view: ScalableTopicView, subscription: str
 ) -> dict[int, int | None]:
     """By segment; None: unknown, because it has no cursor yet or cannot be loaded now."""
     drained = view.drained_by(subscription)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.api import Schema
+from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.policies import effective
 from magnetar.broker.policy.schemas import NO_SCHEMA_TYPE, StoredSchema
 from magnetar.errors import IncompatibleSchema, InvalidArgument, TopicNotFound
@@ -51,11 +51,11 @@ class SchemaBody(msgspec.Struct, frozen=True):
     schema: str = ""
     properties: dict[str, str] = {}
 
-    def as_schema(self, name: str) -> Schema:
+    def as_schema(self, name: str) -> SchemaData:
         number = _TYPES.get(self.type.upper())
         if number is None:
             raise InvalidArgument(f"there is no schema type {self.type!r}")
-        return Schema(number, self.schema.encode(), name, self.properties)
+        return SchemaData(number, self.schema.encode(), name, self.properties)
 
 
 async def latest(request: web.Request) -> web.Response:

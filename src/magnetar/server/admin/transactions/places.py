@@ -1,11 +1,11 @@
 """Transactions where they take part: the segments that they write to, and what waits behind them.
 
-Owns: what holds a segment's ceiling and how much is behind it, and its JSON. "Segment" is any topic
-that keeps its messages in a log.
+Owns: what holds a segment's maxReadPosition and how much is behind it, and its JSON. "Segment" is
+any topic that keeps its messages in a log.
 
 Invariants:
-1. The ceiling, its holder and the end of a segment are read in one turn of the loop: they belong
-   together.
+1. The maxReadPosition, its holder and the end of a segment are read in one turn of the loop: they
+   belong together.
 2. No topic is loaded to look at it. Of one that is not loaded here the pins are told, and what the
    record of its legacy transactions says, not what is behind them.
 """
@@ -41,9 +41,9 @@ from magnetar.wire.messages import TxnId
 
 
 class Lag(NamedTuple):
-    """What stands between the ceiling of a segment and its end."""
+    """What stands between the maxReadPosition of a segment and its end."""
 
-    ceiling: Position
+    max_read_position: Position
     end: Position
     entries: int
     size_bytes: int
@@ -51,10 +51,10 @@ class Lag(NamedTuple):
 
 
 def lag_of(topic: Topic) -> Lag:
-    ceiling, end = topic.readable_end(), topic.ledger.last_position()
-    entries = topic.ledger.count_between(ceiling, end)
-    size = bytes_between(topic.ledger.ledger_spans, ceiling, end) if entries else 0
-    return Lag(ceiling, end, entries, size)
+    max_read_position, end = topic.max_read_position(), topic.ledger.last_position()
+    entries = topic.ledger.count_between(max_read_position, end)
+    size = bytes_between(topic.ledger.ledger_spans, max_read_position, end) if entries else 0
+    return Lag(max_read_position, end, entries, size)
 
 
 def bytes_between(spans: Iterable[LedgerSpan], above: Position, through: Position) -> int:
@@ -83,33 +83,33 @@ async def segments_of(request: web.Request, name: TopicName) -> list[TopicName]:
     return [segment_topic(name, segments[number]) for number in sorted(segments)]
 
 
-# --- what holds a ceiling
+# --- what holds a maxReadPosition
 
 
-class Hold(NamedTuple):
-    """The transaction that holds a ceiling."""
+class BlockingTransaction(NamedTuple):
+    """The transaction that holds a maxReadPosition."""
 
     txn: TxnId
     bound: Position
 
 
-def hold_of(topic: Topic) -> Hold | None:
-    """Which transaction of either kind holds the ceiling of a topic, and from where on."""
+def hold_of(topic: Topic) -> BlockingTransaction | None:
+    """Which transaction of either kind holds the maxReadPosition of a topic, and from where on."""
     held = []
     for buffer in (topic.transactions, topic.legacy_transactions):
         if buffer is not None:
             txn, bound = buffer.blocker(), buffer.lowest_bound()
             if txn is not None and bound is not None:
-                held.append(Hold(txn, bound))
+                held.append(BlockingTransaction(txn, bound))
     return _lowest(held)
 
 
-def _lowest(held: Iterable[Hold]) -> Hold | None:
+def _lowest(held: Iterable[BlockingTransaction]) -> BlockingTransaction | None:
     return min(held, key=lambda each: each.bound, default=None)
 
 
 async def blocked_json(request: web.Request, segment: TopicName) -> Json:
-    """Whether a transaction holds the ceiling of a segment, which, and what is behind it."""
+    """Which transaction holds the maxReadPosition of a segment, if any, and what is behind it."""
     server = server_of(request)
     found: Json = {"segment": str(segment), "loaded": False, "open": None}
     found |= {"ceiling": None, "end": None, "entriesBehind": None, "bytesBehind": None}
@@ -119,7 +119,7 @@ async def blocked_json(request: web.Request, segment: TopicName) -> Json:
         found |= {
             "loaded": True,
             "open": topic.undecided,
-            "ceiling": str(lag.ceiling),
+            "ceiling": str(lag.max_read_position),
             "end": str(lag.end),
             "entriesBehind": lag.entries,
             "bytesBehind": lag.size_bytes,
@@ -131,10 +131,10 @@ async def blocked_json(request: web.Request, segment: TopicName) -> Json:
     return found
 
 
-async def _lowest_pin(server: AdminServer, segment: TopicName) -> Hold | None:
+async def _lowest_pin(server: AdminServer, segment: TopicName) -> BlockingTransaction | None:
     """Of a segment that is not loaded here."""
     index_key, name = encode_name(str(segment)), str(segment)
-    lowest: Hold | None = None
+    lowest: BlockingTransaction | None = None
     scanned = 0
     pins = server.metadata.scan_index(WRITES_BY_SEGMENT, index_key, index_key)
     async with aclosing(pins) as records:
@@ -144,20 +144,20 @@ async def _lowest_pin(server: AdminServer, segment: TopicName) -> Hold | None:
                 break
             pin = decode(record, Pin)
             if pin.segment == name and (lowest is None or pin.bound < lowest.bound):
-                lowest = Hold(from_text(pin.txn), pin.bound)
+                lowest = BlockingTransaction(from_text(pin.txn), pin.bound)
     return lowest
 
 
-async def _lowest_legacy(server: AdminServer, segment: TopicName) -> Hold | None:
+async def _lowest_legacy(server: AdminServer, segment: TopicName) -> BlockingTransaction | None:
     """The same of a legacy transaction, as of the last record."""
     record = await server.metadata.get(stream_key(str(segment)))
     if record is None:
         return None
     stream = decode(record, StreamRecord)
-    return _lowest(Hold(from_text(each.txn), each.first) for each in stream.open)
+    return _lowest(BlockingTransaction(from_text(each.txn), each.first) for each in stream.open)
 
 
-async def _holder_json(server: AdminServer, hold: Hold) -> Json:
+async def _holder_json(server: AdminServer, hold: BlockingTransaction) -> Json:
     known = await TransactionRecords(server).find(hold.txn)
     if known is None:
         what: Json = {"txnId": java_id(hold.txn), "id": to_text(hold.txn), "status": None}

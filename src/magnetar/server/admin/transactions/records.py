@@ -34,7 +34,7 @@ from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import LegacyState
-from magnetar.txn.legacy.coordinator_state import OUTCOMES, Transaction, header_of
+from magnetar.txn.legacy.coordinator_state import OUTCOMES, LegacyTransaction, header_of
 from magnetar.txn.records import (
     ABORTED_RECORDS,
     BY_DEADLINE,
@@ -175,7 +175,7 @@ class TransactionRecords:
         except (TransactionNotFound, ServiceNotReady):
             return None
 
-    async def legacy(self, txn: TxnId) -> Transaction:
+    async def legacy(self, txn: TxnId) -> LegacyTransaction:
         """A legacy transaction, which its coordinator alone knows."""
         check_here(self._context.coordinators, txn)
         known = await self._context.coordinators.legacy.find(txn)
@@ -463,7 +463,7 @@ def timeline(
     return [{"ms": ms, "event": event} for ms, event in events]
 
 
-def legacy_timeline(known: Transaction) -> list[Json]:
+def legacy_timeline(known: LegacyTransaction) -> list[Json]:
     """The same of a legacy transaction; its log does not say when participants were added."""
     events = [(known.start_ms, f"begun by {known.owner or 'nobody that was identified'}")]
     if known.is_open:

@@ -79,7 +79,7 @@ async def buffer_stats(request: web.Request) -> web.Response:
     return shown(
         {
             "state": "Ready",
-            "maxReadPosition": str(lag.ceiling),
+            "maxReadPosition": str(lag.max_read_position),
             "lastSnapshotTimestamps": 0,
             "ongoingTxnSize": topic.undecided,
             "totalAbortedTransactions": buffer.hidden,
@@ -199,7 +199,7 @@ async def _read(
 
 
 async def blocked(request: web.Request) -> web.Response:
-    """Our own: for each segment of a topic, which transaction holds its ceiling."""
+    """Our own: for each segment of a topic, which transaction holds its maxReadPosition."""
     coordinators_of(request)
     limit = limit_of(request)
     segments = await segments_of(request, topic_of(request))

@@ -10,7 +10,7 @@ Invariant: a topic that is named is moved only after its subscription exists eve
 
 from __future__ import annotations
 
-from magnetar.broker.api import ConsumerOptions
+from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.ranges.cursors import move_cursor
 from magnetar.broker.ranges.view import RangeView
 from magnetar.broker.subscribe.subscription import Subscription
@@ -51,7 +51,9 @@ async def _subscription(
     session: Session, topic: Topic, name: str, initial: InitialPosition
 ) -> Subscription:
     """The subscription, made if there is none; on a scalable topic, of all of it."""
-    options = ConsumerOptions(name, SubscriptionType.FAILOVER, 0, session, initial_position=initial)
+    options = SubscribeRequest(
+        name, SubscriptionType.FAILOVER, 0, session, initial_position=initial
+    )
     context = session.context
     if context.has_scalable:
         options = await context.scalable.subscribing(topic.name, options)
@@ -62,7 +64,9 @@ async def _subscription(
                 f"{topic.name} has no subscription {name!r}, and none is made by using it"
             )
         is_earliest = options.initial_position is InitialPosition.EARLIEST
-        await topic.create_subscription(name, EARLIEST if is_earliest else topic.readable_end())
+        await topic.create_subscription(
+            name, EARLIEST if is_earliest else topic.max_read_position()
+        )
         found = topic.subscriptions[name]
     if not found.durable:
         raise NotAllowed(f"subscription {name!r} of {topic.name} is not durable")

@@ -15,7 +15,7 @@ from magnetar.client.consume.segment.ack_state import (
     CumulativeAcks,
     HandOffs,
     IndividualAcks,
-    Mark,
+    SegmentMark,
     ack_item,
     all_of,
     bit_of,
@@ -116,8 +116,8 @@ def test_an_id_that_does_not_say_how_large_its_batch_is_acknowledges_nothing_els
     acks.ack(Position(3, 4), 2, 0)
     (item,) = acks.take(1)
     assert item.unacked & 0b11111 == 0b11011
-    assert ack_item(Mark(Position(3, 4), 2, 0)).unacked & 0b11111 == 0b11000
-    cumulative = CumulativeAcks(Mark(Position(3, 4), 2, 0))
+    assert ack_item(SegmentMark(Position(3, 4), 2, 0)).unacked & 0b11111 == 0b11000
+    cumulative = CumulativeAcks(SegmentMark(Position(3, 4), 2, 0))
     assert cumulative.arrived(Position(3, 4), 5) == 0b11000
 
 
@@ -130,7 +130,7 @@ def test_what_a_transaction_acknowledged_comes_again_after_its_abort() -> None:
 
 
 _MARKS = st.builds(
-    lambda entry, index, size: Mark(Position(1, entry), min(index, size - 1), size),
+    lambda entry, index, size: SegmentMark(Position(1, entry), min(index, size - 1), size),
     st.integers(0, 5),
     st.integers(0, 3),
     st.just(4),
@@ -138,7 +138,7 @@ _MARKS = st.builds(
 
 
 @given(st.lists(_MARKS, max_size=12), st.integers(0, 2**32))
-def test_cumulative_acks_only_move_on(marks: list[Mark], seed: int) -> None:
+def test_cumulative_acks_only_move_on(marks: list[SegmentMark], seed: int) -> None:
     random = Random(seed)
     acks = CumulativeAcks()
     highest, confirmed = BEFORE_ALL, BEFORE_ALL
@@ -170,7 +170,7 @@ def test_after_a_reconnect_only_what_is_new_is_handed_out(
     sizes: list[int], handed: int, acked: int
 ) -> None:
     order = [
-        Mark(Position(1, entry), index if size > 1 else WHOLE, size)
+        SegmentMark(Position(1, entry), index if size > 1 else WHOLE, size)
         for entry, size in enumerate(sizes)
         for index in range(size)
     ]
@@ -182,9 +182,9 @@ def test_after_a_reconnect_only_what_is_new_is_handed_out(
     if acked:
         acks.ack_through(order[acked - 1])
 
-    def delivered() -> list[Mark]:
+    def delivered() -> list[SegmentMark]:
         return [
-            Mark(Position(1, entry), index if size > 1 else WHOLE, size)
+            SegmentMark(Position(1, entry), index if size > 1 else WHOLE, size)
             for entry, size in enumerate(sizes)
             for index in range(size)
             if acks.arrived(Position(1, entry), size) & bit_of(index)
@@ -197,8 +197,8 @@ def test_after_a_reconnect_only_what_is_new_is_handed_out(
 
 def test_an_id_without_an_index_is_the_whole_entry() -> None:
     acks = CumulativeAcks()
-    assert acks.ack_through(Mark(Position(1, 1), 2, 3))
-    assert not acks.ack_through(Mark(Position(1, 1)))
+    assert acks.ack_through(SegmentMark(Position(1, 1), 2, 3))
+    assert not acks.ack_through(SegmentMark(Position(1, 1)))
     assert acks.take() == AckItem(Position(1, 1), 0, 3)
     assert acks.take() is None
 
@@ -210,7 +210,7 @@ def test_hand_offs_name_nothing_later_and_the_newest_exactly(
     offs, turn, added = HandOffs(limit), 0, []
     for entry, gap in enumerate(gaps):
         turn += gap
-        mark = Mark(Position(1, entry))
+        mark = SegmentMark(Position(1, entry))
         offs.add(turn, mark)
         added.append((turn, mark))
         assert len(offs) <= limit
@@ -232,10 +232,10 @@ def test_everything_up_to_a_message_is_acknowledged_and_nothing_behind_it() -> N
     for entry in range(3):
         for index in range(3):
             acks.handed(Position(1, entry), index, 3)
-    assert acks.ack_through(Mark(Position(1, 1), 1, 3)) == [Position(1, 0)]
+    assert acks.ack_through(SegmentMark(Position(1, 1), 1, 3)) == [Position(1, 0)]
     assert acks.take(9) == [AckItem(Position(1, 0), 0, 3), AckItem(Position(1, 1), 0b100, 3)]
     assert [acks.is_held(Position(1, 1), index) for index in range(3)] == [False, False, True]
-    assert acks.ack_through(Mark(Position(1, 2))) == [
+    assert acks.ack_through(SegmentMark(Position(1, 2))) == [
         Position(1, 0),
         Position(1, 1),
         Position(1, 2),
@@ -255,15 +255,15 @@ def test_entries_that_are_held_are_counted_once_each_and_until_they_are_acknowle
     acks = CumulativeAcks()
     for entry in range(3):
         for index in range(2):
-            acks.handed(Mark(Position(1, entry), index, 2))
+            acks.handed(SegmentMark(Position(1, entry), index, 2))
     assert acks.held_entries == 3
-    acks.ack_through(Mark(Position(1, 1), 0, 2))
+    acks.ack_through(SegmentMark(Position(1, 1), 0, 2))
     assert acks.held_entries == 2
-    acks.confirmed_elsewhere(Mark(Position(1, 1), 1, 2))
+    acks.confirmed_elsewhere(SegmentMark(Position(1, 1), 1, 2))
     assert acks.held_entries == 1
     acks.rewind()
     assert acks.held_entries == 0
-    acks.handed(Mark(Position(1, 2)))
+    acks.handed(SegmentMark(Position(1, 2)))
     assert acks.held_entries == 1
 
 
