@@ -29,9 +29,9 @@ from magnetar.txn import transitions
 from magnetar.txn.acks.ack_store import MetadataPendingAckStore
 from magnetar.txn.buffer import pins
 from magnetar.txn.buffer import transaction_buffer as buffers
+from magnetar.txn.buffer.segment_transactions import PinnedTransaction
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.txn_dedup import TxnRuns, TxnVerdict
-from magnetar.txn.buffer.txn_work import PinnedTransaction
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.coordinator.gc import Leftover, TransactionGc

@@ -33,7 +33,7 @@ import uvloop
 from harness.crash.server.process import END_SECONDS, READY_SECONDS, SMALL_LIMITS
 from harness.crash.storage.points import CrashCount, CrashingDisk
 from magnetar.broker.policy.records import dedup_key
-from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed, ServiceNotReady

@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.broker.publish.lineage import Lineage
-from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
 from magnetar.model.names import TopicName

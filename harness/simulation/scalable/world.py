@@ -26,7 +26,7 @@ from harness.simulation.broker_lives import Housed, Life
 from harness.simulation.scalable.routed_segments import RoutedSegments
 from harness.simulation.seeds import EPOCH_MS
 from harness.simulation.storage.history import Findings
-from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import MagnetarError, StorageError, Unavailable
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore

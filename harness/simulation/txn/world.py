@@ -37,7 +37,7 @@ from harness.simulation.txn.stores import (
     Weather,
     found_again,
 )
-from magnetar.broker.topic.shared_ownership import OWNERS
+from magnetar.broker.topic.ownership import OWNERS
 from magnetar.errors import MagnetarError, StorageError
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import MetadataStore

@@ -28,8 +28,7 @@ from magnetar.broker.policy.namespaces import Cluster, Namespaces
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.publish.producers import ProducerNames
 from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
-from magnetar.broker.topic.ownership import SoleOwner
-from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.ownership import SharedOwnership, SoleOwner
 from magnetar.broker.topic.topic import TopicParts
 from magnetar.broker.topic.topics import Topics
 from magnetar.metadata.api import MetadataStore
@@ -44,12 +43,12 @@ from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_listen
 from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
+from magnetar.txn.api import Transactions
 from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.outcomes import Outcomes
-from magnetar.txn.parts import Transactions
 from magnetar.txn.store import TxnStore
 
 if TYPE_CHECKING:

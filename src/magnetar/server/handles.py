@@ -22,8 +22,7 @@ from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.broker.subscribe.subscription import Subscription
-from magnetar.broker.topic.loaded_topic import LoadedTopic
-from magnetar.broker.topic.nonpersistent import NonPersistentTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.errors import MagnetarError
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
 from magnetar.wire.frames import command, encode_message, encode_receipt

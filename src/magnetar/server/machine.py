@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import ConfigError, StorageError
 from magnetar.ledger.api import LedgerStore

@@ -1,17 +1,22 @@
-"""What clients may ask about a transaction, whatever its kind.
+"""The interfaces of transactions: what clients may ask of a coordinator, and what topics share.
 
 Owns: `TransactionCoordinator`, the interface of both kinds. An owner is who may end a transaction;
-None stands for the broker itself or its operator, who may end every one.
+None stands for the broker itself or its operator, who may end every one. `Transactions`: what the
+topics of one broker share; a broker without one refuses transactional work.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from magnetar.runtime.limits import Limits
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
+from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
+from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
 
@@ -45,3 +50,14 @@ class TransactionCoordinator(Protocol):
     def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
         """The same in a task, which is not to be cancelled."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """The records of all transactions, and what this broker knows of their ends."""
+
+    store: TxnStore
+    outcomes: Outcomes
+    shares_journal: bool = False
+    """Whether records and entries become durable in the order in which they are submitted."""
+    limits: Limits = field(default_factory=Limits)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from harness.simulation.scalable.routed_segments import RoutedSegments
 from harness.simulation.scalable.world import SharedMachine, SharedStorage
-from magnetar.broker.topic.shared_ownership import SharedOwnership
+from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.client.blocking.loop_thread import LoopThread
 from magnetar.errors import ServiceNotReady

@@ -19,9 +19,9 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import transitions
+from magnetar.txn.api import Transactions
 from magnetar.txn.ids import metadata_id
 from magnetar.txn.outcomes import Outcomes
-from magnetar.txn.parts import Transactions
 from magnetar.txn.records import ABORTED_RECORDS, OPS, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import Send, TxnId, TxnSend, encode_entry, payload_offset

@@ -34,9 +34,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from magnetar.broker.dispatch.failover import Candidate, choose_active
 from magnetar.broker.dispatch.key_shared import AssignRefused, HashHolds, Moved, selector_for
-from magnetar.broker.dispatch.members import HASH_BITS, HASH_MASK, Member, Members
+from magnetar.broker.dispatch.members import (
+    HASH_BITS,
+    HASH_MASK,
+    Candidate,
+    Member,
+    Members,
+    choose_active,
+)
 from magnetar.broker.dispatch.plan import (
     DispatchLimits,
     DispatchPlan,

@@ -1,6 +1,7 @@
 """Pure: the consumers of a subscription: permits, unacknowledged entries, blocks and turns.
 
-Owns: `Member` (one consumer) and `Members` (all of them, and the sums).
+Owns: `Member` (one consumer), `Members` (all of them, and the sums), and `choose_active`, the
+consumer that a Failover subscription delivers to.
 
 Invariants (`check_invariants`):
 1. A member's unacked messages are those of its pending entries; the sum over all is `unacked`.
@@ -8,13 +9,20 @@ Invariants (`check_invariants`):
 3. A member is blocked when its unacked messages reach their limit, until they fall to half of it;
    all together likewise. Between half and whole the flag stays what it was.
 4. Turns: the lowest priority number in which somebody can take; round robin within it.
+5. The active consumer of a Failover subscription has the lowest priority number, and depends on the
+   consumers' names and on the topic alone: after a restart the same one is chosen. A partition
+   takes the consumer at (partition modulo their number) in the order of names, so that the
+   partitions of a topic are spread evenly; other topics are spread by a hash ring.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from magnetar.errors import InvariantBroken
+from magnetar.model.hashing import key_hash
 from magnetar.model.ids import Position
 
 HASH_BITS: Final = 16
@@ -189,3 +197,35 @@ class Members:
 def _check_block(name: str, blocked: bool, unacked: int, limit: int) -> None:
     if (unacked >= limit and not blocked) or (unacked <= limit // 2 and blocked):
         raise InvariantBroken(f"{name}: blocked is {blocked} at {unacked} of {limit} unacked")
+
+
+POINTS_PER_CONSUMER: Final = 100
+
+_POSITIVE: Final = 0x7FFF_FFFF
+
+
+class Candidate(NamedTuple):
+    """A consumer as the choice sees it; `key` tells those of equal names apart."""
+
+    priority: int
+    name: str
+    key: int
+
+
+def choose_active(candidates: Iterable[Candidate], topic: str, partition: int | None) -> int | None:
+    """The key of the active consumer; None if there is no consumer."""
+    ordered = sorted(candidates)
+    if not ordered:
+        return None
+    eligible = [each for each in ordered if each.priority == ordered[0].priority]
+    if partition is not None:
+        return eligible[partition % len(eligible)].key
+    if len(eligible) == 1:
+        return eligible[0].key
+    ring: dict[int, int] = {}
+    for candidate in eligible:
+        for point in range(POINTS_PER_CONSUMER):
+            ring[key_hash(f"{candidate.name}{point}") & _POSITIVE] = candidate.key
+    points = sorted(ring)
+    index = bisect_left(points, key_hash(topic) & _POSITIVE)
+    return ring[points[index % len(points)]]

@@ -48,8 +48,8 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
+from magnetar.txn.buffer.segment_transactions import SegmentTransaction, TxnFastPath
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.buffer.txn_work import SegmentTransaction, TxnFastPath
 from magnetar.txn.ids import to_text
 from magnetar.wire.messages import Send, TxnId, TxnSend
 

@@ -9,17 +9,16 @@ from typing import TypeAlias
 
 from magnetar.broker.subscribe.txn_kind import TxnKind
 from magnetar.errors import NotAllowed
-from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.buffer.txn_work import (
+from magnetar.txn.buffer.segment_transactions import (
     Answered,
     PinnedTransaction,
     SegmentTransaction,
     TxnFastPath,
 )
+from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
+from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.ids import is_metadata
-from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.legacy_work import MarkedTransaction
+from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer, MarkedTransaction
 from magnetar.wire.messages import TxnId
 
 Buffer: TypeAlias = MetadataTransactionBuffer | LegacyTransactionBuffer

@@ -49,9 +49,9 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn.acks.ack_store import MetadataPendingAckStore
 from magnetar.txn.acks.pending_acks import AckConflict, Acked, AckVerdict, acked_of, combined
+from magnetar.txn.api import Transactions
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
-from magnetar.txn.parts import Transactions
 from magnetar.txn.records import AckOp, State
 from magnetar.txn.store import FoundAck, StoredOp
 from magnetar.wire.messages import TxnId

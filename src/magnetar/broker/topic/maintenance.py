@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from magnetar.broker.topic.loaded_topic import LoadedTopic
-from magnetar.broker.topic.nonpersistent import NonPersistentTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock

@@ -1,6 +1,7 @@
 """A non-persistent topic: messages go to who is there now, and nowhere else.
 
-Owns: `NonPersistentTopic`, with the surface of `Topic` where it means something.
+Owns: `NonPersistentTopic`, with the surface of `Topic` where it means something, and `LoadedTopic`,
+a topic of either kind.
 
 Invariants:
 1. Nothing is stored: not messages, not subscriptions, not the topic. It ends with its process.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from magnetar.broker.api import LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
@@ -27,7 +28,7 @@ from magnetar.broker.subscribe.nonpersistent_subscription import (
     NonPersistentSubscription,
 )
 from magnetar.broker.topic.subscriptions import check_consumer_options
-from magnetar.broker.topic.topic import TopicParts
+from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import (
     ConsumerBusy,
     MagnetarError,
@@ -250,3 +251,6 @@ class NonPersistentTopic:
 
 async def _no_epoch_record(epoch: int) -> None:
     """Nothing of a non-persistent topic is stored."""
+
+
+LoadedTopic: TypeAlias = Topic | NonPersistentTopic

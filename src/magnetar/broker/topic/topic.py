@@ -1,6 +1,7 @@
 """A persistent topic: one managed ledger, its producers and its subscriptions.
 
-Owns: `Topic`, from its loading to its unloading or deletion.
+Owns: `Topic`, from its loading to its unloading or deletion; `TopicEnds`, the signal for those who
+wait until all of a terminated topic is acknowledged.
 
 Invariants:
 1. One object per topic and process, and only its coroutines change it.
@@ -14,15 +15,19 @@ Invariants:
 7. Consumers see what `max_read_position` and `is_visible` let through. Transactions are recovered
    before anybody can ask; a topic whose transactions cannot go on is lost like one without its
    ledger.
+8. On a terminated topic `TopicEnds.moved` advances after every step that may bring a subscription
+   to the end or away from it (acknowledgements, skips, seeks), and when one comes or goes. A topic
+   that is not terminated has no coroutine for that, and none of its subscriptions is watched.
 
-Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch;
-`topic_transactions.py` for what transactions let through.
+Relies on: `managed_ledger` for durability and order; `subscription.py` for dispatch, and its
+`wake`, which advances with each such step once the topic is sealed; `transactions.py` for what
+transactions let through.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -43,7 +48,6 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
 from magnetar.broker.topic.subscriptions import TopicSubscriptions
-from magnetar.broker.topic.topic_ends import TopicEnds
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
     LedgerFenced,
@@ -68,8 +72,38 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.parts import Transactions
+
+
+class TopicEnds:
+    """Watches the subscriptions of one terminated topic."""
+
+    def __init__(self, tasks: Service) -> None:
+        self.moved = Signal()
+        self._tasks = tasks
+        self._watched: set[Subscription] = set()
+
+    def watch(self, subscriptions: Iterable[Subscription]) -> None:
+        """Watch those of them that are new."""
+        for subscription in subscriptions:
+            if subscription not in self._watched:
+                self._watched.add(subscription)
+                watch = self._watch(subscription, subscription.wake.version)
+                self._tasks.spawn(watch, f"end of {subscription.name}")
+        self.moved.advance()
+
+    def unwatch(self, subscription: Subscription) -> None:
+        """It is gone; one that was not watched is ignored."""
+        if subscription in self._watched:
+            self._watched.remove(subscription)
+            subscription.wake.advance()
+
+    async def _watch(self, subscription: Subscription, seen: int) -> None:
+        while subscription in self._watched:
+            seen = await subscription.wake.past(seen)
+            self.moved.advance()
+
 
 FENCE_PAUSE_S: Final = 0.1
 """How long a topic stays fenced once everything in flight is settled."""

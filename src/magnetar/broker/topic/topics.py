@@ -1,6 +1,6 @@
 """All topics of one broker: loaded once, created by the rules, listed, kept in order.
 
-Owns: `Topics`: the loaded topics, and the records that say which exist. `topic_care` looks after
+Owns: `Topics`: the loaded topics, and the records that say which exist. `maintenance` looks after
 those that are loaded, `_locks` keeps what is done to one of them apart.
 
 Invariants:
@@ -32,10 +32,14 @@ from magnetar.broker.policy.namespaces import Namespaces
 from magnetar.broker.policy.partitioned import PartitionedTopics
 from magnetar.broker.policy.paths import scalable_key
 from magnetar.broker.policy.policies import AutoTopicCreation, Policies, TopicPolicies, effective
-from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
-from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.policy.records import (
+    Directory,
+    TopicRecord,
+    record_name,
+    topics_directory,
+)
 from magnetar.broker.topic.maintenance import TopicMaintenance
-from magnetar.broker.topic.nonpersistent import NonPersistentTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST

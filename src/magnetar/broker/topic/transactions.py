@@ -43,13 +43,13 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
+from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.markers import is_txn_marker, trace_of
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
-from magnetar.txn.parts import Transactions
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 

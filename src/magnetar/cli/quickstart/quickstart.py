@@ -22,8 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from magnetar.cli.demo.demo import data_folder
 from magnetar.cli.output import print_table
 from magnetar.cli.quickstart import plots
-from magnetar.cli.quickstart.page import page as made_page
 from magnetar.cli.quickstart.report import Moments, quantile, verdict_in_words
+from magnetar.cli.quickstart.report import page as made_page
 from magnetar.cli.quickstart.report import plots as drawn
 from magnetar.cli.quickstart.shop import Traffic, moments_of, traffic
 from magnetar.cli.verbs.pipeline import need

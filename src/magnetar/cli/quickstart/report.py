@@ -1,12 +1,15 @@
 """Pure: what a run of `magnetar quickstart` comes to, in figures, lines and plots.
 
-Owns: the way from single events to values per second, and their words.
+Owns: the way from single events to values per second, and their words; the text of the page, one
+file that needs nothing else. Its style (`report_page.css`) follows the reader's choice of a light
+or dark screen.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from html import escape
 
 from magnetar.cli.quickstart.plots import PlotLine, PlotMark, plot
 from magnetar.cli.quickstart.shop import Comparison, Settled
@@ -118,3 +121,42 @@ def quantile(values: Sequence[float], share: float) -> float:
 def _per_second(moments: Sequence[float], seconds: float) -> list[tuple[float, float | None]]:
     counts = Counter(int(at) for at in moments)
     return [(second + 0.5, float(counts[second])) for second in range(int(seconds) + 1)]
+
+
+def page(
+    *,
+    title: str,
+    verdict: str,
+    is_good: bool,
+    facts: Sequence[tuple[str, str, str]],
+    plots: Sequence[str],
+    pipeline: str,
+    next_steps: Sequence[str],
+    style: str,
+) -> str:
+    """`facts` are rows of name, value and remark."""
+    rows = "\n".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in fact)}</tr>" for fact in facts
+    )
+    steps = "\n".join(f"<li><code>{escape(step)}</code></li>" for step in next_steps)
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{style}</style>
+<h1>{escape(title)}</h1>
+<p class="{"good" if is_good else "bad"}"><strong>{escape(verdict)}</strong></p>
+<table>
+{rows}
+</table>
+<h2>Over time</h2>
+{"".join(plots)}
+<h2>The pipeline</h2>
+<pre>{escape(pipeline)}</pre>
+<h2>Next</h2>
+<ul>
+{steps}
+</ul>
+</html>
+"""

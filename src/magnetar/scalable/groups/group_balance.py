@@ -1,7 +1,8 @@
 """Keeping the consumer groups of one topic in order.
 
 Owns: `GroupBalance`: who is lost, who has been lost for too long, and who gets which segment,
-stored by compare-and-set; and `balanced`, the pure part of it.
+stored by compare-and-set; `balanced`, the pure part of it; and `count_rebalance`, the metrics of
+what an assignment moved.
 
 Invariants:
 1. It decides on the stored record alone, and the same for everyone who sees the same world: two
@@ -12,15 +13,20 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from typing import Final
 
 from magnetar.model.names import TopicName
 from magnetar.model.segments import NEVER, SegmentLayout
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.metrics import (
+    SCALABLE_ASSIGNMENT_CHANGES,
+    SCALABLE_EXPIRED_CONSUMERS,
+    SCALABLE_REBALANCES,
+)
 from magnetar.scalable.groups import group_records
 from magnetar.scalable.groups.assignment import MemberView, assign
-from magnetar.scalable.groups.rebalances import count_rebalance
 from magnetar.scalable.live_brokers import LiveBrokers
 from magnetar.scalable.records import DrainedRecord, GroupRecord, group_key
 from magnetar.scalable.state import TopicState
@@ -134,3 +140,21 @@ def balanced(
     members = [MemberView(each.name, each.shares) for each in group.members]
     owners = assign(layout, group.kind, members, finished, group.owners)
     return group_records.assigned(group, layout_epoch, owners)
+
+
+def count_rebalance(before: GroupRecord, after: GroupRecord | None) -> None:
+    """A controller has looked at a group: what came of it."""
+    gone = len(before.members) - (0 if after is None else len(after.members))
+    if gone > 0:
+        SCALABLE_EXPIRED_CONSUMERS.inc(gone)
+    if after is None or after.revision == before.revision:
+        return
+    SCALABLE_REBALANCES.labels(after.kind).inc()
+    SCALABLE_ASSIGNMENT_CHANGES.labels(after.kind).inc(moves(before, after))
+
+
+def moves(before: GroupRecord, after: GroupRecord) -> int:
+    """How many times a segment came to a consumer or left one."""
+    had = Counter((segment, name) for segment, names in before.owners.items() for name in names)
+    has = Counter((segment, name) for segment, names in after.owners.items() for name in names)
+    return ((had - has) + (has - had)).total()

@@ -19,7 +19,7 @@ from typing import Final
 
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.subscribe.subscription import Subscription
-from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import MagnetarError

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from magnetar.broker.entries import EntryView
-from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError, NotAllowed
 from magnetar.managed_ledger.managed_ledger import ManagedLedger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magnetar.broker.api import AccessMode, ProducerRequest
 from magnetar.broker.publish.producer import Producer
-from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.errors import ProducerBusy, ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action

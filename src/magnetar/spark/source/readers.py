@@ -43,8 +43,7 @@ from magnetar.spark.source.filters import Bounds, bounds_of
 from magnetar.spark.source.offsets import Sentinel, format_sentinel
 from magnetar.spark.source.pace import BatchLimits
 from magnetar.spark.source.planner import Planner
-from magnetar.spark.source.task_pages import pages_of
-from magnetar.spark.source.tasks import ReadTask
+from magnetar.spark.source.tasks import ReadTask, pages_of
 
 R = TypeVar("R")
 

@@ -1,19 +1,24 @@
 """The tasks of a read: which ranges they have, and what to do if something of them is gone.
 
-Owns: `ReadTask`, what one task reads; `Tasks`, from offsets to tasks; `tell`, about lost data.
+Owns: `ReadTask`, what one task reads; `Tasks`, from offsets to tasks; `tell`, about lost data;
+`pages_of`, the pages of a task's range.
 
 Invariants:
 1. The ranges of the tasks are exactly those between two offsets, cut or not.
+2. All that is kept of a range is read, in order; what is gone raises `DataLost`, or is warned of
+   and skipped if the query wants to go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from magnetar.errors import DataLost
+from magnetar.blocking import Client
+from magnetar.client.ranges.ranges import RangePage
+from magnetar.errors import DataLost, RangeLost
 from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
@@ -118,3 +123,31 @@ class Tasks:
                 if start < end
             ]
         return found
+
+
+def pages_of(client: Client, task: ReadTask, options: Options) -> Iterator[RangePage]:
+    """In a worker: the range of one task."""
+    at: RangePosition | None = task.start
+    while at is not None:
+        try:
+            ranges = client.ranges(task.topic, creation_id=task.creation_id)
+            pages = ranges.read(task.number, at, task.end, isolation=options["readIsolation"])
+            for page in pages:
+                at = page.next
+                yield page
+            return
+        except RangeLost as error:
+            if options["failOnDataLoss"]:
+                raise DataLost(str(error.args[0])) from error
+            _LOG.warning("data-lost", what=str(error.args[0]))
+            at = _behind_the_gap(client, task, at)
+
+
+def _behind_the_gap(client: Client, task: ReadTask, at: RangePosition) -> RangePosition | None:
+    """Where the range goes on; None: nowhere."""
+    try:
+        ranges = client.ranges(task.topic, creation_id=task.creation_id)
+    except RangeLost:
+        return None
+    state = ranges.states([task.number]).get(task.number)
+    return None if state is None or not at < state.first < task.end else state.first

@@ -1,29 +1,131 @@
 """The transactions that are undecided in one segment, whatever their kind.
 
 Owns: `SegmentTransactions`, which both buffers are: who writes, what is stored of whom, and what
-that holds back. How a transaction is admitted, and what its end does, is each buffer's own.
+that holds back; `SegmentTransaction` and `PinnedTransaction`, one of them; `TxnFastPath`, the plain
+sends of one producer in it. How a transaction is admitted, and what its end does, is each
+buffer's own.
 
 Invariants:
 1. The maxReadPosition is below the bound of every work, and "nothing" until the gate is open.
 2. An append of a transaction stands at or above its bound.
 3. What becomes durable after the end of its transaction counts as that end says.
+4. What a fast path takes is certainly new in its transaction, and certainly carries its id;
+   whatever it does not take is judged by the buffer. It takes nothing of a transaction that is not
+   admitted, or decided.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, Protocol, TypeVar
 
 from magnetar.errors import InvariantBroken, NotAllowed
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
-from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnVerdict
-from magnetar.txn.buffer.txn_work import SegmentTransaction, Sequences, TxnFastPath
+from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
-from magnetar.wire.messages import TxnId
+from magnetar.txn.store import StoredOp
+from magnetar.wire.messages import TxnId, TxnSend, txn_trailer
+
+Answered = Callable[[TxnId, NotAllowed | None], None]
+"""Told whether a transaction may write; from no task of its own, so that it must not raise."""
+
+
+class Sequences(Protocol):
+    """Where the sequences of transactions count for dedup, and how they get there."""
+
+    def began(self, name: str, stored: TxnRuns) -> None:
+        """A producer stores in a transaction that is not decided: so much, and what is to come."""
+        ...
+
+    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
+        """What it stored counts from now on (COMMITTED) or is forgotten."""
+        ...
+
+    def late(self, state: State, sent: Sent) -> None:
+        """The same for what became durable after the end."""
+        ...
+
+    async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
+        """Call `note` for each entry of these in [first, end): of what a former owner stored."""
+        ...
+
+
+class SegmentTransaction:
+    """One transaction in one segment, whatever its kind."""
+
+    __slots__ = (
+        "bound",
+        "decision",
+        "fast_paths",
+        "has_entries",
+        "is_admitted",
+        "sequences",
+        "txn",
+    )
+
+    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
+        self.txn = txn
+        self.bound = bound
+        """None of its entries stands below."""
+        self.has_entries = False
+        """Some were handed to the log, by this owner or a former one."""
+        self.sequences = sequences
+        self.fast_paths: dict[str, TxnFastPath] = {}
+        """By the name of the producer."""
+        self.decision: State | None = None
+        self.is_admitted = False
+
+
+class PinnedTransaction(SegmentTransaction):
+    """One that a pin holds: its end is known from its header alone."""
+
+    __slots__ = ("is_admitting", "is_recovered", "op", "waiting")
+
+    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
+        super().__init__(txn, bound, sequences)
+        self.op: StoredOp | None = None
+        """Its pin, once that is durable."""
+        self.is_recovered = False
+        self.is_admitting = False
+        self.waiting: list[Answered] = []
+        """Called when the attempt to admit it is over."""
+
+
+class TxnFastPath:
+    """The sends of one producer in one transaction.
+
+    One message, above all before it, with the transaction as the last field of its metadata: that
+    one is certainly new and certainly the transaction's, and is noted here without being judged.
+    """
+
+    __slots__ = ("name", "runs", "trailer", "work")
+
+    def __init__(self, work: SegmentTransaction, name: str) -> None:
+        self.work = work
+        self.name = name
+        self.runs = work.sequences.of(name)
+        self.trailer = txn_trailer(work.txn)
+
+    def takes(self, send: TxnSend) -> bool:
+        """Whether it is so; then it is in flight, and `settled` is owed."""
+        work, runs, sequence_id = self.work, self.runs, send.sequence_id
+        if sequence_id <= runs.pushed or work.decision is not None or not work.is_admitted:
+            return False
+        if not send.metadata_ends_with(self.trailer):
+            return False
+        runs.pushed = sequence_id
+        runs.plain += 1
+        return True
+
+    def sent(self, sequence_id: int) -> Sent:
+        """A send that does not go this way any more."""
+        self.runs.plain -= 1
+        return Sent(self.name, sequence_id, sequence_id)
+
 
 BEGIN_ANEW: Final = "begin a new transaction"
 """What helps if one is over."""

@@ -48,9 +48,14 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.buffer.pins import adopt_pin, check_epoch, place_pin, submit_pin
-from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, SegmentTransactions
+from magnetar.txn.buffer.segment_transactions import (
+    BEGIN_ANEW,
+    Answered,
+    PinnedTransaction,
+    SegmentTransactions,
+    Sequences,
+)
 from magnetar.txn.buffer.txn_dedup import TxnSequences
-from magnetar.txn.buffer.txn_work import Answered, PinnedTransaction, Sequences
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State

@@ -58,8 +58,7 @@ from magnetar.txn.legacy.coordinator_state import (
     ending,
     header_of,
 )
-from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends
-from magnetar.txn.legacy.header_copies import HeaderCopies
+from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends, HeaderCopies
 from magnetar.txn.open_transactions import Cause, OpenTransactions
 from magnetar.txn.records import Header
 from magnetar.wire.messages import TxnId

@@ -37,9 +37,7 @@ from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinator_log import CoordinatorLog, log_exists
 from magnetar.txn.legacy.coordinator_state import LegacyTransaction
-from magnetar.txn.legacy.ends import Ends
-from magnetar.txn.legacy.header_copies import HeaderCopies
-from magnetar.txn.legacy.participants import Participants
+from magnetar.txn.legacy.ends import Ends, HeaderCopies, Participants
 from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.records import Header, State
 from magnetar.txn.store import TxnStore

@@ -1,14 +1,32 @@
-"""A decision is carried out by every topic and subscription of a transaction.
+"""The ends of legacy transactions: every topic and subscription carries the decision out.
 
-Owns: `Ends`: asking participants, all at once, and asking again those that could not.
+Owns: `Ends`: asking participants, all at once, and asking again those that could not;
+`Participants`, the seam between a coordinator and whatever holds topics; `HeaderCopies`, headers of
+legacy transactions for topics that keep them in records (policy `transactionKind` = `metadata`).
 
-Invariants:
+Invariants of `Ends`:
 1. `carry_out` returns once every participant has returned: nothing is given up, whatever the error.
    What may pass by itself is tried again every second; else the pauses grow.
 2. A participant that waits for its next attempt takes no room from others. Who asks for the same
    end again has it tried at once (`hurry`).
 3. Cancelling it is safe at any time: participants are idempotent, and whoever leads next begins
    again from the log.
+
+Invariants that whoever implements `Participants` keeps:
+4. A return means that the end is done and durable, or that there is nothing to end: the topic or
+   the subscription never was, is gone, or has nothing of this transaction.
+5. Both calls are idempotent: the coordinator repeats them until one returned, also after a restart.
+6. What may pass by itself is raised as `ServiceNotReady`, `Unavailable` or another transient error;
+   the coordinator then tries again.
+
+Invariants of `HeaderCopies`:
+7. The log decides; a header is a copy. It is OPEN before a topic is told that it takes part, and
+   final before the transaction has ended.
+8. A copy has no deadline: the coordinator's own list of open transactions aborts it. Once final it
+   is collected like any header.
+9. One that comes late, from a former leader, never opens what is final.
+
+`low_watermark`: no transaction of this coordinator at or below this number is open any more.
 """
 
 from __future__ import annotations
@@ -16,17 +34,54 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
-from magnetar.errors import MagnetarError
+from magnetar.errors import BadVersion, MagnetarError
+from magnetar.metadata.api import ABSENT
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_END_RETRIES
 from magnetar.runtime.signal import Signal
+from magnetar.txn import transitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator_state import OUTCOMES, LegacyTransaction, header_of
-from magnetar.txn.legacy.header_copies import HeaderCopies
-from magnetar.txn.legacy.participants import Participants
+from magnetar.txn.records import Header, State, encode, header_indexes, header_key
+from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
+
+
+class HeaderCopies:
+    """Of all coordinators of one broker."""
+
+    def __init__(self, store: TxnStore) -> None:
+        self._store = store
+
+    async def open(self, header: Header) -> None:
+        """Let topics know that a transaction is open; again: nothing."""
+        try:
+            await self._store.metadata.put(header_key(header.id), encode(header), expected=ABSENT)
+        except BadVersion:
+            return  # it is there, and perhaps final
+
+    async def end(self, header: Header, state: State, now_ms: int) -> None:
+        """Let topics know the decision, whether or not they knew of the transaction."""
+
+        def ended(present: Header | None) -> Header:
+            return transitions.ended(present or header, state, now_ms)
+
+        await self._store.change(header_key(header.id), Header, ended, header_indexes)
+
+
+class Participants(Protocol):
+    """Where legacy transactions end."""
+
+    async def end_on_topic(
+        self, topic: str, txn: TxnId, *, commit: bool, low_watermark: int
+    ) -> None: ...
+
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, *, commit: bool, low_watermark: int
+    ) -> None: ...
+
 
 RETRY_SECONDS: Final = 1.0
 _PAUSE_MAX_SECONDS: Final = 60.0

@@ -1,7 +1,8 @@
 """The legacy transactions of one topic: messages and markers in one stream.
 
 Owns: `LegacyTransactionBuffer`, the sibling of `MetadataTransactionBuffer` for transactions whose
-decision their coordinator's log holds, and whose end it tells each topic (`end`).
+decision their coordinator's log holds, and whose end it tells each topic (`end`);
+`MarkedTransaction`, one of them until its end is durable.
 
 Invariants:
 1. A stream record (`stream_state`) is durable before the first message of any legacy transaction:
@@ -46,12 +47,16 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer.segment_transactions import BEGIN_ANEW, SegmentTransactions
+from magnetar.txn.buffer.segment_transactions import (
+    BEGIN_ANEW,
+    Answered,
+    SegmentTransaction,
+    SegmentTransactions,
+    Sequences,
+)
 from magnetar.txn.buffer.transaction_buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
 from magnetar.txn.buffer.txn_dedup import TxnSequences
-from magnetar.txn.buffer.txn_work import Answered, Sequences
 from magnetar.txn.ids import to_text
-from magnetar.txn.legacy.legacy_work import MarkedTransaction
 from magnetar.txn.legacy.markers import marker, trace_of
 from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
 from magnetar.txn.legacy.stream_store import StreamStore
@@ -59,6 +64,20 @@ from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
+
+
+class MarkedTransaction(SegmentTransaction):
+    """What its topic knows of it until its end is durable."""
+
+    __slots__ = ("ending", "trouble")
+
+    def __init__(self, txn: TxnId, bound: Position, sequences: TxnSequences) -> None:
+        super().__init__(txn, bound, sequences)
+        self.ending: asyncio.Task[None] | None = None
+        """The attempt to end it that is under way."""
+        self.trouble: MagnetarError | None = None
+        """Why the last attempt failed."""
+
 
 RECORD_ENDS: Final = 1000
 """After so many ends, or entries of any kind, the stream record is written again."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from magnetar.txn.spec import acking, cursors, owning, publishing
+from magnetar.txn.spec.actions import acking, cursors, owning, publishing
+from magnetar.txn.spec.actions.publishing import Edge
 from magnetar.txn.spec.invariants import INVARIANTS
 from magnetar.txn.spec.machine import ACTIONS
-from magnetar.txn.spec.publishing import Edge
 from magnetar.txn.spec.rules import RULES, Rules
 from magnetar.txn.spec.scenarios import LARGE, SCENARIOS
 from magnetar.txn.spec.world import Action, World

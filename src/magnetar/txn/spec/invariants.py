@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from magnetar.txn.spec import names
-from magnetar.txn.spec.owning import readable_end
-from magnetar.txn.spec.publishing import ceiling, holds
+from magnetar.txn.spec.actions.owning import readable_end
+from magnetar.txn.spec.actions.publishing import ceiling, holds
 from magnetar.txn.spec.state import (
     ABORTED,
     COMMITTED,

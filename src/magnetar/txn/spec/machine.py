@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from magnetar.txn.spec import acking, cursors, deciding, groups, owning, publishing
-from magnetar.txn.spec.owning import readable_end
+from magnetar.txn.spec.actions import acking, cursors, deciding, groups, owning, publishing
+from magnetar.txn.spec.actions.owning import readable_end
 from magnetar.txn.spec.state import (
     NO_PIN,
     NOWHERE,

@@ -18,6 +18,7 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.server.repairs import Repairs
 from magnetar.testing.virtual.virtual_time import run
+from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
@@ -25,7 +26,6 @@ from magnetar.txn.coordinator.gc import TransactionGc
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.outcomes import Outcomes
-from magnetar.txn.parts import Transactions
 from magnetar.txn.records import GROUPS
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId

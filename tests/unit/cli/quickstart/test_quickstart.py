@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.cli.quickstart.driver import pipeline_text
-from magnetar.cli.quickstart.page import page
 from magnetar.cli.quickstart.plots import WIDTH, PlotLine, PlotMark, plot
-from magnetar.cli.quickstart.report import Moments, plots, verdict_in_words
+from magnetar.cli.quickstart.report import Moments, page, plots, verdict_in_words
 from magnetar.cli.quickstart.shop import Settled, judged, moments_of, settled, traffic
 from magnetar.spark.pipeline.file import parsed
 from tests.meta.tree import ROOT

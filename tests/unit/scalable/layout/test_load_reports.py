@@ -13,7 +13,7 @@ from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.records import TopicRecord
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.subscription import Subscription
-from magnetar.broker.topic.loaded_topic import LoadedTopic
+from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import NotAllowed, Unavailable
 from magnetar.metadata.api import MetadataStore

@@ -15,8 +15,8 @@ from magnetar.model.ids import Position
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer import transaction_buffer as buffers
 from magnetar.txn.buffer.pins import place_pin
+from magnetar.txn.buffer.segment_transactions import PinnedTransaction
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.buffer.txn_work import PinnedTransaction
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.store import StoredOp, TxnStore
 from tests.unit.broker.txn_history import History, Step, random_steps

@@ -22,7 +22,7 @@ from magnetar.txn.legacy.coordinator_entries import (
     Began,
     PartitionsAdded,
 )
-from magnetar.txn.legacy.header_copies import HeaderCopies
+from magnetar.txn.legacy.ends import HeaderCopies
 from magnetar.txn.records import Header, header_key
 from tests.unit.txn.coordinator_world import (
     MINUTE_MS,

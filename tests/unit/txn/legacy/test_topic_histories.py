@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from magnetar.broker.topic import transactions
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer.visibility import Visibility
-from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
-from magnetar.txn.legacy.legacy_work import MarkedTransaction
+from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer, MarkedTransaction
 from magnetar.txn.legacy.stream_store import StreamStore
 from magnetar.txn.store import TxnStore
 from tests.unit.broker.legacy_history import LegacyHistory

@@ -14,16 +14,16 @@ from typing import Final
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from magnetar.txn.spec import acking, names, publishing
+from magnetar.txn.spec import names
+from magnetar.txn.spec.actions import acking, publishing
+from magnetar.txn.spec.actions.publishing import Edge
 from magnetar.txn.spec.describe import FLOWS, is_of_the_protocol, page
-from magnetar.txn.spec.explore import explore
+from magnetar.txn.spec.explore import explore, swapped
 from magnetar.txn.spec.invariants import INVARIANTS
 from magnetar.txn.spec.machine import ACTIONS, actions_of, initial, successors
-from magnetar.txn.spec.publishing import Edge
 from magnetar.txn.spec.rules import RULES, Rules
 from magnetar.txn.spec.scenarios import LARGE, SCENARIOS
 from magnetar.txn.spec.state import State, ack_works, works
-from magnetar.txn.spec.symmetry import swapped
 from magnetar.txn.spec.world import World
 
 REFERENCE: Final = Path(__file__).parents[4] / "docs" / "reference" / "transactions.md"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.topic.shared_ownership import LIVING, OWNERS, SharedOwnership, preferred
+from magnetar.broker.topic.ownership import LIVING, OWNERS, SharedOwnership, preferred
 from magnetar.errors import ServiceNotReady
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.dispatch.failover import Candidate, choose_active
+from magnetar.broker.dispatch.members import Candidate, choose_active
 
 NAMES = [Candidate(0, "b", 1), Candidate(0, "a", 2), Candidate(0, "c", 3)]
 

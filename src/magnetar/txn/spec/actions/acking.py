@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from magnetar.txn.spec.publishing import Edge
+from magnetar.txn.spec.actions.publishing import Edge
 from magnetar.txn.spec.state import (
     ABORTED,
     COMMITTED,

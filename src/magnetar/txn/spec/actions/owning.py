@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from magnetar.txn.spec.publishing import appended, ceiling
+from magnetar.txn.spec.actions.publishing import appended, ceiling
 from magnetar.txn.spec.state import (
     ABORTED,
     ENTRY_MAX,
