@@ -45,7 +45,7 @@ from magnetar.errors import (
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.testing.virtual.driver import Driver, build_message
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import is_metadata
 from magnetar.wire.commands import NAMES, TYPES
 from magnetar.wire.messages import Delivered, Received, TxnId, payload_offset

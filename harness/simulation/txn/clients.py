@@ -26,7 +26,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.signal import Signal
 from magnetar.testing.virtual.driver import build_message
 from magnetar.testing.virtual.network import End
-from magnetar.txn.coordinator.coordinator_partitions import partition_of
+from magnetar.txn.coordinator_partitions import partition_of
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Command, Delivered, Received, TxnId, layout_of
 from magnetar.wire.pb import pulsar_pb2 as pb

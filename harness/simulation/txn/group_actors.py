@@ -18,7 +18,7 @@ from harness.simulation.txn.clients import commit_group, open_group
 from harness.simulation.txn.history import Attempt
 from harness.simulation.txn.session import Session, TxnStage, answered, member, over_processes
 from magnetar.errors import RequestError
-from magnetar.txn.coordinator.coordinator_partitions import partition_of
+from magnetar.txn.coordinator_partitions import partition_of
 from magnetar.txn.spec import names
 
 

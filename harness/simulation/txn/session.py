@@ -26,7 +26,7 @@ from harness.simulation.txn.clients import Outlets, begin, end
 from harness.simulation.txn.history import Attempt, TxnHistory
 from harness.simulation.txn.world import TxnWorld
 from magnetar.errors import DeadlineExceeded, RequestError, WireCode
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.records import State
 
 Result = TypeVar("Result")

@@ -44,8 +44,8 @@ from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_lis
 from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
 from magnetar.txn.api import Transactions
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.outcomes import Outcomes

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed
-from magnetar.txn.coordinator.coordinator_partitions import partition_of
+from magnetar.txn.coordinator_partitions import partition_of
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 

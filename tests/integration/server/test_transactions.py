@@ -14,7 +14,7 @@ from magnetar.model.ids import Position
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.buffer.pins import place_pin
-from magnetar.txn.coordinator.coordinator_partitions import LEADERS, PARTITIONS, partition_of
+from magnetar.txn.coordinator_partitions import LEADERS, PARTITIONS, partition_of
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.records import Pin, State, encode, pin_key
 from magnetar.txn.store import TxnStore

@@ -13,9 +13,9 @@ from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.coordinator.gc import Leftover
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.txn.open_transactions import OpenTransactions

@@ -15,7 +15,7 @@ from magnetar.server.context import broker_urls
 from magnetar.server.handlers.names import may_create
 from magnetar.server.handlers.transactions import ASSIGN_TOPIC, coordinator_urls
 from magnetar.server.session import Session
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 

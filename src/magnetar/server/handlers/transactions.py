@@ -26,7 +26,7 @@ from magnetar.server.context import BrokerUrls, Context, urls_of
 from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
 from magnetar.txn.api import TransactionCoordinator
-from magnetar.txn.coordinator.coordinator_partitions import (
+from magnetar.txn.coordinator_partitions import (
     PARTITIONS,
     CoordinatorAssignment,
     partition_of,

@@ -36,10 +36,10 @@ from magnetar.runtime.metrics import TXN_BEGUN
 from magnetar.runtime.service import Service
 from magnetar.txn import transitions
 from magnetar.txn.api import TransactionCoordinator
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions, partition_of
 from magnetar.txn.coordinator.gc import Repair, TransactionGc
 from magnetar.txn.coordinator.groups import TransactionGroups
 from magnetar.txn.coordinator.timeouts import TransactionTimeouts
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions, partition_of
 from magnetar.txn.ids import is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinators import LegacyCoordinators

@@ -27,7 +27,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_COLLECTED, TXN_REPAIRS
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.ids import from_text
 from magnetar.txn.records import BY_END, OPS, AckOp, Header, Pin, decode, number
 from magnetar.txn.store import StoredOp, TxnStore

@@ -30,7 +30,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.metrics import TXN_GROUP_COMMITS
 from magnetar.txn import transitions
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions, partition_of
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions, partition_of
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.open_transactions import Cause, OpenTransactions
 from magnetar.txn.records import GROUPS, Group, GroupMembership, Header, State, decode, group_key

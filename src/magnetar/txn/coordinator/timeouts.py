@@ -18,7 +18,7 @@ from typing import Final
 from magnetar.errors import MagnetarError, StoreClosed
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.records import Header
 from magnetar.txn.store import TxnStore

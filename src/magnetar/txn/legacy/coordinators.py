@@ -31,7 +31,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn import transitions
-from magnetar.txn.coordinator.coordinator_partitions import CoordinatorPartitions
+from magnetar.txn.coordinator_partitions import CoordinatorPartitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging

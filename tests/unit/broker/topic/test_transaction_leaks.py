@@ -20,9 +20,9 @@ from magnetar.server.repairs import Repairs
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, CoordinatorPartitions
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.coordinator.gc import TransactionGc
+from magnetar.txn.coordinator_partitions import PARTITIONS, CoordinatorPartitions
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
 from magnetar.txn.open_transactions import OpenTransactions
 from magnetar.txn.outcomes import Outcomes

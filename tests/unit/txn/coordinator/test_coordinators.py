@@ -19,8 +19,8 @@ from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn.buffer.pins import place_pin
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, CoordinatorAssignment
 from magnetar.txn.coordinator.gc import Leftover
+from magnetar.txn.coordinator_partitions import PARTITIONS, CoordinatorAssignment
 from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
 from magnetar.txn.records import AckedEntry, AckOp
 from magnetar.wire.messages import TxnId

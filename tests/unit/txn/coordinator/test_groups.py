@@ -20,8 +20,8 @@ from magnetar.metadata.api import VALUE_BYTES_MAX, Stat
 from magnetar.metadata.memory import MemoryMetadata
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS, partition_of
 from magnetar.txn.coordinator.groups import NAME_BYTES_MAX
+from magnetar.txn.coordinator_partitions import PARTITIONS, partition_of
 from magnetar.txn.ids import METADATA_BIT, to_text
 from magnetar.txn.records import Group, GroupMembership, Header, Retired, State, encode
 from magnetar.wire.messages import TxnId

@@ -19,7 +19,7 @@ from magnetar.errors import (
 )
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import METADATA_BIT, is_metadata
 from magnetar.txn.legacy.coordinator_entries import (
     Ended,

@@ -16,7 +16,7 @@ from magnetar.errors import (
 )
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator_entries import (
     Began,

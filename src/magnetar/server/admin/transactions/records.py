@@ -30,8 +30,8 @@ from magnetar.model.names import TopicName
 from magnetar.server.admin.exchange import AdminServer, part_of, server_of, whole_number
 from magnetar.server.authority import ANYBODY, Action
 from magnetar.txn import transitions
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
 from magnetar.txn.coordinator.coordinators import Coordinators
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import LegacyState
 from magnetar.txn.legacy.coordinator_state import OUTCOMES, LegacyTransaction, header_of

@@ -47,7 +47,7 @@ from magnetar.server.admin.transactions.records import (
     txn_of,
 )
 from magnetar.server.authority import ANYBODY, Action
-from magnetar.txn.coordinator.coordinator_partitions import PARTITIONS
+from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.coordinator_log import log_name
 from magnetar.txn.records import Aborted, Header
