@@ -23,6 +23,7 @@ from magnetar.runtime.disk import Disk, File
 
 _SUFFIX = ".journal"
 _UNFINISHED = ".new"
+# Zeros are written piece by piece: at once they would take a whole file's size in memory.
 _PREFILL_BYTES = 1 << 20
 
 
@@ -40,6 +41,7 @@ class JournalFile:
 
     def begin(self, first_sequence: int, settled: int) -> None:
         """Use the file anew; what it held is forgotten with the first write of the new header."""
+        # A new salt: leftovers of the earlier use no longer pass for batches of this one.
         self.header = FileHeader(
             first_sequence, settled, secrets.randbits(64), self.header.store_id
         )
@@ -81,6 +83,7 @@ class JournalFile:
         A process that was killed may have left it in the kernel's memory only, and after a failed
         sync another one would do nothing: only bytes written again are synced for certain.
         """
+        # The first batch counts only behind its header, which is as much in doubt.
         if offset == FILE_HEADER_BYTES:
             self._file.write(0, [encode_file_header(self.header), batch])
         else:
@@ -108,6 +111,7 @@ def open_files(disk: Disk, folder: Path, store_id: bytes) -> list[JournalFile]:
     files: list[JournalFile] = []
     try:
         for name in disk.list(folder):
+            # A crash cut its creation short (`create_file`): nothing was ever stored in it.
             if name.endswith(_UNFINISHED):
                 disk.remove(folder / name)
             elif name.endswith(_SUFFIX):
@@ -123,6 +127,7 @@ def _open_file(disk: Disk, path: Path, store_id: bytes) -> JournalFile:
     file = disk.open(path)
     try:
         header = decode_file_header(file.read(0, FILE_HEADER_BYTES), str(path))
+        # A folder that was copied in by hand: its records would be replayed into the wrong homes.
         if header.store_id != store_id:
             raise StorageError(
                 f"{path} belongs to another store",
@@ -146,6 +151,7 @@ def create_file(disk: Disk, folder: Path, slot: int, size: int, store_id: bytes)
             file.write(offset, [bytes(min(_PREFILL_BYTES, size - offset))])
         file.write(0, [encode_file_header(header)])
         file.sync()
+        # The name comes last, and is durable before any batch relies on the file.
         disk.rename(unfinished, path)
         disk.sync_folder(folder)
     except BaseException:

@@ -31,6 +31,7 @@ from crc32c import crc32c
 from magnetar.errors import CorruptData, FormatTooNew
 
 FORMAT_VERSION: Final = 1
+# The smallest unit that disks write as a whole: batches never share one (see above).
 SECTOR_BYTES: Final = 512
 FILE_HEADER_BYTES: Final = SECTOR_BYTES
 
@@ -51,7 +52,7 @@ KIND_SETTLED: Final = 0
 
 
 class FileHeader(NamedTuple):
-    """What the first sector of a journal file says."""
+    """The contents of a journal file's first sector."""
 
     first_sequence: int
     """Number of the file's first record; 0: the file was never used."""
@@ -100,6 +101,7 @@ def decode_file_header(sector: bytes, name: str) -> FileHeader:
         raise CorruptData(f"{name} does not begin like a journal file")
     magic_and_version = _FILE.unpack_from(sector)
     (stored,) = _CRC.unpack_from(sector, _FILE.size)
+    # Before the version is believed: a flipped bit must read as damage, not as a newer release.
     if stored != crc32c(sector[: _FILE.size]):
         raise CorruptData(f"the header of {name} fails its checksum")
     version = magic_and_version[1]
@@ -137,16 +139,20 @@ def decode_batch(data: bytes, offset: int, header: FileHeader, expected: int) ->
 
     Of a batch that was settled when the file's header was written, only the header is looked at.
     """
+    # None: zeros behind the last batch, a torn write, or bytes of an earlier use of the file.
     found = _batch_header(data, offset, header.salt)
     if found is None:
         return None
     payload, first_sequence, count = found
     start = offset + BATCH_HEADER_BYTES
+    # Not the next of the chain, or cut off: for the caller, the file ends here.
     if first_sequence != expected or start + payload > len(data):
         return None
     records: list[JournalRecord] = []
+    # Settled records are in their homes: nobody replays them, so damage in them harms nobody.
     if first_sequence + count - 1 > header.settled:
         records = list(_records(data, start, start + payload, first_sequence))
+        # The header reached the disk, the payload not wholly: a batch counts whole or not at all.
         if len(records) != count:
             return None
     return Batch(first_sequence + count, records, offset + batch_bytes(payload))
@@ -154,6 +160,8 @@ def decode_batch(data: bytes, offset: int, header: FileHeader, expected: int) ->
 
 def find_later_batch(data: bytes, offset: int, header: FileHeader, expected: int) -> int | None:
     """Offset of a batch behind `offset` that was written after record `expected` was durable."""
+    # A batch is written only after the one before it was synced, so a higher first number proves
+    # that `expected` was durable (invariant 2). Off the sector boundaries the magic is a payload's.
     while (offset := data.find(_BATCH_MAGIC, offset)) >= 0:
         found = _batch_header(data, offset, header.salt) if offset % SECTOR_BYTES == 0 else None
         if found is not None and found[1] > expected:
@@ -190,6 +198,7 @@ def _records(data: bytes, start: int, end: int, sequence: int) -> Iterator[Journ
     while end - start >= RECORD_HEADER_BYTES:
         crc, size, kind = _RECORD.unpack_from(data, start)
         stop = start + RECORD_HEADER_BYTES + size
+        # A size that leads out of the batch is damage; where the next record begins is unknown.
         if stop > end:
             return
         raw = data[start:stop]

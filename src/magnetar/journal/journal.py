@@ -50,6 +50,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import Worker
 
+# So many batches at most wait for the metrics if the owner's timer does not `count` before.
 _UNCOUNTED_BATCHES: Final = 1024
 
 
@@ -75,6 +76,7 @@ class Journal:
         self._store_id = bytes(16)
         self._next_slot = 0
 
+        # What followers see: they wait for a signal, then look at the numbers.
         self.progress = Signal()
         self.pressure = Signal()
         """Moves when a file is full: a good moment to settle."""
@@ -85,11 +87,14 @@ class Journal:
 
         self._batches: list[tuple[int, int, float]] = []
         """Records, bytes and seconds of batches that the metrics do not show yet."""
+        # Submitted, and in no batch yet. `_last_change` is the newest record of a backend: the
+        # journal's own ones have no home, so nothing is left to settle behind it.
         self._queue: list[bytes] = []
         self._queue_bytes = 0
         self._submitted = asyncio.Event()
         self._next = 1
         self._last_change = 0
+        # The way of a file: spare or free, active (takes batches), full (till `release`), free.
         self._active: JournalFile | None = None
         self._full: deque[JournalFile] = deque()
         self._free: list[JournalFile] = []
@@ -97,6 +102,7 @@ class Journal:
         self._released = Signal()
         self._settle_error: StorageError | None = None
         self._committer: asyncio.Task[None] | None = None
+        # A record fits into one batch, and that into one file with less than a sector of padding.
         self._record_bytes_max = (
             limits.journal_file_bytes - FILE_HEADER_BYTES - BATCH_HEADER_BYTES - SECTOR_BYTES
         )
@@ -119,11 +125,12 @@ class Journal:
         # A crash may leave a file with a header and no batch. It is the next to be used: two files
         # that begin with the same record could not be told apart.
         self._free.sort(key=lambda file: file.header.first_sequence != self._next)
+        # Settled in advance, and every file free: the caller brings all of it home before `start`.
         self.synced = self.settled = recovered.next_sequence - 1
         return recovered
 
     async def forget_recovered(self) -> None:
-        """Everything recovered is durable in its home: the next start need not replay it."""
+        """Note that everything recovered is durable at home: the next start need not replay it."""
         used = [file for file in self._free if file.header.first_sequence]
         if used:
             newest = max(used, key=lambda file: file.header.first_sequence)
@@ -154,8 +161,10 @@ class Journal:
         """Submit a record (as `encode_record` makes them); its number."""
         self._check_open()
         size = len(record)
+        # The disk does not keep up. Retryable: nothing was submitted.
         if self._queue_bytes + size > self._limits.journal_queue_bytes:
             raise TooManyRequests(f"{self._queue_bytes} bytes wait for the journal")
+        # Not retryable: no file could ever take it.
         if size > self._record_bytes_max:
             raise InvalidArgument(f"a record of {size} bytes does not fit into a journal file")
         sequence = self._submit(record, size)
@@ -175,6 +184,7 @@ class Journal:
             await self.progress.past(seen)
 
     def _submit(self, record: bytes, size: int) -> int:
+        # Only the first one wakes the committer; the rest gathers behind it: group commit.
         if not self._queue:
             self._submitted.set()
         self._queue.append(record)
@@ -192,7 +202,7 @@ class Journal:
     # --- settling
 
     def release(self, sequence: int) -> None:
-        """Everything up to `sequence` is durable in its home: recycle what it stood in."""
+        """Recycle the files of all records up to `sequence`, which are durable in their homes."""
         if sequence <= self.settled:
             return
         self.settled = sequence
@@ -200,6 +210,8 @@ class Journal:
             self._free.append(self._full.popleft())
         self._settle_error = None
         self._released.advance()
+        # For recovery, which would otherwise replay more than it needs. Not by `append`: if this
+        # record had to be settled too, an idle journal would never come to rest.
         if self.failure is None and self._committer is not None:
             record = encode_settled(sequence)
             self._submit(record, len(record))
@@ -215,6 +227,7 @@ class Journal:
             self.failure = error
             self._queue.clear()
             self._queue_bytes = 0
+            # Followers fail what is pending; the owner's settling loop sees the end.
             self.progress.advance()
             self.pressure.advance()
 
@@ -226,6 +239,7 @@ class Journal:
                 self._submitted.clear()
                 await self._submitted.wait()
                 continue
+            # Numbers are not kept per record: they are counted back from the next one to be given.
             records, payload = self._take()
             first = self._next - len(self._queue) - len(records)
             try:
@@ -233,11 +247,15 @@ class Journal:
                 buffers = encode_batch(records, payload, first, self.synced, file.header.salt)
                 started = self._clock.monotonic()
                 await self._writer.run(file.write_synced, buffers)
+            # No room in the file system, or in the homes for what must be settled first: nothing of
+            # the batch is there, now or after a crash (invariant 3).
             except DiskFull as error:
                 self._refuse(first, error)
+            # How much of it is durable only a restart can tell (invariant 4).
             except StorageError as error:
                 self.fence(error if isinstance(error, StorageFenced) else _fenced_by(error))
             else:
+                # Moved before the signal: whoever wakes must find `synced` there (invariant 2).
                 file.end += batch_bytes(payload)
                 file.last_sequence = self.synced = first + len(records) - 1
                 self.progress.advance()
@@ -249,10 +267,12 @@ class Journal:
         """The records of the next batch and their bytes."""
         limits = self._limits
         most = min(limits.journal_batch_bytes, self._record_bytes_max)
+        # Nearly always all of it fits, and the list itself is handed over.
         if len(self._queue) <= limits.journal_batch_records and self._queue_bytes <= most:
             records, payload = self._queue, self._queue_bytes
             self._queue = []
         else:
+            # A burst: one sync takes its share, and at least one record, however large.
             payload = count = 0
             for record in self._queue[: limits.journal_batch_records]:
                 if count and payload + len(record) > most:
@@ -268,23 +288,29 @@ class Journal:
         if self._active is not None:
             if self._active.has_room(size):
                 return self._active
+            # It waits for `release`; the owner hears that now is a good moment to settle.
             self._full.append(self._active)
             self._active = None
             self.pressure.advance()
         file = await self._free_file()
         file.begin(first, self.settled)
         self._active = file
+        # Filled with zeros while this one takes batches, so that the next change of files is quick.
         if not self._free and self._spare is None and not self._at_most_files():
             self._spare = self._filler.run(self._create)
         return file
 
     async def _free_file(self) -> JournalFile:
+        # The journal still grows: the file that was prepared while the last one filled.
         if self._spare is not None and not self._free:
             spare, self._spare = self._spare, None
             return await spare
+        # None was prepared (there were free ones then), or preparing it failed: make one now.
         if not self._free and not self._at_most_files():
             return await self._filler.run(self._create)
         while not self._free:
+            # Every file is full and only settling frees one. If the homes have no space, waiting
+            # would not help: the batch is refused.
             if self._settle_error is not None:
                 raise self._settle_error
             self.pressure.advance()
@@ -297,6 +323,7 @@ class Journal:
             async with asyncio.timeout(seconds):
                 await self._released.past(self._released.version)
         except TimeoutError:
+            # Homes that take nothing for so long are stuck: stop, and let the next start replay.
             error = DeadlineExceeded(f"no journal file was free for {seconds} s")
             raise _fenced_by(error) from error
 
@@ -316,6 +343,8 @@ class Journal:
 
     def _refuse(self, first: int, error: DiskFull) -> None:
         metrics.DISK_FULL.inc()
+        # What is queued was decided on top of the batch, so it goes along (invariant 3). The
+        # numbers can be given again: nobody has seen them.
         self._queue.clear()
         self._queue_bytes = 0
         self._next = first
@@ -338,6 +367,7 @@ class Journal:
 
     async def close(self) -> None:
         """Commit what was submitted, then stop. What happened to it is told by `progress`."""
+        # New appends are refused from here on; what is queued is still committed.
         committer, self._committer = self._committer, None
         if committer is not None:
             try:
@@ -351,6 +381,7 @@ class Journal:
                 await asyncio.gather(committer, return_exceptions=True)
         if self.failure is None:
             self.failure = StorageClosed("the journal is closed")
+            # A clean end with everything at home: the next start has nothing to replay.
             if self._active is not None and not self.unsettled:
                 await self._writer.run(self._active.note_settled, self.synced)
         self.progress.advance()
@@ -363,6 +394,7 @@ class Journal:
         if self._active is not None:
             files.append(self._active)
         if self._spare is not None:
+            # The filler may be at work on it still, and then its file has to be closed as well.
             (spare,) = await asyncio.gather(self._spare, return_exceptions=True)
             if isinstance(spare, JournalFile):
                 files.append(spare)

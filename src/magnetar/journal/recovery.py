@@ -26,7 +26,7 @@ from magnetar.journal.format import (
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a journal holds."""
+    """The durable contents of a journal, as recovery found them."""
 
     next_sequence: int
     settled: int
@@ -53,6 +53,7 @@ def recover(files: Iterable[JournalFile]) -> Recovered:
     chain = _chain(used, settled)
     expected = chain[0].header.first_sequence
     for file in chain:
+        # A hole in the chain: a file is missing, or one before the last ends too early.
         if file.header.first_sequence != expected:
             raise CorruptData(
                 f"journal records {expected} to {file.header.first_sequence - 1} are missing "
@@ -63,6 +64,7 @@ def recover(files: Iterable[JournalFile]) -> Recovered:
         else:
             found, expected = _read_file(file, is_last=False)
         records.extend(found)
+    # Settled ones were read only because others stand in the same file.
     behind = [each for each in records if each.sequence > settled and each.kind != KIND_SETTLED]
     return Recovered(next_sequence=expected, settled=settled, records=behind)
 
@@ -72,6 +74,7 @@ def _chain(used: list[JournalFile], settled: int) -> list[JournalFile]:
     for place in range(len(used) - 1, -1, -1):
         if used[place].header.first_sequence <= settled + 1:
             return used[place:]
+    # Even the oldest begins too late: a file with unsettled records is gone.
     raise CorruptData(
         f"journal records from {settled + 1} on are missing: the oldest file, {used[0].path}, "
         f"begins with {used[0].header.first_sequence}"
@@ -88,6 +91,8 @@ def _read_file(file: JournalFile, *, is_last: bool) -> tuple[list[JournalRecord]
         records.extend(batch.records)
         last_batch, offset = offset, batch.end
         expected = batch.next_sequence
+    # A torn batch can only end the last file. In an earlier one, an early end leaves a hole in
+    # the chain, which `recover` finds.
     later = find_later_batch(data, offset, file.header, expected) if is_last else None
     if later is not None:
         raise CorruptData(

@@ -53,7 +53,7 @@ class LedgerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LedgerInfo:
-    """What is known of a ledger; for an OPEN one the end is that of this moment."""
+    """The state, end and size of a ledger; for an OPEN one they are those of this moment."""
 
     ledger_id: int
     state: LedgerState

@@ -35,6 +35,8 @@ class EntryCache:
 
     def add(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> None:
         """Keep the complete blocks of a run of payloads that begins with entry `first`."""
+        # The run may begin and end within a block. Those parts are left out: a partial block would
+        # keep the whole one from being added later.
         skipped = -first % BLOCK_ENTRIES
         for place in range(skipped, len(payloads) - BLOCK_ENTRIES + 1, BLOCK_ENTRIES):
             key = (ledger_id, (first + place) // BLOCK_ENTRIES)
@@ -47,6 +49,7 @@ class EntryCache:
 
     def _insert(self, key: tuple[int, int], payloads: Sequence[bytes]) -> None:
         cost = _cost(payloads)
+        # Larger than the whole cache: it would push everything else out and then go itself.
         if cost > self._bytes_max:
             return
         self._blocks[key] = payloads

@@ -68,6 +68,7 @@ from magnetar.runtime.worker import Worker
 _KNOWN_MAX: Final = 4096
 """Ledgers at rest whose state is kept in memory."""
 
+# What a read from a file takes along for the next reader, in one call.
 _READ_AHEAD_BYTES: Final = 1 << 20
 
 _FROM_MEMORY = metrics.LEDGER_READS.labels(source="memory")
@@ -116,14 +117,18 @@ class FileLedgers(LedgerStore):
         self._mover = mover
         self._reader = reader
         self._limits = limits
+        # Loaded when first asked for, kept while open or dirty (`_forget_resting`).
         self._known: dict[int, FileLedger] = {}
         self._dirty: dict[int, FileLedger] = {}
         """Ledgers whose file lacks something."""
         self._deleted: dict[int, None] = {}
         """Deleted ledgers whose file may still be there."""
+        # Submitted and not durable yet, in journal order: durable ones leave on the left, refused
+        # ones on the right. `_taken` is the journal record up to which that was done.
         self._pending: deque[_Pending] = deque()
         self._refusals = 0
         self._cache = EntryCache(limits.ledger_cache_bytes)
+        # One read must not push out what the other readers share.
         self._read_ahead_bytes = min(_READ_AHEAD_BYTES, limits.ledger_cache_bytes // 4)
         self._taken = 0
         self._followed = Signal()
@@ -142,8 +147,10 @@ class FileLedgers(LedgerStore):
             return
         ledger_id = decode_ledger_id(record.body)
         if record.kind == KIND_CREATE:
+            # All its entries follow in the journal: a file that the crash left is written over.
             self._known[ledger_id] = self._dirty[ledger_id] = FileLedger(ledger_id)
         elif record.kind == KIND_DELETE:
+            # Whether the file was removed before the crash does not matter: settling removes it.
             self._known.pop(ledger_id, None)
             self._dirty.pop(ledger_id, None)
             self._deleted[ledger_id] = None
@@ -159,6 +166,7 @@ class FileLedgers(LedgerStore):
     def _replay_entry(self, raw: bytes) -> None:
         ledger_id, entry_id = entry_ids(raw)
         ledger = self._replayed(ledger_id, entry_id)
+        # A gap would be an entry that was acknowledged and is lost (invariant 3).
         if entry_id != ledger.next_entry:
             raise CorruptData(
                 f"the journal has entry {ledger_id}:{entry_id} where {ledger.next_entry} follows"
@@ -174,6 +182,8 @@ class FileLedgers(LedgerStore):
         if ledger is None:
             try:
                 ledger = loaded_ledger(ledger_id, self._homes.load(ledger_id, first_entry))
+            # The file went with a delete that stands further on in the journal. If none follows,
+            # `replayed` refuses to open.
             except LedgerMissing:
                 ledger = FileLedger(ledger_id, homeless=True)
                 ledger.moved = ledger.next_entry = first_entry or 0
@@ -208,6 +218,7 @@ class FileLedgers(LedgerStore):
     async def create(self) -> LedgerWriter:
         self._check_open()
         self._forget_refused()
+        # No await up to the submit: the record gets the number that becomes the id (invariant 2).
         ledger = FileLedger(self._journal.next_sequence)
         await self._submit(KIND_CREATE, ledger)
         return FileWriter(self, ledger)
@@ -224,6 +235,7 @@ class FileLedgers(LedgerStore):
         return future
 
     def append(self, ledger: FileLedger, payload: bytes) -> asyncio.Future[Position]:
+        # Refused entries leave the tail first: nothing may be decided on top of them.
         if self._refusals != self._journal.refusals:
             self._forget_refused()
         if ledger.state is not LedgerState.OPEN or ledger.failure is not None:
@@ -234,6 +246,7 @@ class FileLedgers(LedgerStore):
             )
         entry_id = ledger.next_entry
         record = encode_entry(ledger.ledger_id, entry_id, payload)
+        # May raise TooManyRequests. The ledger changes only once the journal has taken the record.
         sequence = self._journal.append(record)
         ledger.next_entry = entry_id + 1
         ledger.tail.append(record)
@@ -252,11 +265,14 @@ class FileLedgers(LedgerStore):
         ledger = await self._find(ledger_id)
         if isinstance(ledger.failure, LedgerMissing):
             raise ledger.failure  # behind a delete, nothing of the ledger may stand in the journal
+        # Done before; and a fence that comes behind a close changes nothing.
         if ledger.recorded in (state, LedgerState.CLOSED):
             return ledger.info()
         self._forget_refused()
         if ledger.state is not LedgerState.CLOSED:
             ledger.state = state  # from here on no append is taken
+        # Entries in flight stand before it in the journal: once this is durable so are they, and
+        # the end that is answered is final (promise 5 of the contract).
         await self._submit(kind, ledger)
         return ledger.info()
 
@@ -267,6 +283,7 @@ class FileLedgers(LedgerStore):
             return
         self._forget_refused()
         deleted = self._submit(KIND_DELETE, ledger)
+        # No entry may follow in the journal: its writer is refused before the delete is durable.
         before, ledger.failure = ledger.failure, LedgerMissing(f"ledger {ledger_id} was deleted")
         try:
             await deleted
@@ -286,13 +303,16 @@ class FileLedgers(LedgerStore):
         if first < 0:
             raise InvalidArgument(f"entry ids begin with 0, not {first}")
         ledger = await self._find(ledger_id)
+        # A reader at the end gets nothing, and no error: it waits for `durable` and asks again.
         last = min(last, ledger.last_durable)
         if first > last:
             return []
+        # Tailing readers: these entries were not moved to the file yet.
         if first >= ledger.moved:
             entries = ledger.read_tail(first, last, bytes_max)
             _FROM_MEMORY.inc(len(entries))
             return entries
+        # Catching up: from the file, up to the tail at most. A short answer is allowed.
         last = min(last, ledger.moved - 1)
         payloads = self._cache.get(ledger_id, first)
         source = _FROM_CACHE if payloads else _FROM_FILE
@@ -325,6 +345,7 @@ class FileLedgers(LedgerStore):
     async def list(self) -> AsyncGenerator[int, None]:
         self._check_open()
         on_disk = await self._reader.run(self._homes.ids)
+        # New ledgers have no file yet and deleted ones may have theirs: memory knows of both.
         for ledger_id in sorted({*on_disk, *self._known} - self._deleted.keys()):
             yield ledger_id
 
@@ -352,6 +373,7 @@ class FileLedgers(LedgerStore):
         surplus = len(self._known) - _KNOWN_MAX - len(self._dirty)
         if surplus <= 0:
             return
+        # Open ones stay: their writers hold the object, and a second one would contradict it.
         resting = (
             ledger_id
             for ledger_id, ledger in self._known.items()
@@ -364,9 +386,11 @@ class FileLedgers(LedgerStore):
 
     async def _follow(self) -> None:
         while self._journal.failure is None:
+            # Taken before the look, so that an advance in between is not lost.
             seen = self._journal.progress.version
             self._take_durable()
             await self._journal.progress.past(seen)
+        # The journal has stopped. What it had synced is acknowledged still, the rest fails.
         self._take_durable()
         self._fail_pending(self._journal.failure)
         self._followed.advance()
@@ -377,6 +401,8 @@ class FileLedgers(LedgerStore):
         pending = self._pending
         moved_on: dict[int, FileLedger] = {}
         count = 0
+        # In journal order, so futures resolve in the order of the calls. A future that is done was
+        # cancelled by its caller: the entry exists all the same.
         while pending and pending[0][0] <= synced:
             _, ledger, future, what = pending.popleft()
             if isinstance(what, int):
@@ -389,6 +415,7 @@ class FileLedgers(LedgerStore):
             count += 1
             if not future.done():
                 future.set_result(what)
+        # Once per ledger and batch, behind all futures: whoever wakes sees the whole batch.
         for ledger in moved_on.values():
             ledger.durable.advance()
         self._taken = synced
@@ -401,11 +428,13 @@ class FileLedgers(LedgerStore):
         if kind == KIND_DELETE:
             self._known.pop(ledger_id, None)
             self._dirty.pop(ledger_id, None)
+            # Only now may settling remove its file (invariant 4).
             self._deleted[ledger_id] = None
             self._cache.drop(ledger_id)
             return
         if kind == KIND_CREATE:
             self._known[ledger_id] = ledger
+        # Closed is final: a fence that was submitted behind it says nothing new.
         elif ledger.recorded is not LedgerState.CLOSED:
             ledger.recorded = LedgerState.CLOSED if kind == KIND_CLOSE else LedgerState.FENCED
         self._dirty[ledger_id] = ledger
@@ -422,6 +451,7 @@ class FileLedgers(LedgerStore):
             return
         self._refusals = self._journal.refusals
         synced = self._journal.synced
+        # Every submit looks here first, so all that is above `synced` was there at the refusal.
         refused = [each for each in self._pending if each[0] > synced]
         for _ in refused:
             self._pending.pop()
@@ -438,6 +468,7 @@ class FileLedgers(LedgerStore):
         error: StorageError,
     ) -> None:
         for _, ledger, future, what in refused:
+            # The first refused entry of a ledger takes those behind it along: no gap (promise 3).
             if ledger.failure is None and not isinstance(what, int):
                 ledger.failure = error
                 # Earlier entries that are durable may still wait in the queue to be told so.
@@ -455,12 +486,15 @@ class FileLedgers(LedgerStore):
         metrics.LEDGER_APPENDS.inc(self._appends)
         self._appends = 0
         async with self._settle_lock:
+            # One moment: what becomes durable during the move is for the next settling.
             ledgers = list(self._dirty.values())
             deleted = list(self._deleted)
             moves = [move_of(ledger) for ledger in ledgers]
             if deleted:
+                # By the thread that has them open: else a removed file would keep its space.
                 await self._reader.run(self._homes.forget, deleted)
             await self._mover.run(self._homes.move, moves, deleted)
+            # Only now, synced: until here readers take these entries from the tail (invariant 1).
             for ledger, move in zip(ledgers, moves, strict=True):
                 self._moved(ledger, move)
             for ledger_id in deleted:
@@ -473,6 +507,7 @@ class FileLedgers(LedgerStore):
         if move.header is not None:
             ledger.header = move.header
             ledger.header_unsure = False
+        # More may have come while the files were written: then it stays dirty.
         settled = ledger.moved == ledger.last_durable + 1 and ledger.wanted_header() is None
         if settled and not ledger.tail:
             self._dirty.pop(ledger.ledger_id, None)

@@ -30,6 +30,7 @@ from magnetar.ledger.api import ENTRY_BYTES_MAX, NO_ENTRY, LedgerState
 
 FORMAT_VERSION: Final = 1
 
+# Kinds of journal records. Numbers on disk: 0 is the journal's own, the metadata store has 16.
 KIND_CREATE: Final = 1
 KIND_ENTRY: Final = 2
 KIND_FENCE: Final = 3
@@ -38,6 +39,7 @@ KIND_DELETE: Final = 5
 LEDGER_KINDS: Final = frozenset(range(KIND_CREATE, KIND_DELETE + 1))
 
 _CRC = struct.Struct("<I")
+# A journal record (`journal/format.py`) whose body begins with the two ids.
 _ENTRY_TAIL = struct.Struct("<IBQQ")
 _ENTRY = struct.Struct("<IIBQQ")
 _LEDGER_ID = struct.Struct("<Q")
@@ -75,8 +77,10 @@ def entry_size(data: bytes, offset: int, ledger_id: int, entry_id: int) -> int |
     if len(data) - offset < ENTRY_OVERHEAD:
         return None
     _, body, kind, ledger, entry = _ENTRY.unpack_from(data, offset)
+    # Another record, or the middle of one: the offset that led here is wrong (invariant 1).
     if (kind, ledger, entry) != (KIND_ENTRY, ledger_id, entry_id):
         return None
+    # No writer makes such a size: following it would read far beyond the entry.
     if not _BODY_IDS <= body <= ENTRY_BYTES_MAX + _BODY_IDS:
         return None
     return int(body) - _BODY_IDS + ENTRY_OVERHEAD
@@ -108,13 +112,14 @@ def encode_index(offset: int, records: Iterable[bytes]) -> bytes:
 
 
 def decode_index(slots: bytes) -> list[int]:
+    # A slot that was cut short counts for nothing: its entry is found from the one before it.
     whole = len(slots) - len(slots) % INDEX_SLOT_BYTES
     return list(array("Q", slots[:whole]))
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
-    """What a ledger file says of itself."""
+    """The header of a ledger file: whose it is, its state, and once it has one, its end."""
 
     ledger_id: int
     state: LedgerState
@@ -133,6 +138,7 @@ class LedgerHeader:
             self.last_entry,
             self.size_bytes,
         )
+        # One copy per sector: a torn write or a bad sector leaves the other (invariant 2).
         return 2 * (head + _CRC.pack(crc32c(head))).ljust(_HEADER_BYTES, b"\0")
 
 
@@ -153,6 +159,7 @@ def _decode_copy(sector: bytes, name: str) -> LedgerHeader | None:
         return None
     (crc,) = _CRC.unpack_from(sector, _HEADER.size)
     magic, version, state, counter, ledger_id, last_entry, size_bytes = _HEADER.unpack_from(sector)
+    # Damaged: the other copy decides. A whole one of a newer version is refused, not misread.
     if magic != _MAGIC or crc != crc32c(sector[: _HEADER.size]):
         return None
     if version > FORMAT_VERSION:

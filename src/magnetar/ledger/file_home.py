@@ -41,6 +41,7 @@ from magnetar.runtime.logs import logger
 
 _log = logger(__name__)
 
+# Ledgers are spread over folders by id: one with all their names would be slow.
 _FOLDERS: Final = 256
 _ENTRIES_PER_READ: Final = 1024
 """How many entries' overhead a read makes room for beyond the payload bytes asked for."""
@@ -48,7 +49,7 @@ _ENTRIES_PER_READ: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What one ledger's home has to take."""
+    """The records and the header that one settling moves to a ledger's home."""
 
     header: LedgerHeader | None
     """A new header; None: as it is."""
@@ -60,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a ledger's home holds."""
+    """A ledger's home as it was read: header, number of entries, and where they end."""
 
     header: LedgerHeader
     count: int
@@ -94,11 +95,14 @@ class LedgerHomes:
 
     def move(self, moves: Sequence[Move], deleted: Sequence[int]) -> None:
         """Write, then sync, then remove; a failed sync is final (StorageFenced)."""
+        # A move opens two files, so that half of the limit is in use at most.
         at_a_time = max(1, self.open_files_max // 4)
         folders: set[Path] = set()
         for first in range(0, len(moves), at_a_time):
             self._move_some(moves[first : first + at_a_time], folders)
+        # A new file is durable only together with its name (invariant 1).
         _sync(partial(self.disk.sync_folder, folder) for folder in folders)
+        # Cut short, this is repeated: until it returned, the journal keeps the delete records.
         self._remove(deleted)
 
     def _move_some(self, moves: Sequence[Move], folders: set[Path]) -> None:
@@ -110,6 +114,7 @@ class LedgerHomes:
     def _write(self, move: Move, folders: set[Path], opened: ExitStack) -> list[File]:
         """Write without syncing; the files written to, which `opened` will close."""
         data_path, index_path = self._paths(move.ledger_id)
+        # No entry was moved before: the files may be new, and so their names in the folder.
         if move.offset == ENTRIES_START:
             self.disk.make_folder(data_path.parent)
             folders.add(data_path.parent)
@@ -117,6 +122,7 @@ class LedgerHomes:
         opened.callback(data.close)
         if move.header is not None:
             data.write(0, [move.header.encode()])
+        # Only the state is new (created, fenced or closed): the index stays as it is.
         if not move.records:
             return [data]
         index = self.disk.open(index_path, create=True)
@@ -132,6 +138,7 @@ class LedgerHomes:
                 self.disk.remove(path)
                 folders.add(path.parent)
         for folder in folders:
+            # Missing if a ledger was deleted before any in this folder was moved.
             if self.disk.exists(folder):
                 self.disk.sync_folder(folder)
 
@@ -152,12 +159,15 @@ class LedgerHomes:
         header, undamaged = decode_header(handle.data.read(0, ENTRIES_START), handle.name)
         if not undamaged:
             _log.warning("ledger-header-damaged", file=handle.name)
+        # The entries of an open ledger are counted by its index alone; an ended one has its end.
         count = handle.index.size() // INDEX_SLOT_BYTES
         ended = header.state is not LedgerState.OPEN
         if entries is None:
             entries = max(count, header.last_entry + 1) if ended else count
+        # Entries that were stored are gone. A shorter ledger would hide that.
         if entries > count:
             raise CorruptData(f"{handle.name} holds {count} entries, {entries} were stored")
+        # All of an ended ledger: its header knows where the last entry stops, damaged or not.
         if ended and entries == header.last_entry + 1:
             return Loaded(header, entries, _end_by(header))
         end = self._end_of(handle, ledger_id, entries - 1)
@@ -170,6 +180,8 @@ class LedgerHomes:
         if entry_id == NO_ENTRY:
             return ENTRIES_START
         start = self._offset(handle, entry_id)
+        # If what stands there is not this entry, either its index slot is damaged (then the entry
+        # before it leads to it), or the entry is.
         size = entry_size(handle.data.read(start, ENTRY_OVERHEAD), 0, ledger_id, entry_id)
         if size is not None:
             return start + size
@@ -222,9 +234,12 @@ class LedgerHomes:
         payloads: list[bytes] = []
         place = 0
         for entry_id in range(first, last + 1):
+            # None: no such entry stands here. If it is the first, `read` finds out why.
             length = entry_size(data, place, ledger_id, entry_id)
             if length is None:
                 break
+            # Cut off by `bytes_max`: the first entry is read again at its full size, a later one
+            # is left for the next read.
             if place + length > len(data):
                 if payloads:
                     break
@@ -240,6 +255,7 @@ class LedgerHomes:
         self, handle: _Handle, start: int, first: int, last: int, bytes_max: int
     ) -> int:
         """How much holds the entries up to `last`; a guess within bounds if the index is off."""
+        # The slot behind `last` says where it ends; the very last entry ends with the file.
         slot = handle.index.read((last + 1) * INDEX_SLOT_BYTES, INDEX_SLOT_BYTES)
         end = decode_index(slot)[0] if len(slot) == INDEX_SLOT_BYTES else handle.data.size()
         most = bytes_max + ENTRY_OVERHEAD * min(last - first + 1, _ENTRIES_PER_READ)
@@ -251,12 +267,14 @@ class LedgerHomes:
             return ENTRIES_START
         slot = handle.index.read(entry_id * INDEX_SLOT_BYTES, INDEX_SLOT_BYTES)
         offset = decode_index(slot)[0] if len(slot) == INDEX_SLOT_BYTES else ENTRIES_START
+        # A damaged slot may lead anywhere: what stands there then says that it is another entry.
         return offset if offset <= handle.data.size() else ENTRIES_START
 
     def _from_previous(self, handle: _Handle, ledger_id: int, entry_id: int) -> tuple[int, int]:
         """Begin and size of an entry, worked out from the entry before it."""
         start = ENTRIES_START
         if entry_id > 0:
+            # Where the entry before it ends; without a sound one, its own slot is all there is.
             before = self._offset(handle, entry_id - 1)
             head = handle.data.read(before, ENTRY_OVERHEAD)
             size = entry_size(head, 0, ledger_id, entry_id - 1)
@@ -279,11 +297,13 @@ class LedgerHomes:
             raise LedgerMissing(f"there is no ledger {ledger_id}")
         data = self.disk.open(data_path)
         try:
+            # An empty ledger has no index yet: the first entries that are moved bring it.
             index = self.disk.open(index_path, create=True)
         except BaseException:
             data.close()
             raise
         handle = self._handles[ledger_id] = _Handle(str(data_path), data, index)
+        # Two descriptors each; the least recently used goes.
         if len(self._handles) * 2 > self.open_files_max:
             self._handles.popitem(last=False)[1].close()
         return handle

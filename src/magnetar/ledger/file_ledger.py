@@ -22,7 +22,7 @@ _new = tuple.__new__
 
 @dataclass(slots=True)
 class FileLedger:
-    """What is known of a ledger; `tail` are the records from entry `moved` on."""
+    """A ledger as the file backend knows it; `tail` are the records from entry `moved` on."""
 
     ledger_id: int
     state: LedgerState = LedgerState.OPEN
@@ -30,6 +30,8 @@ class FileLedger:
     recorded: LedgerState = LedgerState.OPEN
     """The state that is durable in the journal, or in the file. Only this one goes to the file:
     replaying the journal would otherwise undo what the file says."""
+    # Along the ledger: in the file below `moved`, readable up to `last_durable`, submitted below
+    # `next_entry`. What is readable and not moved yet is what settling takes.
     last_durable: int = NO_ENTRY
     next_entry: int = 0
     moved: int = 0
@@ -47,6 +49,7 @@ class FileLedger:
     durable: Signal = field(default_factory=Signal)
 
     def info(self) -> LedgerInfo:
+        # The tail also holds entries that still wait for their sync: nobody is told of them.
         durable_tail = self.tail[: self.last_durable + 1 - self.moved]
         moved_bytes = self.moved_end - ENTRIES_START - self.moved * ENTRY_OVERHEAD
         size = moved_bytes + sum(map(len, durable_tail)) - ENTRY_OVERHEAD * len(durable_tail)
@@ -55,13 +58,16 @@ class FileLedger:
     def wanted_header(self) -> LedgerHeader | None:
         """The header that the file should get, or None if it has it."""
         header = self.header
+        # An open ledger's header need not keep up: the index tells how many entries there are.
         if header is not None and header.state is self.recorded is LedgerState.OPEN:
             return None
+        # Ended, and the file says so already. If that is in doubt, it is written once more.
         if header is not None and not self.header_unsure:
             held = (header.state, header.last_entry)
             if held == (self.recorded, self.last_durable):
                 return None
         info = self.info()
+        # The higher counter wins over a copy that this write does not reach.
         counter = 0 if self.header is None else self.header.counter + 1
         return LedgerHeader(
             self.ledger_id, self.recorded, counter, info.last_entry, info.size_bytes
@@ -73,6 +79,7 @@ class FileLedger:
         for entry_id in range(first, last + 1):
             payload = entry_payload(self.tail[entry_id - self.moved])
             size += len(payload)
+            # One entry comes whatever its size: a reader must get on.
             if entries and size > bytes_max:
                 break
             position = _new(Position, (self.ledger_id, entry_id))
@@ -81,6 +88,7 @@ class FileLedger:
 
 
 def loaded_ledger(ledger_id: int, loaded: Loaded) -> FileLedger:
+    # A file holds only what was durable when it was moved: all of it is readable at once.
     return FileLedger(
         ledger_id,
         state=loaded.header.state,
@@ -113,6 +121,7 @@ def entries_of(
 
 
 def not_writable(ledger: FileLedger) -> StorageError:
+    # A failed append or a delete is the better reason: the state only says that it has ended.
     if ledger.failure is not None:
         return ledger.failure
     if ledger.state is LedgerState.FENCED:

@@ -109,7 +109,7 @@ class MemoryLedgers:
         self._faults.setdefault(operation, deque()).append(_Fault(error, stored))
 
     def drop(self, store: MemoryLedgerStore) -> None:
-        """That broker died: what it had queued is lost, and it never writes again."""
+        """Let that broker die: what it had queued is lost, and it never writes again."""
         store._die()
 
     def _take_fault(self, operation: Operation) -> _Fault | None:
@@ -169,10 +169,12 @@ class MemoryLedgerWriter(LedgerWriter):
     async def close(self) -> LedgerInfo:
         if self._refusal is None:
             self._refusal = LedgerClosed(f"ledger {self.ledger_id} was closed by its owner")
+        # Appends in the queue may still succeed; they belong to the end that is answered.
         await self._store._settled()
         self._store._check_writable()
         if self._ended:
             return self._ledger.info()
+        # A later owner was quicker: the end is its own to declare.
         if self._ledger.state is not LedgerState.OPEN:
             raise LedgerFenced(f"ledger {self.ledger_id} was taken over by another owner")
         self._store._server._check_fault("close")
@@ -181,6 +183,7 @@ class MemoryLedgerWriter(LedgerWriter):
 
     def _commit(self, payload: bytes) -> StorageError | None:
         """Store one entry, or say why not."""
+        # Looked at now, not at the submit: a fence may have come between (invariant 2).
         if self._loss is None:
             self._loss = self._why_lost()
         if self._loss is not None:
@@ -190,8 +193,10 @@ class MemoryLedgerWriter(LedgerWriter):
         if fault is None:
             self._ledger.store(payload)
             return None
+        # The sync failed after the bytes had arrived: a fence finds the entry, as a restart would.
         if fault.stored:
             self._ledger.uncertain.append(payload)
+        # A failed sync stops the whole process, not this ledger alone (invariant 4).
         if isinstance(fault.error, StorageFenced):
             self._store._failure = fault.error
         self._loss = fault.error
@@ -206,6 +211,7 @@ class MemoryLedgerWriter(LedgerWriter):
         return None
 
     def _refuse(self, error: StorageError) -> None:
+        # A fence outlives any other reason: trying again is of no use.
         if self._refusal is None or isinstance(error, LedgerFenced | StorageFenced):
             self._refusal = error
 
@@ -259,6 +265,7 @@ class MemoryLedgerStore(LedgerStore):
         await self._turn("fence")
         self._check_writable()
         ledger = self._server._find(ledger_id)
+        # Its owner closed it before: that end stands.
         return (
             ledger.info() if ledger.state is LedgerState.CLOSED else ledger.end(LedgerState.FENCED)
         )
@@ -273,6 +280,7 @@ class MemoryLedgerStore(LedgerStore):
         self._check_writable()
         ledger = self._server._ledgers.pop(ledger_id, None)
         if ledger is not None:
+            # Its writer may have appends in the queue, which must not be acknowledged any more.
             ledger.end(LedgerState.FENCED)
 
     async def list(self) -> AsyncGenerator[int, None]:
@@ -297,6 +305,7 @@ class MemoryLedgerStore(LedgerStore):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Position] = loop.create_future()
         self._queue.append(_Queued(writer, payload, Position(writer.ledger_id, entry_id), future))
+        # The first one schedules the commit and the others join it, as in a journal's group commit.
         if not self._scheduled:
             self._scheduled = True
             if self._server.delay is None:
@@ -316,6 +325,7 @@ class MemoryLedgerStore(LedgerStore):
         for writer, payload, position, future in batch:
             touched[writer] = None
             error = writer._commit(payload)
+            # Its caller was cancelled, which does not undo the append.
             if future.done():
                 continue
             if error is None:
@@ -341,6 +351,7 @@ class MemoryLedgerStore(LedgerStore):
         self._failure = StorageClosed("this broker's connection was dropped")
         if self._committing is not None:
             self._committing.cancel()
+        # With `_failure` set this stores nothing: every append in the queue fails.
         self._commit()
 
     # --- checks
@@ -349,6 +360,7 @@ class MemoryLedgerStore(LedgerStore):
         """Let others run, as any remote call does, then fail if a fault is due."""
         self._check_open()
         await asyncio.sleep(0)
+        # It may have been closed or dropped while the others ran.
         self._check_open()
         self._server._check_fault(operation)
 

@@ -26,6 +26,7 @@ from pyroaring import BitMap
 from magnetar.errors import CorruptMetadata
 from magnetar.model.ids import Position
 
+# A chunk is what one more acknowledgement rewrites: 128 KiB of bitmap at the most (ADR 0007).
 CHUNK_BITS: Final = 20
 CHUNK_ENTRIES: Final = 1 << CHUNK_BITS
 _OFFSET_MASK: Final = CHUNK_ENTRIES - 1
@@ -65,6 +66,8 @@ class AckedSet:
     """Positions acknowledged one by one, wholly or in part."""
 
     def __init__(self) -> None:
+        # `_order` has the keys ascending, to go through them and to drop from the front; `_changed`
+        # those whose stored form is out of date.
         self._chunks: dict[ChunkKey, _Chunk] = {}
         self._order: list[ChunkKey] = []
         self._changed: set[ChunkKey] = set()
@@ -97,6 +100,7 @@ class AckedSet:
         while (chunk := self._chunks.get(key)) is not None and offset in chunk.bits:
             last = _run_end(chunk.bits, offset)
             end = (number << CHUNK_BITS) + last
+            # It ends within the chunk; at the very end of one, it may go on in the next.
             if last < _OFFSET_MASK:
                 break
             number += 1
@@ -106,6 +110,7 @@ class AckedSet:
 
     def ranges(self) -> Iterator[AckedRange]:
         """Every acknowledged run, ascending."""
+        # A run is held back until the next one is known: the end of a chunk may cut one in two.
         open_run: AckedRange | None = None
         for key in self._order:
             base = key.number << CHUNK_BITS
@@ -160,8 +165,10 @@ class AckedSet:
 
     def merge_batch(self, position: Position, unacked: int) -> bool:
         """Acknowledge the messages of a batch whose bits are clear; False: nothing is new."""
+        # Acknowledged as a whole, so every message in it is (invariant 2).
         if position in self:
             return False
+        # A single message, or all of a batch at once.
         if unacked == 0:
             return self.add(position)
         key = _key_of(position)
@@ -171,6 +178,7 @@ class AckedSet:
         after = unacked if before is None else before & unacked
         if after == before:
             return False
+        # Its last messages: the entry becomes whole, and its batch-index set goes (invariant 1).
         if after == 0:
             return self.add(position)
         chunk.batches[offset] = after
@@ -179,6 +187,7 @@ class AckedSet:
 
     def drop_through(self, position: Position) -> None:
         """Forget everything at or below a position."""
+        # Nothing is marked as changed: loading drops the same positions again (invariant 4).
         last = _key_of(position)
         below = bisect_left(self._order, last)
         for key in self._order[:below]:
@@ -194,6 +203,7 @@ class AckedSet:
             del chunk.batches[offset]
         if not chunk.bits and not chunk.batches:
             del self._chunks[last]
+            # All before it went above, so it is the first.
             del self._order[0]
 
     def clear(self) -> None:
@@ -215,11 +225,12 @@ class AckedSet:
         return {key for key in changed if key in self._chunks}
 
     def give_back_changed(self, keys: set[ChunkKey]) -> None:
-        """These were taken, but could not be stored."""
+        """Count chunks as changed again that were taken but could not be stored."""
         self._changed |= keys
 
     def dump_chunk(self, key: ChunkKey) -> StoredChunk:
         chunk = self._chunks[key]
+        # Consumers acknowledge mostly in runs, which are then stored by their ends.
         chunk.bits.run_optimize()
         batches = {
             offset: unacked.to_bytes((unacked.bit_length() + 7) // 8, "little")
@@ -236,6 +247,7 @@ class AckedSet:
             raise CorruptMetadata(f"chunk {key} of a cursor holds no bitmap: {error}") from error
         for offset, data in stored.batches.items():
             chunk.batches[offset] = int.from_bytes(data, "little")
+        # Before it counts: damage that passes for acknowledgements would lose messages.
         self._check_loaded(key, chunk)
         if chunk.bits or chunk.batches:
             self._chunks[key] = chunk

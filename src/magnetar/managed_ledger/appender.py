@@ -51,9 +51,12 @@ REPLACE_ATTEMPTS: Final = 8
 FIRST_PAUSE_S: Final = 0.05
 PAUSE_MAX_S: Final = 5.0
 
+# In place of a limit: the keeper was told once that the ledger is full, and need not be again.
 _NEVER: Final = 1 << 62
 _LOG: Final = logger(__name__)
 
+# No new ledger helps: another owner has it, the store has stopped, or only the next owner
+# can find out what was written.
 _FATAL: Final = (
     ManagedLedgerFenced,
     LedgerFenced,
@@ -99,6 +102,8 @@ class Appender:
             limits.managed_ledger_ledger_entries,
             limits.managed_ledger_ledger_seconds,
         )
+        # Ledgers on their way out: those that finish their appends, in order, and those that have
+        # left the list and are to be deleted.
         self._finishing: list[_Finishing] = []
         self._dropping = set(record.value.dropping)
         self._writer: LedgerWriter | None = None
@@ -112,6 +117,8 @@ class Appender:
         """Ledgers begin and end one at a time."""
         self._begun_at = 0.0
         self._floor = Position(0, 0)
+        # The hot path compares two numbers. `_gate` is the count at which `_pass_gate` has to look;
+        # at 0, every append goes there.
         self._count = 0
         self._bytes = 0
         self._gate = 0
@@ -132,6 +139,7 @@ class Appender:
         if self._count >= self._gate or self._bytes >= self._full_bytes:
             self._pass_gate()
         try:
+            # TooManyRequests and InvalidArgument pass through: the ledger is sound.
             future = self._submit(payload)
         except StorageError as error:
             self._lose_writer(error)
@@ -145,9 +153,11 @@ class Appender:
         """Refuse, or ask for a new ledger, and set the count at which to look again."""
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
+        # Told once. The append itself still goes to this ledger (invariant 2).
         if self._count >= self._full_entries or self._bytes >= self._full_bytes:
             self._full_entries = self._full_bytes = _NEVER
             self._work.advance()
+        # Counted here only, and then good for so many appends more.
         room = self._pending_max - self.pending
         if room <= 0:
             self._gate = 0
@@ -169,10 +179,12 @@ class Appender:
         """
         if self._writer is not None:
             present = Position(self._writer.ledger_id, self._count)
+        # The end is being made: no ledger takes appends, the last one's are in flight.
         elif self._finishing:
             last = self._finishing[-1]
             present = Position(last.writer.ledger_id, last.submitted)
         else:
+            # Not begun, sealed, or between a failed ledger and the next.
             spans = self.ledgers.spans
             present = Position(spans[-1].ledger_id, spans[-1].entries) if spans else Position(0, 0)
         self._floor = max(self._floor, present)
@@ -183,6 +195,7 @@ class Appender:
         for each in self._finishing:
             durable = each.writer.last_durable + 1
             self.ledgers.grow(each.writer.ledger_id, durable, each.size_bytes)
+            # What stands behind a gap stays hidden (invariant 3).
             if durable < each.submitted:
                 return self.ledgers
         if self._writer is not None:
@@ -218,10 +231,13 @@ class Appender:
             self.appended.close(error)
 
     def _lose_writer(self, error: BaseException) -> None:
+        # The next owner was here: this one is over.
         if isinstance(error, LedgerFenced):
             self.stop(ManagedLedgerFenced(f"{self._name}: its ledger was fenced"))
+        # Nothing that another ledger would mend, or a bug.
         elif isinstance(error, _FATAL) or not isinstance(error, MagnetarError):
             self.stop(error if isinstance(error, MagnetarError) else StorageError(repr(error)))
+        # Only this ledger is lost: callers may come again, and the keeper begins another.
         elif self._lost is None and self.failure is None:
             _LOG.warning("ledger-lost", managed_ledger=self._name, error=str(error))
             self._lost = error
@@ -239,6 +255,7 @@ class Appender:
         """Begin a new ledger whenever one is due. Ends when the appender stops for good."""
         while self.failure is None:
             seen = self._work.version
+            # A failed ledger first: until it is replaced, every append is refused (invariant 4).
             if self._lost is not None:
                 await self._replace()
             elif self._finishing or self._is_full():
@@ -261,12 +278,14 @@ class Appender:
     async def _roll(self, seen: int) -> None:
         try:
             async with self._turn:
+                # Looked at again behind the lock: a seal may have come first.
                 if self._is_full() and self._ending is None:
                     await self.begin()
                 await self._finish_old()
         except _FATAL as error:
             self._stop_for(error)
         except MagnetarError as error:
+            # Meanwhile appends go on, to whichever ledger is open (invariant 2).
             _LOG.warning("rollover-failed", managed_ledger=self._name, error=str(error))
             await self._wait(seen, PAUSE_MAX_S)
 
@@ -302,12 +321,15 @@ class Appender:
     async def begin(self) -> None:
         """Create a ledger, record it, and append to it from then on."""
         writer = await self._store.create()
+        # Recorded before the first append (invariant 1), and switched to in the very step in which
+        # the record has it: a cancelled caller leaves no difference.
         span = LedgerSpan(writer.ledger_id, self._clock.now_ms())
         try:
             await self._record.update(
                 lambda record: self._with_ledgers(record, span), lambda: self._switch(writer, span)
             )
         except MagnetarError as error:
+            # The record may name it: whoever opens next fences it, and finds it empty.
             if may_be_applied(error):
                 raise
             # Not recorded, so nobody will ever look for it.
@@ -329,6 +351,7 @@ class Appender:
         self._followers[writer.ledger_id] = asyncio.create_task(follow, name="appender-follow")
         self._full_entries = self._rollover.entries
         self._full_bytes = self._rollover.size_bytes
+        # None, as a rule. Stopped or being sealed meanwhile: then the new ledger takes nothing.
         self._refusal = self.failure or self._ending
         self._gate = 0
 
@@ -340,10 +363,12 @@ class Appender:
                 info = await old.writer.close()
             except _FATAL:
                 raise
+            # Its writer failed. What is durable of it, the store knows.
             except MagnetarError:
                 info = await self._store.close_ledger(old.writer.ledger_id)
             self._finishing.pop(0)
             self._close_span(info)
+            # Entries of the next ledger become readable by this (invariant 3).
             self.appended.advance()
             await self.record_ledgers()
 
@@ -359,6 +384,7 @@ class Appender:
     async def seal(self) -> None:
         """End for good, durably. If that fails, appends go on with a new ledger."""
         sealed = ManagedLedgerSealed(f"{self._name} is sealed")
+        # Appends are refused before the end is looked for: it must not move while it is recorded.
         self._ending = sealed
         self._refuse(sealed)
         try:
@@ -368,6 +394,8 @@ class Appender:
         except _FATAL as error:
             self._stop_for(error)
             raise
+        # Not sealed (or the caller was cancelled), but its ledgers may be closed by now:
+        # have the keeper begin another.
         except BaseException as error:
             self._ending = None
             if self.failure is not None:
@@ -382,6 +410,7 @@ class Appender:
         ended = self.failure is not None
         self.stop(StorageClosed(f"{self._name} was closed"))
         try:
+            # Stopped before: its ledger is for the next owner to close, or is closed already.
             if not ended:
                 async with self._turn:
                     await self._finish_all()
@@ -405,6 +434,7 @@ class Appender:
 
     def _close_span(self, info: LedgerInfo) -> None:
         self._unfollow(info.ledger_id)
+        # Nobody has a position in it: out of the list, or each opening would leave one behind.
         if info.last_entry == NO_ENTRY:
             self.ledgers.drop([info.ledger_id])
             self._dropping.add(info.ledger_id)
@@ -433,6 +463,8 @@ class Appender:
 
     async def drop(self, ledger_ids: list[int]) -> None:
         """Take ledgers out of the list, durably, then delete them."""
+        # Out of the list and into `dropping` in one write, deleted afterwards: a crash in between
+        # leaves no ledger that nobody knows of.
         gone = set(ledger_ids)
 
         def change(record: ManagedLedgerRecord) -> ManagedLedgerRecord:
@@ -459,6 +491,8 @@ class Appender:
 
     async def delete_dropped(self) -> None:
         """Delete the ledgers that the record names as no longer needed."""
+        # Only what the durable record names: one that is dropped in memory alone
+        # may still be in its list.
         for ledger_id in sorted(self._dropping & set(self._record.value.dropping)):
             await self._store.delete(ledger_id)
             self._dropping.discard(ledger_id)

@@ -56,6 +56,8 @@ class Cursor:
         self._changed = changed
         self._store = store
         self._failure: MagnetarError | None = None
+        # Writes are numbered when they take the state: `_taken` have begun, `_written` is the last
+        # durable one. `_flight` is the only one under way (invariant 2).
         self._stored_changes = state.changes
         self._taken = 0
         self._written = 0
@@ -133,11 +135,13 @@ class Cursor:
             if start is None:
                 return []
             found = await self._read(start, entries_max, bytes_max)
+            # Anything may have happened meanwhile: a stop, a rewind, acknowledgements.
             self._check()
             if moves != self._moves:
                 continue  # rewound or reset meanwhile: these are not the next entries any more
             if found:
                 self.read_position = found[-1].position.next
+            # All acknowledged by now? Then read on: an empty answer means the end.
             wanted = self._state.unacked(found)
             if wanted or not found:
                 return wanted
@@ -161,23 +165,29 @@ class Cursor:
         self._check()
         if self._flight is None and not self.dirty:
             return
+        # A write that is under way took its state before this call: only the next one counts.
         needed = self._taken + 1
         while self._written < needed:
             self._check()
             if self._flight is None:
                 self._flight = asyncio.create_task(self._write(), name=f"cursor {self.name}: write")
             flight = self._flight
+            # Not awaited itself: others wait for it too, so a cancelled caller must not cancel it.
             await asyncio.wait({flight})
             error = flight.exception()
+            # An older write's failure belongs to others; ours is still to be tried.
             if error is not None and self._taken >= needed:
                 raise error
 
     async def _write(self) -> None:
         assert self._store is not None
         self._taken += 1
+        # Together with the state, which `write` takes before it awaits: what
+        # comes later stays dirty.
         number, changes = self._taken, self._state.changes
         try:
             await self._store.write(self._state)
+        # Another owner has the record, or may have: this state counts no longer (invariant 3).
         except (ManagedLedgerFenced, OutcomeUnknown) as error:
             self.stop(error)
             raise
@@ -190,6 +200,7 @@ class Cursor:
     async def delete(self) -> None:
         """Remove it from the store; nobody can use it any more."""
         self.stop(StorageClosed(f"cursor {self.name!r} was deleted"))
+        # Its chunk records would come back behind the deletion.
         if self._flight is not None:
             await asyncio.wait({self._flight})
         if self._store is not None:

@@ -49,6 +49,7 @@ class CursorState:
 
         False: nothing is new, or there is no such entry.
         """
+        # Acknowledged before: a client repeats itself, or had it redelivered.
         if position <= self.mark_delete:
             return False
         if unacked == 0 and position == ledgers.after(self.mark_delete):
@@ -59,9 +60,11 @@ class CursorState:
                 self.acked.drop_through(position)
                 self._move_mark(ledgers)
             return True
+        # Trimmed, or never there (invariant 3); or nothing that is new.
         if not ledgers.exists(position) or not self.acked.merge_batch(position, unacked):
             return False
         self.changes += 1
+        # Whole by now, maybe by the last message of its batch: the mark may move (invariant 2).
         if position in self.acked:
             self._move_mark(ledgers)
         return True
@@ -71,6 +74,7 @@ class CursorState:
 
         A position that does not exist means the last existing one before it.
         """
+        # Within a batch: everything before it as a whole, then its own messages.
         if unacked and ledgers.exists(position):
             before = ledgers.before(position)
             moved = before is not None and self.ack_cumulative(before, ledgers)
@@ -103,7 +107,7 @@ class CursorState:
         return position <= self.mark_delete or position in self.acked
 
     def unacked(self, entries: list[Entry]) -> list[Entry]:
-        """Those of consecutive entries that are not acknowledged as a whole."""
+        """Pick, of consecutive entries, those that are not acknowledged as a whole."""
         if not self.acked and entries and entries[0].position > self.mark_delete:
             return entries  # no holes: most subscriptions, most of the time
         return [entry for entry in entries if not self.is_acked(entry.position)]
@@ -117,6 +121,7 @@ class CursorState:
         position = ledgers.at_or_after(max(start, self.mark_delete))
         if position is not None and position <= self.mark_delete:
             position = ledgers.after(self.mark_delete)
+        # From run to run, not from entry to entry: there may be a million of them.
         while position is not None:
             end = self.acked.run_end(position)
             if end is None:
@@ -141,6 +146,8 @@ class CursorState:
 
     def check_invariants(self, ledgers: LedgerList) -> None:
         self._drop_trimmed(ledgers)
+        # Invariant 2, then 1 and 3 for whole entries and the count that backlogs
+        # rest on, then for batches.
         first = ledgers.after(self.mark_delete)
         if first is not None and first in self.acked:
             raise InvariantBroken(f"mark-delete {self.mark_delete} stands before acked {first}")
@@ -174,6 +181,7 @@ class CursorState:
         """Over everything acknowledged that follows the mark."""
         before = self.mark_delete
         following = ledgers.after(before)
+        # `after` leads over the ends of ledgers and over empty ones; a run ends with its ledger.
         while following is not None:
             end = self.acked.run_end(following)
             if end is None:

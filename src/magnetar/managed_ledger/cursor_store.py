@@ -1,4 +1,4 @@
-"""Where a cursor's state is kept: one main record, and chunk records that it names.
+"""The records of a cursor's state: one main record, and chunk records that it names.
 
 Owns: `CursorStore`, the durable side of one cursor.
 
@@ -50,6 +50,7 @@ from magnetar.runtime.logs import logger
 INLINE_BYTES_MAX: Final = 1024
 """A chunk up to this long stands in the table itself."""
 
+# Large enough that a sync serves many of them, small beside what the store lets queue.
 WRITES_IN_FLIGHT_MAX: Final = 64
 
 _LOG: Final = logger(__name__)
@@ -70,6 +71,7 @@ class CursorStore:
         self._record = record
         self._next_generation = next_generation
         self._directory = chunks_directory(record.value.managed_ledger, record.value.name)
+        # As of the last durable main record, and the chunk records that no main record names.
         self._table: dict[ChunkKey, ChunkRef] = {}
         self._garbage: set[str] = set()
 
@@ -80,6 +82,7 @@ class CursorStore:
     async def load(self) -> CursorState:
         """Read the state that the main record names, and sweep what it does not name."""
         state = CursorState(self.record.mark_delete, self.record.incarnation)
+        # The main record is ours by now, so nobody else adds a piece that counts.
         async with aclosing(self._metadata.scan(self._directory)) as records:
             bodies = {record.key: record.value async for record in records}
         table = self._read_table(bodies)
@@ -93,6 +96,7 @@ class CursorStore:
 
     async def write(self, state: CursorState) -> None:
         """Make the state of this moment durable; on an error all of it is still to be written."""
+        # Before the first await: what is acknowledged while this writes counts as changed again.
         changed = state.acked.take_changed()
         try:
             await self._write(state, changed)
@@ -109,7 +113,10 @@ class CursorStore:
     # --- writing
 
     async def _write(self, state: CursorState, changed: set[ChunkKey]) -> None:
+        # All that is stored is taken from the state before the first await: it goes on changing.
         generation = self._next_generation()
+        # Chunks that did not change keep their records (invariant 3). They may hold positions that
+        # the mark covers by now, which loading drops.
         table = {key: self._table[key] for key in state.acked.chunk_keys if key not in changed}
         pieces: dict[str, bytes] = {}
         for key in changed:
@@ -149,6 +156,7 @@ class CursorStore:
         self, acked: AckedSet, key: ChunkKey, generation: str, pieces: dict[str, bytes]
     ) -> ChunkRef:
         body = encode_chunk(acked.dump_chunk(key))
+        # Few holes, as nearly always: one write of the main record stores it all.
         if len(body) <= INLINE_BYTES_MAX:
             return ChunkRef(key.ledger_id, key.number, inline=body)
         parts = split(body, self._record_bytes)
@@ -158,6 +166,7 @@ class CursorStore:
 
     def _place_table(self, encoded: bytes, generation: str, pieces: dict[str, bytes]) -> int:
         """How many records of its own the table needs; 0: it stands in the main record."""
+        # Half, because the main record also holds names and properties.
         if len(encoded) <= self._record_bytes // 2:
             return 0
         parts = split(encoded, self._record_bytes)
@@ -205,6 +214,7 @@ class CursorStore:
     def _join(self, keys: Iterable[str], bodies: dict[str, bytes]) -> bytes:
         parts = []
         for key in keys:
+            # Invariant 5 rules that out. Going on would take acknowledgements back in silence.
             if key not in bodies:
                 raise CorruptMetadata(f"{self._record.key} names {key}, which does not exist")
             parts.append(piece_body(key, bodies[key]))

@@ -47,6 +47,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 
+# A load is several round trips: not one after the other, and not thousands together.
 LOADS_AT_ONCE: Final = 16
 
 _LOG: Final = logger(__name__)
@@ -75,8 +76,11 @@ class Cursors:
         self._ledgers = ledgers
         self._read = read
         self._new_incarnation = new_incarnation
+        # Names for chunk records, and the signal of every cursor's changes, for `keep_flushed`.
         self._generations = 0
         self._changed = Signal()
+        # Durable ones only: readers' cursors hold nothing back and nobody looks for them. The lock
+        # keeps a create and a delete of the same name apart.
         self._by_name: dict[str, Cursor] = {}
         self._lock = asyncio.Lock()
 
@@ -92,7 +96,7 @@ class Cursors:
         return sorted(self._by_name)
 
     def lowest_mark_delete(self) -> Position | None:
-        """Everything up to here is acknowledged by every durable cursor; None: there is none."""
+        """The position up to which every durable cursor has acknowledged; None: there is none."""
         return min((cursor.mark_delete for cursor in self._by_name.values()), default=None)
 
     # --- load, create, delete
@@ -120,10 +124,13 @@ class Cursors:
                 mark_delete=state.mark_delete,
                 properties=properties or {},
             )
+            # A record may be there: of a create that was cut short (its state is taken over), or of
+            # a deletion that was (that is finished first, invariant 3).
             record = await self._take(name, lambda present: present or fresh)
             if record.value.deleted:
                 await self._store_of(record).delete()
                 record = await self._take(name, lambda present: present or fresh)
+            # A later owner may have loaded its cursors before our record was there (invariant 2).
             await self._check_ownership()
             store = self._store_of(record)
             if record.value != fresh:  # left by an owner that did not live to tell
@@ -158,6 +165,8 @@ class Cursors:
         """Write changed states, for ever. Ends with the error that stops the whole owner."""
         while True:
             seen = self._changed.version
+            # The pause comes after the first change, not before: all changes of that time share a
+            # write (invariant 4), and an idle managed ledger does nothing.
             if not any(cursor.dirty for cursor in self._by_name.values()):
                 await self._changed.past(seen)
             await self._clock.sleep(self._limits.cursor_flush_seconds)
@@ -176,13 +185,16 @@ class Cursors:
         for cursor in dirty:
             if isinstance(cursor.failure, ManagedLedgerFenced):
                 raise cursor.failure  # whoever else wrote it met the next owner
+        # Deleted ones, say: nothing of them is written any more.
         dirty = [cursor for cursor in dirty if cursor.failure is None]
         results = await asyncio.gather(*(c.flush() for c in dirty), return_exceptions=True)
         for cursor, result in zip(dirty, results, strict=True):
             if result is None:
                 continue
+            # A bug, or the next owner: this one is over.
             if not isinstance(result, MagnetarError) or isinstance(result, ManagedLedgerFenced):
                 raise result
+            # The store is away, perhaps: the cursor stays dirty, and the next round tries again.
             _LOG.warning("cursor-write-failed", cursor=cursor.name, error=str(result))
 
     # --- parts
@@ -191,6 +203,7 @@ class Cursors:
         found = decode_cursor(stored.key, self._name, stored.value)
         if cursor_key(self._name, found.name) != stored.key:
             raise CorruptMetadata(f"{stored.key} holds the cursor {found.name!r}")
+        # Taken before its state is read: the former owner may be writing still (invariant 1).
         record = await self._take(found.name, lambda present: present or found)
         store = self._store_of(record)
         if record.value.deleted:
@@ -206,6 +219,7 @@ class Cursors:
         key = cursor_key(self._name, name)
 
         def claim(present: CursorRecord | None) -> CursorRecord:
+            # We are the former owner, and have not heard of it yet.
             if present is not None and present.epoch > self._epoch:
                 raise ManagedLedgerFenced(f"{key} belongs to a later owner")
             return msgspec.structs.replace(choose(present), epoch=self._epoch)
@@ -217,6 +231,7 @@ class Cursors:
 
     async def _check_ownership(self) -> None:
         key = managed_ledger_key(self._name)
+        # A read that lags behind would prove nothing.
         await self._metadata.sync(key)
         found = await self._metadata.get(key)
         owner = None if found is None else decode_managed_ledger(key, self._name, found.value)
@@ -239,4 +254,5 @@ class Cursors:
 
     def _next_generation(self) -> str:
         self._generations += 1
+        # The epoch makes it unique over owners, the number within one: never used twice.
         return f"{self._epoch:x}.{self._generations:x}"

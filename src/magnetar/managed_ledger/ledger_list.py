@@ -42,7 +42,7 @@ class LedgerSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Retention(NamedTuple):
-    """How long acknowledged data is kept; the first limit reached lets it go. None: no limit."""
+    """The limits of keeping acknowledged data; the first one reached lets it go. None: no limit."""
 
     seconds: float | None
     """Since the ledger was closed."""
@@ -51,7 +51,7 @@ class Retention(NamedTuple):
 
 
 class Rollover(NamedTuple):
-    """When a ledger is full."""
+    """The limits at which a ledger is full: its size, its entries, its age."""
 
     size_bytes: int
     entries: int
@@ -69,6 +69,7 @@ class LedgerList:
     """The ledgers in order. Changed by the managed ledger's writer alone."""
 
     def __init__(self, spans: Iterable[LedgerSpan] = ()) -> None:
+        # Side by side, one place per ledger: ids and sums can be searched by bisection.
         self._spans: list[LedgerSpan] = []
         self._ids: list[int] = []
         self._counts: list[int] = []
@@ -95,6 +96,8 @@ class LedgerList:
         if span.closed or entries < self._counts[index]:
             raise InvariantBroken(f"ledger {ledger_id} cannot become {entries} entries long")
         if (entries, size_bytes) != (span.entries, span.size_bytes):
+            # Only the sums behind it are out of date: nearly always none, for
+            # the last ledger grows.
             self._counts[index] = entries
             self._summed = min(self._summed, index)
             changed = msgspec.structs.replace(span, entries=entries, size_bytes=size_bytes)
@@ -164,6 +167,8 @@ class LedgerList:
         index = bisect_left(self._ids, position.ledger_id)
         if index == len(self._ids):
             return None
+        # In its own ledger, if that has so many entries; otherwise the first entry behind it. Empty
+        # ledgers have none: the open one, or one that is being closed.
         if self._ids[index] == position.ledger_id:
             entry_id = max(position.entry_id, 0)
             if entry_id < self._counts[index]:
@@ -182,6 +187,7 @@ class LedgerList:
     def at_or_before(self, position: Position) -> Position | None:
         """The highest existing position that is not above this one."""
         index = bisect_right(self._ids, position.ledger_id) - 1
+        # The mirror image: its own ledger up to there, or the last entry before it.
         if index >= 0 and self._ids[index] == position.ledger_id:
             entry_id = min(position.entry_id, self._counts[index] - 1)
             if entry_id >= 0:
@@ -204,6 +210,8 @@ class LedgerList:
             return 0
         self._sum_up()
         count = self._counts[index]
+        # Its own ledger counts up to the position; if that is not in the
+        # list, all of the one before.
         if self._ids[index] == position.ledger_id:
             count = min(max(position.entry_id + 1, 0), count)
         return self._before[index] + count
@@ -232,9 +240,11 @@ class LedgerList:
         """The ledgers that may go now. `acked_through` None: no cursor holds anything back."""
         found: list[int] = []
         kept_bytes = self.size_bytes
+        # From the front, up to the first that has to stay (invariant 4).
         for span in self._spans:
             if not span.closed or not self._is_free(span, acked_through, lowest_pin):
                 break
+            # Retention is for data: an empty ledger may go at once.
             if span.entries and not _expired(span, retention, now_ms, kept_bytes):
                 break
             found.append(span.ledger_id)
@@ -245,6 +255,7 @@ class LedgerList:
         self, span: LedgerSpan, acked_through: Position | None, lowest_pin: Position | None
     ) -> bool:
         last = Position(span.ledger_id, span.entries - 1)
+        # An open transaction, for example, still needs what stands there.
         if lowest_pin is not None and lowest_pin <= last:
             return False
         return span.entries == 0 or acked_through is None or last <= acked_through
@@ -272,6 +283,7 @@ def last_of(spans: Iterable[LedgerSpan], otherwise: Position | None) -> Position
 
 def _expired(span: LedgerSpan, retention: Retention, now_ms: int, kept_bytes: int) -> bool:
     assert span.closed_ms is not None
+    # By age, of the whole ledger since it was closed; or by size, if enough is left without it.
     if retention.seconds is not None:
         age_ms = now_ms - span.closed_ms
         if age_ms >= retention.seconds * MS_PER_SECOND:

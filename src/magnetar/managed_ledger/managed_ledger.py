@@ -50,7 +50,9 @@ from magnetar.runtime.signal import Signal
 EARLIEST: Final = NOTHING
 """As the position of a cursor: before everything that exists."""
 
+# Drawn at random, so that a cursor that is deleted and created again does not repeat one.
 INCARNATION_BITS: Final = 62
+# Each one finishes a deletion that was found under the name; others may begin more of them.
 DELETE_ATTEMPTS: Final = 3
 
 _LOG: Final = logger(__name__)
@@ -75,6 +77,7 @@ class ManagedLedger(Service):
         self._rng = rng
         self._clock = clock
         self._store = ledgers
+        # The parts share the appender's list of ledgers; `refresh` brings it up to what is durable.
         self._appender = Appender(name, record, ledgers, clock=clock, limits=limits)
         self._reading = Reading(ledgers, self._appender.refresh)
         self._cursors = Cursors(
@@ -111,6 +114,8 @@ class ManagedLedger(Service):
             if not record.value.deleted:
                 await opened.start()
                 return opened
+            # An owner died while deleting it, or is at it still: take the cursors over to finish
+            # that (invariant 4), then begin anew.
             await opened._cursors.load()
             await opened._finish_deletion()
         raise ManagedLedgerFenced(f"{name} is being deleted by another owner")
@@ -235,6 +240,8 @@ class ManagedLedger(Service):
     async def trim(self, retention: Retention, lowest_pin: Position | None = None) -> list[int]:
         """Drop whole ledgers that nobody needs and retention lets go; their ids."""
         self._check_open()
+        # By the marks in memory: a crash may bring an older mark back, and the cursor then goes on
+        # with what exists (`CursorState.settle`).
         gone = self._appender.refresh().trimmable(
             retention,
             self._clock.now_ms(),
@@ -247,6 +254,7 @@ class ManagedLedger(Service):
     async def delete(self) -> None:
         """Remove everything. Once decided it cannot be undone: a crash leaves it to the next."""
         self._check_open()
+        # The decision comes first: whatever happens from here on, the next to open finishes it.
         await self._record.update(lambda record: msgspec.structs.replace(record, deleted=True))
         self._appender.stop(StorageClosed(f"{self._record.value.name} was deleted"))
         await self._finish_deletion()
@@ -259,6 +267,8 @@ class ManagedLedger(Service):
     # --- lifecycle
 
     async def _start(self) -> None:
+        # The second step of invariant 1. The cursors come after it: what their acknowledgements
+        # mean depends on where the ledgers end.
         await self._appender.recover()
         if self.sealed:
             self._appender.stop(ManagedLedgerSealed(f"{self._record.value.name} is sealed"))
@@ -274,6 +284,7 @@ class ManagedLedger(Service):
         deleted = self._record.value.deleted
         try:
             await self._appender.close()
+            # Else the cursors' records are another owner's, or gone.
             if not fenced and not deleted:
                 await self._cursors.flush()
         except ManagedLedgerFenced as error:
@@ -284,6 +295,7 @@ class ManagedLedger(Service):
 
     async def _keep_ledgers(self) -> None:
         await self._appender.keep()
+        # Sealed is no failure: there is nothing to append, and readers go on.
         if not self.sealed and not self.stopping:
             self._halt(self._appender.failure)
 
@@ -291,10 +303,12 @@ class ManagedLedger(Service):
         try:
             await self._cursors.keep_flushed()
         except ManagedLedgerFenced as error:
+            # A cursor met the next owner first: appends will be fenced as well.
             self._appender.stop(error)
             self._halt(error)
 
     def _halt(self, error: MagnetarError | None) -> None:
+        # Other failures (a disk's) leave the cursors ours: acknowledgements go on.
         if isinstance(error, ManagedLedgerFenced):
             self._cursors.stop(error)
         self.stopped.advance()
@@ -336,6 +350,8 @@ async def _take_over(
 
     def claim(present: ManagedLedgerRecord | None) -> ManagedLedgerRecord:
         epoch = 0 if present is None else present.epoch
+        # A race lost to the former owner's last writes is tried again. A new epoch is another
+        # opener, who came first: otherwise the two would take it from each other.
         if first_seen and first_seen[0] != epoch:
             raise ManagedLedgerFenced(f"{name}: another owner opened it at the same time")
         first_seen.append(epoch)

@@ -20,6 +20,8 @@ MANAGED_LEDGERS: Final = "/managed-ledgers"
 CURSORS: Final = "/cursors"
 CURSOR_CHUNKS: Final = "/cursor-chunks"
 
+# Two names, the directory and the suffix of a chunk stay below the store's 512 bytes; a name that
+# is cut keeps enough to be recognised, and the hash brings it to 165.
 NAME_BYTES_MAX: Final = 180
 _KEPT_BYTES: Final = 100
 _HASH_MARK: Final = "~"

@@ -34,6 +34,7 @@ from magnetar.runtime.clock import Clock
 Owned = TypeVar("Owned", bound=msgspec.Struct)
 
 TAKE_ATTEMPTS: Final = 8
+# Pauses that double from 0.05 s: about three seconds in all.
 SETTLE_ATTEMPTS: Final = 6
 SETTLE_FIRST_PAUSE_S: Final = 0.05
 
@@ -90,6 +91,7 @@ class OwnedRecord(Generic[Owned]):
         async with self._lock:
             self._check()
             value = change(self.value)
+            # No change, no write; but a record that was never there is written whatever it says.
             if value != self.value or self._version == ABSENT:
                 self._version = await self._write(self._encode(value))
                 self.value = value
@@ -101,6 +103,8 @@ class OwnedRecord(Generic[Owned]):
             return (await self._metadata.put(self.key, data, expected=self._version)).version
         except BadVersion as error:
             raise self._lost() from error
+        # Sent, and no answer: it may be stored. Nothing is written before that
+        # is known (invariant 3).
         except OutcomeUnknown as error:
             return await self._settle(data, error)
 
@@ -115,14 +119,17 @@ class OwnedRecord(Generic[Owned]):
                 await self._clock.sleep(pause)
                 pause *= 2
                 continue
+            # As it was before: the write did not happen, and will not (see what this relies on).
             if found is None and self._version == ABSENT:
                 raise Unavailable(f"{self.key}: the write was not applied") from unknown
             if found is not None and found.version == self._version:
                 raise Unavailable(f"{self.key}: the write was not applied") from unknown
+            # Our own bytes: it happened, and only the answer was lost.
             if found is not None and found.value == data:
                 return found.version
             # It may have been applied, and then taken over with what it wrote.
             raise self._lost() from unknown
+        # The store stayed away. What it holds is unknown, so nothing may be written on top of it.
         self._failure = unknown
         raise unknown
 
@@ -137,6 +144,8 @@ class OwnedRecord(Generic[Owned]):
 
 def may_be_applied(error: MagnetarError) -> bool:
     """Whether an update that failed so could still have been written, and be seen by others."""
+    # A plain lost race wrote nothing. One that was found by settling may have been written, and
+    # then overwritten by the next owner.
     if isinstance(error, ManagedLedgerFenced):
         return not isinstance(error.__cause__, BadVersion)
     return isinstance(error, OutcomeUnknown)
@@ -156,6 +165,7 @@ async def take(
     A former owner may still be writing, so a lost race is tried again with the newer record;
     `claim` raises if that shows that somebody else came first.
     """
+    # A read that lags behind would lose the first race for sure.
     await metadata.sync(key)
     for _ in range(TAKE_ATTEMPTS):
         found = await metadata.get(key)
@@ -166,6 +176,7 @@ async def take(
         record = OwnedRecord(metadata, clock, key, value, version, encode=encode)
         try:
             await record.update(_becoming(claimed))
+        # Somebody wrote in between: read again, and let `claim` judge who.
         except ManagedLedgerFenced:
             continue
         return record

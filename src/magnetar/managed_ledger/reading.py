@@ -46,6 +46,7 @@ class Reading:
         while following is not None and len(found) < entries_max and room > 0:
             last = self._last_asked(following, entries_max - len(found))
             part = await self._read_part(following, last, room)
+            # Trimmed before it could be read: go on with what exists now (invariant 3).
             if part is None:
                 following = self._ledgers().at_or_after(following)
                 continue
@@ -54,6 +55,7 @@ class Reading:
                 break
             found += part
             room -= size
+            # A short answer: the rest is damaged, or does not fit. The next call begins there.
             if not part or part[-1].position.entry_id < last:
                 break
             following = self._ledgers().after(part[-1].position)
@@ -73,6 +75,7 @@ class Reading:
             ledgers = self._ledgers()
             first = ledgers.rank(low) - 1
             last = ledgers.total if high is None else ledgers.rank(high) - 1
+            # Trimmed since the last step: what is left begins later.
             if first < 0 or not ledgers.exists(low):
                 low = ledgers.at_or_after(low)
                 continue
@@ -94,6 +97,7 @@ class Reading:
                 start.ledger_id, start.entry_id, last, bytes_max=bytes_max
             )
         except LedgerMissing:
+            # Not trimmed, and yet missing: data is lost, and the reader has to know.
             if start.ledger_id in self._ledgers():
                 raise
             return None

@@ -48,7 +48,7 @@ class ManagedLedgerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where a chunk of acknowledgements is: inline, or in records of its own."""
+    """The place of a chunk of acknowledgements: inline, or in records of its own."""
 
     ledger_id: int
     number: int
@@ -62,6 +62,8 @@ class CursorRecord(msgspec.Struct, frozen=True, array_like=True):
 
     managed_ledger: str
     name: str
+    # Who may write the record (`epoch`, the owner's), and since which seek its acknowledgements
+    # count (`incarnation`, the cursor's generation).
     epoch: int
     incarnation: int
     mark_delete: Position
@@ -107,6 +109,7 @@ def decode_table(key: str, data: bytes) -> list[ChunkRef]:
 
 def split(data: bytes, record_bytes: int) -> list[bytes]:
     """Cut a chunk or table into records of at most `record_bytes`, header included."""
+    # Nothing to cut makes one record all the same: 0 pieces mean that the bytes stand inline.
     room = max(record_bytes - HEADER_BYTES, 1)
     return [_wrap(data[at : at + room]) for at in range(0, max(len(data), 1), room)]
 
@@ -130,6 +133,7 @@ def _wrap(body: bytes) -> bytes:
 
 
 def _unwrap(key: str, data: bytes) -> bytes:
+    # Before the checksum, which a newer version may keep elsewhere.
     if data and data[0] > FORMAT_VERSION:
         raise FormatTooNew(f"{key} has format version {data[0]}; this is {FORMAT_VERSION}")
     body = data[HEADER_BYTES:]
@@ -152,5 +156,6 @@ def _decode_body(key: str, body: bytes, decoder: msgspec.msgpack.Decoder[_Decode
 
 
 def _check_name(key: str, expected: str, found: str) -> None:
+    # Long names are cut and hashed in keys (`names.py`): the full name in the record counts.
     if expected != found:
         raise CorruptMetadata(f"{key} belongs to {found!r}, not to {expected!r}")

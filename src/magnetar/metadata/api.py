@@ -40,13 +40,17 @@ from magnetar.errors import InvalidArgument, LimitExceeded
 ABSENT: Final = -1
 """As `expected`: the record must not exist yet."""
 
+# Checked here, not by a backend: what one store takes, every store takes.
 KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 512 * 1024
 INDEX_KEY_BYTES_MAX: Final = 256
 INDEXES_PER_RECORD_MAX: Final = 8
+# As many as the largest 64-bit number has, zeros in front: names sort as their numbers do.
 SEQUENCE_DIGITS: Final = 20
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Nearly all keys match these: one pass and no encoding. The rest is looked at
+# closely, to say what is wrong.
 _PLAIN_KEY = re.compile(r"(?:/[^/\x00-\x1f\x7f]+)+")
 _PLAIN_INDEX_KEY = re.compile(r"[^/\x00\x01\x80-\U0010ffff]{0,256}")
 _INDEX_NAME = re.compile(r"[a-z0-9:-]{1,64}")
@@ -119,7 +123,7 @@ class SessionEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What differs between backends, for the few callers that must know."""
+    """The differences between backends, for the few callers that must know."""
 
     native_indexes: bool
     ordered_index_scan: bool
@@ -196,6 +200,7 @@ class MetadataStore(ABC):
         """Create `<prefix>-<20 digits>[-<20 digits>...]` above every existing one."""
         check_key(prefix)
         check_deltas(deltas)
+        # The key that will be made counts, and all its numbers have full length from the first on.
         if len(prefix.encode()) + len(deltas) * (SEQUENCE_DIGITS + 1) > KEY_BYTES_MAX:
             raise LimitExceeded(f"sequence prefix of {len(prefix)} characters is too long")
         check_value(value)
@@ -235,7 +240,7 @@ class MetadataStore(ABC):
         partition: str | None = None,
         limit: int | None = None,
     ) -> list[str]:
-        """As `scan`, but only the keys, in one list: for directories known to be small."""
+        """List the keys that `scan` would yield: for directories known to be small."""
         records = self.scan(parent, start, end, partition=partition, limit=limit)
         return [record.key async for record in records]
 
@@ -344,6 +349,7 @@ class MetadataStore(ABC):
 def check_key(key: str) -> None:
     if len(key) <= KEY_BYTES_MAX and key.isascii() and _PLAIN_KEY.fullmatch(key):
         return  # most keys; the rest finds out what is wrong, if anything
+    # What is told first is what the caller most likely got wrong: shape, characters, then length.
     if not key.startswith("/") or key.endswith("/") or "//" in key:
         raise InvalidArgument(f"key {key!r} must be an absolute path without empty parts")
     if _CONTROL.search(key):
@@ -371,6 +377,7 @@ def check_index_name(name: str) -> None:
 
 @lru_cache(maxsize=8192)
 def check_index_key(key: str) -> None:
+    # ASCII within the limit. Others may be sound as well, but their bytes have to be counted.
     if _PLAIN_INDEX_KEY.fullmatch(key):
         return
     if "/" in key or "\x00" in key or "\x01" in key:
@@ -394,6 +401,7 @@ def check_indexes(indexes: Iterable[Index]) -> tuple[Index, ...]:
 
 
 def check_deltas(deltas: Sequence[int]) -> None:
+    # The first number has to grow: only so is every new key above all the others (promise 4).
     if not deltas or deltas[0] <= 0 or any(delta < 0 for delta in deltas):
         raise InvalidArgument(f"deltas {tuple(deltas)} must start above 0 and not be negative")
 

@@ -1,4 +1,4 @@
-"""What a write does to one record: versions, sequence numbers and names, decided without I/O. Pure.
+"""Pure verdicts on writes to one record: versions, sequence numbers and names, without I/O.
 
 Owns: `StoredRecord`, the form in which backends of this package hold a record; the verdicts on
 put and delete; the names of sequences.
@@ -85,6 +85,7 @@ def judge_put(
 ) -> StoredRecord:
     """The record after the put, or BadVersion. `version` is one that was never given before."""
     _check_expected(key, current, expected)
+    # A record that was deleted before begins again: nothing of its former life is kept.
     if current is None:
         return StoredRecord(value, version, now_ms, now_ms, 0, session, indexes)
     # A wall clock may be set back; the times of one record never go back.
@@ -101,6 +102,7 @@ def judge_delete(key: str, current: StoredRecord | None, expected: int | None) -
 
 
 def _check_expected(key: str, current: StoredRecord | None, expected: int | None) -> None:
+    # A blind write: whatever is there may go.
     if expected is None:
         return
     actual = None if current is None else current.version
@@ -130,8 +132,10 @@ def parse_sequence(
     Without `dimensions`, any number of them is taken.
     """
     length = len(name) - len(prefix_name)
+    # Not this prefix, or not whole numbers behind it.
     if length <= 0 or length % _STEP or not name.startswith(prefix_name):
         return None
+    # Another number of dimensions is another sequence (invariant 4).
     if dimensions is not None and length != dimensions * _STEP:
         return None
     numbers = name[len(prefix_name) :]
@@ -143,6 +147,7 @@ def parse_sequence(
 def sequence_prefixes(name: str) -> list[str]:
     """Every prefix whose sequence this name is of, longest first: one per dimension it may have."""
     prefixes = []
+    # From the right: `a-1-2` is number 2 of `a-1`, and (1, 2) of `a` with two dimensions.
     while len(name) > _STEP and _NUMBERS.fullmatch(name, len(name) - _STEP):
         name = name[:-_STEP]
         prefixes.append(name)
@@ -153,6 +158,7 @@ def next_sequence(last: tuple[int, ...] | None, deltas: Sequence[int]) -> tuple[
     """The numbers above `last`, the highest of the sequence (None: it is empty)."""
     base = last if last is not None else (0,) * len(deltas)
     numbers = tuple(number + delta for number, delta in zip(base, deltas, strict=True))
+    # With one more digit it would not sort above the others: rather no key than a wrong place.
     if max(numbers) > SEQUENCE_NUMBER_MAX:
         raise LimitExceeded(f"sequence numbers {numbers} need more than {SEQUENCE_DIGITS} digits")
     return numbers

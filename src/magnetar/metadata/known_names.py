@@ -1,4 +1,4 @@
-"""What is known of the database without asking it: most lookups are for names that are new.
+"""The names that the database is known to hold or not: most lookups are for names that are new.
 
 Owns: `KnownNames`, in front of one reader of the database.
 
@@ -64,23 +64,27 @@ class KnownNames:
 
     def record(self, key: str) -> StoredRecord | None:
         """What the database has under a key that is not on its way there."""
+        # Read before, and not changed since (`changed` would have dropped it).
         found = self._records.get(key)
         if found is not None:
             return found
         parent, name = split_key(key)
         names = self._names.get(parent)
+        # Every name of this directory is known, and this one is not among them.
         if names is not None and name not in names:
             return None
         series = (parent, series_of(name))
         highest = self._highest.get(series)
         if highest is None:
             highest = self._learn_highest(series)
+        # Above the highest of its series: new, as most ids are when they are looked up.
         if name > highest:
             return None
         found = self._reader.get(parent, name)
         if found is None:
             self._missed(parent)
         elif len(found.value) <= RECORD_BYTES_MAX:
+            # Begin again: that costs a few lookups, an order of use would cost a little with each.
             if len(self._records) >= RECORDS_MAX:
                 self._records.clear()
             self._records[key] = found
@@ -93,17 +97,21 @@ class KnownNames:
     def put(self, parent: str, name: str) -> None:
         """A record is on its way to the database."""
         series = (parent, series_of(name))
+        # A series that was never learnt stays unknown: its highest name may be far above this one.
         if name > self._highest.get(series, name):
             self._highest[series] = name
         names = self._names.get(parent)
         if names is not None:
             names.add(name)
+            # Too many to keep: from now on the database is asked again.
             if len(names) > NAMES_MAX:
                 del self._names[parent]
                 self._misses[parent] = _TOO_MANY
 
     def gone(self, keys: Iterable[str]) -> None:
-        """These were deleted from the database, and are not on their way there again."""
+        """Forget names that were deleted from the database and are not on their way there again."""
+        # `_highest` is left as it is: a mark that is too high costs a lookup, one that is too low
+        # would deny a record (invariant 1).
         if not self._names:
             return
         for key in keys:
@@ -116,12 +124,15 @@ class KnownNames:
         if len(self._highest) >= SERIES_MAX:
             self._highest.clear()
         parent, prefix = series
+        # The database does not show these yet, and a mark below them would deny them.
         coming = [name for name in self._coming(parent) if series_of(name) == prefix]
         highest = max(self._reader.highest_name(parent, prefix), *coming, "")
         self._highest[series] = highest
         return highest
 
     def _missed(self, parent: str) -> None:
+        # A name outlived its record, a refused put's for example: the lookup
+        # was right, learn nothing.
         if parent in self._names:
             return
         if len(self._misses) >= SERIES_MAX:
@@ -133,6 +144,7 @@ class KnownNames:
         if len(names) > NAMES_MAX:
             self._misses[parent] = _TOO_MANY
             return
+        # The one that was learnt first goes: if it is still in use, it is learnt anew.
         if len(self._names) >= DIRECTORIES_MAX:
             del self._names[next(iter(self._names))]
         self._names[parent] = names

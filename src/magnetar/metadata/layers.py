@@ -44,6 +44,8 @@ class Layer:
         return self._by_index.get(index, ())
 
     def _list(self) -> None:
+        # Put off until somebody scans. A key that was set twice stands there twice, and both times
+        # its latest state counts.
         unlisted, self._unlisted = self._unlisted, []
         for key in unlisted:
             parent, name = split_key(key)
@@ -61,6 +63,7 @@ def directory_states(
     found: dict[str, StoredRecord | None] = {}
     for layer in layers:
         for name in layer.names(parent):
+            # Newest first: an older layer's state of the same name is out of date.
             if name not in found and in_range(name, start, end):
                 found[name] = layer.states[f"{parent}/{name}"]
     return sorted(found.items())
@@ -77,6 +80,7 @@ def index_entries(
             if key in seen:
                 continue
             seen.add(key)
+            # A newer layer may have deleted it, or taken it out of the index.
             record = newest_state(layers, key)
             if record is None:
                 continue
@@ -100,6 +104,8 @@ def merge_names(
     changed: list[tuple[str, StoredRecord | None]],
 ) -> Iterator[tuple[str, StoredRecord]]:
     """One sorted stream of a directory: what changed replaces what the pages hold."""
+    # Both sides are sorted by name. Where both have one, the change is newer; a deletion (None)
+    # hides what the page has.
     place = 0
     for page in pages:
         for name, record in page:
@@ -124,6 +130,8 @@ def merge_index(
     place = 0
     for page in pages:
         for index_key, key, record in page:
+            # Where it stands in the index now, if it does, `changed` says: its
+            # index key may have moved.
             if key in superseded:
                 continue
             while place < len(changed) and changed[place][:2] < (index_key, key):

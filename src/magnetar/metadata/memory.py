@@ -56,9 +56,12 @@ Delay = Callable[[], Awaitable[None]]
 Result = TypeVar("Result")
 
 SESSION_TIMEOUT_S: Final = 30.0
+# The last third is the margin in which the client knows and the server waits (invariant 4).
 LEASE_SHARE: Final = 2 / 3
+# Four in the time of a lease, which is thus renewed long before it ends.
 HEARTBEATS_PER_TIMEOUT: Final = 6
 WRITES_QUEUED_MAX: Final = 100_000
+# An index scan promises no snapshot, so it need not be one answer.
 INDEX_PAGE_RECORDS: Final = 1000
 
 _CAPABILITIES: Final = Capabilities(
@@ -104,7 +107,7 @@ class MemoryMetadata:
         store._reconnect()
 
     def drop(self, store: MemoryStore, *, in_flight_arrives: bool = False) -> None:
-        """That broker died without a word: its session runs until the timeout."""
+        """Let that broker die without a word: its session runs until the timeout."""
         store._disconnect(in_flight_arrives)
         store._die()
 
@@ -165,9 +168,12 @@ class MemoryStore(MetadataStore):
         """Advances whenever the connection breaks or comes back."""
         self._closing = False
         self._ended = asyncio.Event()
+        # A write is queued, then in flight until its answer is back: a cut
+        # treats the two differently.
         self._queue: deque[_Write] = deque()
         self._in_flight: list[_Write] = []
         self._sender: asyncio.Task[None] | None = None
+        # Counted from before the session is opened, so that it ends before the server's time does.
         self._lease = clock.monotonic() + session_timeout * LEASE_SHARE
         self._session = server.open_session(session_timeout)
         server.listeners.append(self._hear)
@@ -183,6 +189,7 @@ class MemoryStore(MetadataStore):
         self, parent: str, start: str, end: str | None, partition: str | None, limit: int | None
     ) -> AsyncGenerator[Record, None]:
         def snapshot() -> list[tuple[str, StoredRecord]]:
+            # All in one step at the server: the snapshot that a scan promises.
             names = self._server.tree.names_in(parent, start, end)[:limit]
             return self._stored(f"{parent}/{name}" for name in names)
 
@@ -200,6 +207,7 @@ class MemoryStore(MetadataStore):
         for first in range(0, len(keys), INDEX_PAGE_RECORDS):
             page = keys[first : first + INDEX_PAGE_RECORDS]
             for key, stored in await self._ask(partial(self._stored, page)):
+                # It may have changed between the list of keys and its page.
                 if any(map(matches, stored.indexes)):
                     yield self._record(key, stored)
 
@@ -222,6 +230,8 @@ class MemoryStore(MetadataStore):
             stored = self._server.put(key, bytes(value), expected, indexes, session)
             return stat_of(key, stored, self._session)
 
+        # Given up here while the server may still have it: writing in its
+        # name is over (invariant 4).
         if ephemeral and not self._holds_session():
             return self._refused(SessionLost(f"{key}: the session of this store object was lost"))
         return self._submit(apply)
@@ -264,6 +274,7 @@ class MemoryStore(MetadataStore):
             await self._ended.wait()
             return
         self._closing = True
+        # What was submitted before the close is still carried over.
         if self._sender is not None:
             await asyncio.wait({self._sender})
         self._keeper.cancel()
@@ -285,7 +296,7 @@ class MemoryStore(MetadataStore):
         return await self._exchange(read)
 
     async def _exchange(self, read: Callable[[], Result]) -> Result:
-        """Something at the server, and its answer; a cut at any moment of it is Unavailable."""
+        """Call the server and bring the answer back; a cut at any moment of it is Unavailable."""
         link = self._check_link(self._link.version)
         await self._travel()
         self._check_link(link)
@@ -296,6 +307,7 @@ class MemoryStore(MetadataStore):
 
     def _submit(self, apply: Callable[[], Result]) -> asyncio.Future[Result]:
         self._check_open()
+        # Certainly not sent, and the caller may know it: Unavailable (invariant 3).
         if not self._linked:
             return self._refused(Unavailable("not connected to the metadata server"))
         if len(self._queue) >= WRITES_QUEUED_MAX:
@@ -311,6 +323,8 @@ class MemoryStore(MetadataStore):
         """Carry the queue to the server and the answers back until it is empty."""
         try:
             while self._queue:
+                # One message for all that waits; what comes meanwhile goes with
+                # the next (invariant 2).
                 self._in_flight = list(self._queue)
                 self._queue.clear()
                 await self._travel()
@@ -324,7 +338,7 @@ class MemoryStore(MetadataStore):
             self._fail_writes("the store object ended before this write was sent")
 
     def _fail_writes(self, why: str) -> None:
-        """Those on their way may have been applied; those still queued certainly were not."""
+        """Fail all writes: those on their way may be applied, those queued certainly are not."""
         for write in self._in_flight:
             write.fail(OutcomeUnknown("the connection ended while this write was on its way"))
         for write in self._queue:
@@ -348,6 +362,7 @@ class MemoryStore(MetadataStore):
             return
         self._linked = False
         for write in self._in_flight:
+            # Only the server will know: the sender gets OutcomeUnknown in either case.
             write.lost = not in_flight_arrives
         self._fail_writes("the connection to the metadata server broke")
         self._link.advance()
@@ -357,6 +372,7 @@ class MemoryStore(MetadataStore):
             return
         self._linked = True
         self._link.advance()
+        # Nothing was heard while the link was down.
         self._watchers.resync_all(self._highest)
 
     def _die(self) -> None:
@@ -388,12 +404,17 @@ class MemoryStore(MetadataStore):
             try:
                 async with asyncio.timeout(left):
                     alive = await self._exchange(self._renew)
+            # No answer: the session may well live on at the server. Suspended,
+            # until the lease is over.
             except (Unavailable, TimeoutError):
                 self._feeds.say(SessionEvent.SUSPENDED)
                 await self._link_moves(link, self._lease - self._clock.monotonic())
                 continue
+            # The server has ended it: no need to wait for the lease.
             if not alive:
                 return
+            # From when it was sent: the server counts from when it arrived, which
+            # is later (invariant 4).
             self._lease = sent + self._timeout_s * LEASE_SHARE
             if self._feeds.state is SessionEvent.SUSPENDED:
                 self._feeds.say(SessionEvent.CONNECTED)
@@ -406,6 +427,7 @@ class MemoryStore(MetadataStore):
         """End the old session at the server, whatever is left of it, and begin another."""
 
         def replace() -> int:
+            # Else its ephemeral records would outlive the identity that made them.
             self._server.end_session(self._session)
             return self._server.open_session(self._timeout_s)
 

@@ -71,6 +71,7 @@ class RecordTree:
         else:
             self._drop_entries(key, current)
         directory.records[name] = record
+        # As a set: the same entry given twice stands in the index once.
         for index in set(record.indexes):
             insort(self._indexes.setdefault(index.name, []), (index.key, key))
         if record.session != NO_SESSION:
@@ -102,6 +103,8 @@ class RecordTree:
     def highest(self, prefix: str, dimensions: int | None) -> tuple[str, tuple[int, ...]] | None:
         """The highest record of a sequence: its key and its numbers."""
         parent, prefix_name = split_key(prefix)
+        # The bounds let other names in (other dimensions, no numbers): the
+        # first that parses counts.
         for name in reversed(self.names_in(parent, *sequence_bounds(prefix_name))):
             numbers = parse_sequence(prefix_name, name, dimensions)
             if numbers is not None:
@@ -112,6 +115,7 @@ class RecordTree:
         for index in set(record.indexes):
             entries = self._indexes[index.name]
             del entries[bisect_left(entries, (index.key, key))]
+            # Empty ones go too, or every index and session there ever was would stay.
             if not entries:
                 del self._indexes[index.name]
         if record.session != NO_SESSION:
@@ -132,7 +136,7 @@ class _Session:
 
 
 class MemoryServer:
-    """What outlives every store object."""
+    """The metadata server in memory: records and sessions that outlive every store object."""
 
     def __init__(self, clock: Clock) -> None:
         self.tree = RecordTree()
@@ -152,6 +156,7 @@ class MemoryServer:
         indexes: tuple[Index, ...],
         session: int,
     ) -> StoredRecord:
+        # It may have ended while the request was on its way, and nothing would remove the record.
         if session != NO_SESSION and session not in self._sessions:
             raise SessionLost(f"{key}: the session of this ephemeral record has ended")
         current = self.tree.get(key)
@@ -165,6 +170,7 @@ class MemoryServer:
             version=self._version + 1,
             now_ms=self._clock.now_ms(),
         )
+        # After the verdict: a refused put uses no version up. Readable before it is told.
         self._version = record.version
         self.tree.store(key, record)
         kind = EventKind.CREATED if current is None else EventKind.MODIFIED
@@ -177,6 +183,7 @@ class MemoryServer:
         highest = self.tree.highest(prefix, len(deltas))
         numbers = next_sequence(None if highest is None else highest[1], deltas)
         key = sequence_key(prefix, numbers)
+        # The key is new by construction: there is no version to compare.
         return key, self.put(key, value, None, indexes, NO_SESSION)
 
     def delete(self, key: str, expected: int | None) -> bool:
@@ -190,6 +197,7 @@ class MemoryServer:
         names = self.tree.names_in(parent, start, end)
         for name in names:
             self.tree.remove(f"{parent}/{name}")
+        # One event for all of them, which each watch takes apart for itself.
         if names:
             last = None if end is None else f"{parent}/{end}"
             self._publish(Event(EventKind.RANGE_DELETED, f"{parent}/{start}", end=last))
@@ -215,6 +223,7 @@ class MemoryServer:
         return True
 
     def end_session(self, session_id: int) -> None:
+        # Gone before its records go: a put of this session that comes later is refused.
         session = self._sessions.pop(session_id, None)
         if session is None:
             return

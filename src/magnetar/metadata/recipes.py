@@ -1,4 +1,4 @@
-"""What callers build from single-key operations: CAS loops, counters, elections, table views.
+"""Recipes from single-key operations: CAS loops, counters, elections, table views.
 
 Owns: `cas_update`, `Counter`, `LeaderElection`, `TableView`, the same on every backend.
 
@@ -47,10 +47,13 @@ from magnetar.metadata.api import (
 from magnetar.runtime.signal import Signal
 
 CAS_TIMEOUT_S: Final = 10.0
+# A lost race is repeated without a pause: the deadline alone would allow a busy loop.
 CAS_ATTEMPTS_MAX: Final = 1000
 PAUSE_S: Final = 0.1
 """Between attempts while the store is unavailable."""
+# Events wake a candidate at once; this is for failures that no event follows.
 ELECTION_RETRY_S: Final = 1.0
+# One durable write for so many numbers; a restart skips what is left of them.
 COUNTER_BLOCK: Final = 1000
 
 
@@ -58,7 +61,7 @@ COUNTER_BLOCK: Final = 1000
 
 
 class Content(NamedTuple):
-    """What a record shall hold: a put without its indexes would remove them."""
+    """The value and indexes that a record shall get: a put without indexes removes them."""
 
     value: bytes
     indexes: tuple[Index, ...] = ()
@@ -88,8 +91,10 @@ async def cas_update(
                 stat = await store.put(
                     key, content.value, expected=expected, indexes=content.indexes
                 )
+            # Somebody else got between, so nothing was written: look again at once.
             except BadVersion:
                 continue
+            # Certainly not written either: the store is away.
             except Unavailable:
                 await asyncio.sleep(PAUSE_S)
                 continue
@@ -110,7 +115,7 @@ async def get_patiently(
 
 
 class Fate(Enum):
-    """What becomes of a record that is not replaced."""
+    """The fate of a record that is not replaced: it stays, or it is deleted."""
 
     KEPT = "kept"
     GONE = "gone"
@@ -123,7 +128,7 @@ async def cas_settle(
     *,
     timeout_s: float = CAS_TIMEOUT_S,
 ) -> None:
-    """As `cas_update`, but an attempt whose outcome is unknown is settled by reading.
+    """Update as `cas_update` does, but settle an attempt of unknown outcome by reading.
 
     For values that say who wrote them, or changes that may be applied again: if the very value is
     there, it counts as stored, whoever put it.
@@ -133,6 +138,7 @@ async def cas_settle(
             try:
                 current = await store.get(key)
                 fate = change(current)
+                # Nothing is to be written: as it is, it is right.
                 if fate is Fate.KEPT or (fate is Fate.GONE and current is None):
                     return
                 if await _settled(store, key, current, fate):
@@ -152,6 +158,7 @@ async def _settled(
             await store.delete(key, expected=expected)
     except BadVersion:
         return False
+    # If our value is there, the attempt (or an equal one) counts; if not, decide again.
     except OutcomeUnknown:
         await asyncio.sleep(PAUSE_S)
         found = await store.get(key)
@@ -179,10 +186,12 @@ class Counter:
 
     async def next(self, *, timeout_s: float = CAS_TIMEOUT_S) -> int:
         """A number that nobody else gets."""
+        # While a block is fetched, newcomers queue behind those who wait for it.
         if self._next < self._end and not self._refill.locked():
             self._next += 1
             return self._next - 1
         async with _within(timeout_s, f"{self._key}: next number"), self._refill:
+            # Looked at again: the one before in the queue may have brought a block.
             if self._next == self._end:
                 last = await self._take_block(timeout_s)
                 self._next, self._end = last - self._block + 1, last + 1
@@ -228,6 +237,8 @@ class LeaderElection:
         self._key = key
         self._value = value
         self._retry_s = retry_s
+        # An answer that was asked for before a loss of the session is not believed after it:
+        # hence `_losses` is counted.
         self._epoch: int | None = None
         self._losses = 0
         self._news = Signal()
@@ -254,9 +265,11 @@ class LeaderElection:
                     group.create_task(self._follow_record()),
                 ]
                 await self._campaign()
+                # They follow for as long as the store lives, and the group would wait for them.
                 for follower in followers:
                     follower.cancel()
         finally:
+            # However it ended: nobody leads with no one watching the session.
             self._step_down()
             self._over.set()
 
@@ -293,6 +306,7 @@ class LeaderElection:
         """Lead if nobody does, go on leading if it is still this candidate."""
         losses = self._losses
         record = await self._store.get(self._key)
+        # The session went while we read: what was read may be gone with it.
         if losses != self._losses:
             return
         if record is None:
@@ -308,6 +322,8 @@ class LeaderElection:
             self._step_down()
 
     async def _resign(self) -> None:
+        # Not leading from here on, for as soon as the record is gone another may lead. Only the
+        # very record that it led with is deleted (invariant 4).
         epoch = self._epoch
         self._step_down()
         if epoch is None:
@@ -330,6 +346,7 @@ class LeaderElection:
         except StoreClosed:
             return
         async with watch:
+            # Whatever happened before the watch was open is seen by one more look.
             self._news.advance()
             async for event in watch:
                 if event.kind is EventKind.DELETED:
@@ -365,7 +382,7 @@ class TableView:
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """By key; a live view."""
+        """The records by key; a live view."""
         return MappingProxyType(self._records)
 
     async def loaded(self, *, timeout_s: float) -> None:
@@ -385,12 +402,14 @@ class TableView:
             return
 
     async def _follow(self, event: Event) -> None:
+        # Which records changed is not said: read all of them.
         if event.kind in (EventKind.RESYNC, EventKind.RANGE_DELETED):
             await self._load()
             return
         try:
             record = await self._store.get(event.key)
         except Unavailable:
+            # The event is used up. A whole load waits for the store and catches up with it, too.
             await self._load()
             return
         if record is None:
@@ -406,6 +425,7 @@ class TableView:
             except Unavailable:
                 await asyncio.sleep(PAUSE_S)
                 continue
+            # In one step: nobody who looks at `records` sees half a directory.
             self._records.clear()
             self._records.update(records)
             self.is_loaded = True

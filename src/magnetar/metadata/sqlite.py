@@ -31,7 +31,9 @@ from magnetar.metadata.sqlite_engine import SqliteMetadata, record_of
 from magnetar.metadata.sqlite_home import ReadConnection
 from magnetar.metadata.watches import SessionFeeds, Watchers
 
+# Deletions of a range that are in flight together: one sync for many, and a bounded queue.
 _DELETE_PAGE = 500
+# After so many records a scan lets the others run, and looks at its deadline.
 _RECORDS_PER_TURN = 256
 
 
@@ -69,6 +71,7 @@ class SqliteStore(MetadataStore):
         self._check_open()
         if not ephemeral:
             return self._engine.put(key, value, expected, indexes, NO_SESSION)
+        # Before the outcome is known: `close` looks at each key once more.
         self._ephemerals.add(key)
         return self._engine.put(key, value, expected, indexes, self._session)
 
@@ -86,6 +89,8 @@ class SqliteStore(MetadataStore):
         self, parent: str, start: str, end: str | None, partition: str | None
     ) -> None:
         self._check_open()
+        # Submitted before this call, so it has to be gone as well: the scan
+        # sees only what is visible.
         await self._engine.settle_submitted()
         self._engine.check_running()
         keys: list[str] = []
@@ -122,6 +127,7 @@ class SqliteStore(MetadataStore):
         async with self._snapshot() as reader:
             layers = self._engine.layers()
             changed = index_entries(layers, index, low or "", high)
+            # What a layer knows is newer than any entry that SQLite has of it, deletions included.
             superseded = frozenset().union(*[layer.states for layer in layers])
             found = merge_index(reader.scan_index(index, low or "", high), changed, superseded)
             async for record in self._yielded(_once(found), None):
@@ -133,6 +139,7 @@ class SqliteStore(MetadataStore):
         self._check_open()
         seconds = self._engine.limits.metadata_scan_seconds
         try:
+            # Few at a time: each holds a connection, and keeps SQLite from shortening its log.
             async with asyncio.timeout(seconds):
                 await self._engine.open_scans.acquire()
         except TimeoutError:
@@ -152,6 +159,8 @@ class SqliteStore(MetadataStore):
             if count == limit:
                 return
             if count % _RECORDS_PER_TURN == _RECORDS_PER_TURN - 1:
+                # The store may be closed by then, and the reader too slow: a
+                # snapshot is not kept for ever.
                 await asyncio.sleep(0)
                 self._check_open()
                 if loop.time() > deadline:
@@ -178,6 +187,8 @@ class SqliteStore(MetadataStore):
         if self._closed:
             return
         self._closed = True
+        # An ephemeral put that is only judged would not be found, and would
+        # stay until the next start.
         await self._engine.settle_submitted()
         await asyncio.gather(*[self._delete_mine(key) for key in self._ephemerals])
         self._engine.watchers.remove(self._watchers)
@@ -202,6 +213,7 @@ def _once(
     """Each key at its first entry only: a record may have several in one index."""
     seen: set[str] = set()
     for key, record in found:
+        # A record with a single entry cannot come twice: no need to remember most of them.
         if len(record.indexes) > 1:
             if key in seen:
                 continue

@@ -71,7 +71,7 @@ _DELETES = metrics.METADATA_CHANGES.labels(kind="delete")
 
 
 class _Change(msgspec.Struct, frozen=True):
-    """Something that is decided and waits for the journal."""
+    """A decided change, or merely an answer, that waits for the journal."""
 
     sequence: int
     future: asyncio.Future[Any]
@@ -94,17 +94,23 @@ class SqliteMetadata:
         self._journal = journal
         self._worker = worker
         self._clock = clock
+        # The places of the module's table. `_pending` has what is judged, and the answers that wait
+        # for it, in journal order.
         self._judged: dict[str, _Change] = {}
         self._visible = Layer()
         self._applying = Layer()
         self._pending: deque[_Change] = deque()
         self._refusals = 0
+        # How many changes may be taken before the unapplied ones are counted again.
         self._room = 0
+        # Shortcuts: names that cannot exist, and the highest numbers of sequences, each with the
+        # journal record that gave it.
         self._known = KnownNames(home.reader, self._on_their_way)
         self._sequences: OrderedDict[tuple[str, int], tuple[tuple[int, ...], int]] = OrderedDict()
         self._followed = Signal()
         self._apply_wanted = asyncio.Event()
         self._apply_lock = asyncio.Lock()
+        # Journal records: SQLite has all up to `_applied`, `_taken` is the last that is visible.
         self._applied = home.applied
         self._applying_sequence = self._taken = self._applied
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,6 +135,7 @@ class SqliteMetadata:
             asyncio.create_task(self._follow(), name="metadata-follow"),
             asyncio.create_task(self._apply_when_wanted(), name="metadata-apply"),
         ]
+        # Their sessions ended with the process that had them (invariant 5).
         left_over = [self.delete(key, None) for key in self.home.reader.ephemeral_keys()]
         if left_over:
             await asyncio.gather(*left_over)
@@ -152,6 +159,8 @@ class SqliteMetadata:
         session: int,
     ) -> asyncio.Future[Stat]:
         self._check_room()
+        # Judged against changes that are not durable yet, too: calls of one turn see each other.
+        # The version is the number that `_submit` gets; there is no await in between (invariant 4).
         current = self._judged_state(key)
         try:
             state = judge_put(
@@ -165,8 +174,10 @@ class SqliteMetadata:
                 now_ms=self._clock.now_ms(),
             )
         except MagnetarError as error:
+            # A lost compare-and-set is an answer: it waits for what it rests on (invariant 2).
             metrics.METADATA_CONFLICTS.inc()
             return self._answer(error)
+        # A plain put may write a key that `append` would give next.
         if self._sequences:
             self._note_sequence(key, state.version)
         kind = EventKind.CREATED if current is None else EventKind.MODIFIED
@@ -176,6 +187,7 @@ class SqliteMetadata:
         self, prefix: str, value: bytes, deltas: tuple[int, ...], indexes: tuple[Index, ...]
     ) -> asyncio.Future[Stat]:
         self._check_room()
+        # Behind `_check_room`: a refusal makes void what is known of the numbers.
         numbers = next_sequence(self._last_numbers(prefix, len(deltas)), deltas)
         return self.put(sequence_key(prefix, numbers), value, None, indexes, NO_SESSION)
 
@@ -186,6 +198,7 @@ class SqliteMetadata:
         except MagnetarError as error:
             metrics.METADATA_CONFLICTS.inc()
             return self._answer(error)
+        # Perhaps because of a deletion that is judged only: the answer waits for it (invariant 2).
         if not present:
             return self._answer(False)
         return self._submit(key, None, EventKind.DELETED, True)
@@ -202,6 +215,7 @@ class SqliteMetadata:
         parent, name = split_key(key)
         row = encode_row(parent, name, state)
         try:
+            # If the journal does not take it, nothing was remembered yet.
             sequence = self._journal.append(encode_record(KIND_CHANGE, *body_pieces(row, state)))
         except StorageError as error:
             raise Unavailable(f"{key} cannot be changed: {error}", hint=error.hint) from error
@@ -217,6 +231,7 @@ class SqliteMetadata:
         self.check_running()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._pending:
+            # With the number of the last change, so that both become due in the same step.
             last = self._pending[-1].sequence
             self._pending.append(_Change(last, future, answer, "", None, b"", None))
         else:
@@ -229,11 +244,13 @@ class SqliteMetadata:
             raise Unavailable(f"the store stopped: {self._journal.failure}")
 
     def _check_room(self) -> None:
+        # What was judged on top of a refused change is void: forget it, then judge (invariant 3).
         if self._journal.refusals != self._refusals:
             self._forget_refused()
         if self._room > 0:
             self._room -= 1
             return
+        # SQLite does not keep up. The caller may come again; the layers in memory stay bounded.
         unapplied = len(self._pending) + len(self._visible) + len(self._applying)
         if unapplied >= self.limits.metadata_unapplied_records:
             raise TooManyRequests(f"{unapplied} metadata changes wait for SQLite")
@@ -252,6 +269,7 @@ class SqliteMetadata:
             self._sequences.move_to_end((prefix, dimensions))
             return cached[0]
         parent, name = split_key(prefix)
+        # Two appends of one turn must not get the same numbers, so undecided keys count as well.
         judged = (split_key(key)[1] for key in self._judged if split_key(key)[0] == parent)
         known = [parse_sequence(name, each, dimensions) for each in judged]
         known.append(self._visible_numbers(parent, name, dimensions))
@@ -263,6 +281,8 @@ class SqliteMetadata:
         self, parent: str, name: str, dimensions: int | None
     ) -> tuple[int, ...] | None:
         changed = dict(directory_states((self._visible, self._applying), parent, name, None))
+        # A name that a layer knows is decided there, deletions included;
+        # SQLite speaks for the others.
         in_home = (
             each
             for each in self.home.reader.names_downwards(parent, name)
@@ -302,6 +322,7 @@ class SqliteMetadata:
     # --- reading
 
     def visible_state(self, key: str) -> StoredRecord | None:
+        # From the newest to the oldest: the first that knows the key is right, deleted or not.
         for layer in (self._visible, self._applying):
             if key in layer.states:
                 return layer.states[key]
@@ -320,10 +341,12 @@ class SqliteMetadata:
 
     async def _follow(self) -> None:
         while self._journal.failure is None:
+            # Before the look: what advances after it is not missed.
             seen = self._journal.progress.version
             self._take_durable()
             await self._journal.progress.past(seen)
         self._take_durable()
+        # The batch that was being synced may be durable or not: only a restart tells.
         self._fail_pending(OutcomeUnknown(f"the store stopped: {self._journal.failure}"))
         self._followed.advance()
 
@@ -335,6 +358,7 @@ class SqliteMetadata:
         puts = deletes = 0
         while pending and pending[0].sequence <= synced:
             change = pending.popleft()
+            # Readable and watched first, then answered: whoever has the answer reads its own write.
             if change.event is not None:
                 self._show(change)
                 puts += change.state is not None
@@ -354,6 +378,7 @@ class SqliteMetadata:
         assert change.event is not None
         self._visible.set(change.key, change.state, change.row)
         self._known.changed(change.key)
+        # A later change of the key that is only judged stays: new verdicts go by that one.
         if self._judged[change.key] is change:
             del self._judged[change.key]
         version = None if change.state is None else change.state.version
@@ -367,7 +392,9 @@ class SqliteMetadata:
         refused = [each for each in self._pending if each.sequence > self._journal.synced]
         for _ in refused:
             self._pending.pop()
+        # What is left in the queue is synced already and waits for its turn only.
         self._judged = {each.key: each for each in self._pending if each.event is not None}
+        # Some numbers may have been refused: they are learnt again, when asked for.
         self._sequences.clear()
         for each in refused:
             _resolve(each.future, Unavailable("the disk is full", hint=DiskFull.hint))
@@ -384,6 +411,7 @@ class SqliteMetadata:
             if self._journal.failure is not None:
                 raise self._journal.failure
             await self._followed.past(self._followed.version)
+        # A layer that was on its way goes first, so this may take two rounds.
         while self._applied < sequence:
             await self._apply()
         await self._worker.run(self.home.sync)
@@ -396,18 +424,24 @@ class SqliteMetadata:
                 await self._apply()
             except DiskFull:
                 metrics.DISK_FULL.inc()  # the changes stay in memory; `settle` tries again
+            # What SQLite holds now is in doubt. The journal has it all: stop,
+            # and let a start replay.
             except StorageError as error:
                 self._journal.fence(error)
                 return
 
     async def _apply(self) -> None:
         async with self._apply_lock:
+            # A layer whose transaction failed is tried again as it is: newer
+            # changes must not overtake.
             if not len(self._applying):
                 self._applying, self._visible = self._visible, Layer()
                 self._applying_sequence = self._taken
             sequence = self._applying_sequence
             await self._worker.run(self.home.apply, self._applying, sequence)
+            # Read from memory until here, and from SQLite from here on: in between no await.
             applied, self._applying = self._applying, Layer()
+            # Unless the name was put again meanwhile: then it is on its way once more.
             self._known.gone(
                 key
                 for key, state in applied.states.items()

@@ -31,6 +31,7 @@ from magnetar.metadata.layers import Layer
 from magnetar.runtime.disk import Database, Disk
 
 SCHEMA_VERSION: Final = 1
+# Reads run on the loop: a page bounds for how long nothing else does.
 _PAGE_ROWS: Final = 256
 _CACHE_KIB: Final = 32 * 1024
 
@@ -134,9 +135,11 @@ class SqliteHome:
         ((mode,),) = self._writer.execute("PRAGMA journal_mode = WAL")
         if mode != "wal":
             raise CorruptData(f"{self._path} cannot use a write-ahead log (it is in mode {mode})")
+        # Commits do not sync and never checkpoint: `sync` does both, once per settling.
         self._writer.execute("PRAGMA synchronous = NORMAL")
         self._writer.execute("PRAGMA wal_autocheckpoint = 0")
         self._writer.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        # A new database. In one transaction: if it is cut short, the next start begins again.
         if version == 0:
             self._writer.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA:
@@ -155,10 +158,12 @@ class SqliteHome:
         states = layer.states
         puts = _array(row for key, row in layer.rows.items() if states[key] is not None)
         deletes = _array(row for key, row in layer.rows.items() if states[key] is None)
+        # `rows` and `states` are filled together, so the values come in the order of their rows.
         values = b"".join((b"\0", *(each.value for each in states.values() if each is not None)))
         write = self._writer.execute
         write("BEGIN IMMEDIATE")
         try:
+            # While the old records are still there to name their index entries.
             for rows in (puts, deletes):
                 write(_DROP_OLD_INDEX_ENTRIES, (rows,))
             write(_DELETE_RECORDS, (deletes,))
@@ -184,9 +189,11 @@ class SqliteHome:
                 log.sync()
             finally:
                 log.close()
+        # The names of database and log; they stay the same, so once is enough.
         if not self._folder_synced:
             self._disk.sync_folder(self._path.parent)
             self._folder_synced = True
+        # PASSIVE waits for no reader: what a scan holds back is left for the next time.
         self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
@@ -197,6 +204,7 @@ class SqliteHome:
             with reader.pinned():
                 yield reader
         except BaseException:
+            # The state of its transaction is in doubt: it is not used again.
             reader.close()
             raise
         self._idle.append(reader)
@@ -244,12 +252,14 @@ class ReadConnection:
                 yield [(row[0], _stored(row[1:])) for row in rows]
             if len(rows) < _PAGE_ROWS:
                 return
+            # The lowest name above the last one: no name holds NUL.
             start = rows[-1][0] + "\0"
 
     def scan_index(
         self, index: str, low: str, high: str | None
     ) -> Iterator[list[tuple[str, str, StoredRecord]]]:
         """Pages of (index key, key, record), sorted by index key, then key."""
+        # Below every entry of `low`, for no name is empty.
         after = (low, "", "")
         while True:
             if high is None:
@@ -276,6 +286,7 @@ class ReadConnection:
     def names_downwards(self, parent: str, prefix: str) -> Iterator[str]:
         """Names that may be of the sequence `prefix`, highest first."""
         low, high = sequence_bounds(prefix)
+        # One row first: nearly always the highest name is the one that is wanted.
         offset, rows = 0, 1
         while True:
             found = self._database.execute(_LAST_NAMES, (parent, low, high, rows, offset))

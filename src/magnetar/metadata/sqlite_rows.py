@@ -33,6 +33,8 @@ _DELETE_COLUMNS: Final = 2
 def encode_row(parent: str, name: str, state: StoredRecord | None) -> bytes:
     if state is None:
         return _encode((parent, name))
+    # The value's size only: bytes do not fit into JSON and travel beside it. No indexes are null,
+    # by which the statements skip the row.
     return _encode(
         (
             parent,
@@ -58,6 +60,7 @@ def decode_body(body: bytes) -> tuple[str, StoredRecord | None, bytes]:
     try:
         (size,) = _SIZE.unpack_from(body)
         row, value = body[_SIZE.size : _SIZE.size + size], body[_SIZE.size + size :]
+        # A row of two columns is a delete: it has a name and nothing else.
         if len(_decode_row(row)) == _DELETE_COLUMNS:
             parent, name = _decode_delete(row)
             return f"{parent}/{name}", None, row

@@ -30,6 +30,7 @@ News = TypeVar("News")
 QUEUE_LIMIT: Final = 1024
 """Events that a watch keeps for its reader, unless told otherwise."""
 
+# States follow each other slowly: a reader so far behind is told the outcome, not the story.
 SESSION_QUEUE_LIMIT: Final = 16
 
 RESYNC: Final = Event(EventKind.RESYNC)
@@ -48,6 +49,8 @@ class _Feed(Watch[News], Generic[News]):
         while not self._queue:
             if self._closed:
                 raise StopAsyncIteration
+            # Cleared only while the queue is empty, without an await before the
+            # wait: no event is missed.
             self._wake.clear()
             await self._wake.wait()
         return self._queue.popleft()
@@ -82,6 +85,7 @@ class _EventFeed(_Feed[Event]):
         self._limit = limit
 
     def offer(self, event: Event) -> None:
+        # What is queued goes too: a gap in the middle could not be told (invariant 2).
         if len(self._queue) >= self._limit:
             self.resync()
         else:
@@ -151,6 +155,8 @@ class Watchers:
             raise InvalidArgument("watch takes either a parent or a key")
         feed = _EventFeed(self._forget, parent, name, self._limit)
         place = self._places.setdefault(parent, _Place())
+        # Those of one key stand by its name: a change costs nothing for the
+        # watches of its siblings.
         if name is None:
             place.all.append(feed)
         else:
@@ -171,15 +177,18 @@ class Watchers:
         """Tell everyone concerned. A range is named by the keys `parent/start`, `parent/end`."""
         parent, name = split_key(event.key)
         place = self._places.get(parent)
+        # Nobody watches here: that is most changes (invariant 1).
         if place is None:
             return
         for feed in place.all:
             feed.offer(event)
+        # Watches of the directory got it as one event; those of single keys see a deletion each.
         if event.kind is EventKind.RANGE_DELETED:
             _publish_range(place, parent, name, event)
             return
         for feed in place.by_name.get(name, ()):
             feed.offer(event)
+        # A new value of an existing key moves no sequence.
         if place.sequences and event.kind is not EventKind.MODIFIED:
             _publish_sequence(place, name, event)
 
@@ -193,6 +202,8 @@ class Watchers:
                     feed.resync()
             for sequences in place.sequences.values():
                 for sequence in sequences:
+                    # No RESYNC here: such a watch shows the highest key, so it is simply told
+                    # again. Lowered first, because the highest may have been deleted unheard.
                     current = highest(f"{sequence.parent}/{sequence.name}") if highest else None
                     sequence.lowered()
                     if current is not None:
@@ -202,6 +213,7 @@ class Watchers:
         """End every watch; none can be opened any more."""
         self._closed = True
         for place in list(self._places.values()):
+            # Collected first: closing a watch takes it out of these very lists.
             feeds: list[_Feed[Event] | _Feed[str]] = [*place.all]
             for named in place.by_name.values():
                 feeds.extend(named)
@@ -223,6 +235,7 @@ class Watchers:
             place.all.remove(feed)
         else:
             _remove(place.by_name, feed.name, feed)
+        # So that `publish` is back to one lookup for this directory.
         if place.empty():
             del self._places[feed.parent]
         self._open -= 1
@@ -243,6 +256,7 @@ def _publish_range(place: _Place, parent: str, start: str, event: Event) -> None
         if in_range(name, start, end):
             for feed in feeds:
                 feed.offer(Event(EventKind.DELETED, f"{parent}/{name}"))
+    # Whether the range held their highest key is not looked up: a lower one may be news now.
     for sequences in place.sequences.values():
         for sequence in sequences:
             sequence.lowered()
@@ -261,6 +275,7 @@ class _SessionFeed(_Feed[SessionEvent]):
     def offer(self, event: SessionEvent) -> None:
         if len(self._queue) < SESSION_QUEUE_LIMIT:
             self._add(event)
+        # A loss makes everything that was queued before it irrelevant.
         elif event is SessionEvent.LOST:
             self._replace(event)
         else:
@@ -280,6 +295,7 @@ class SessionFeeds:
         """The present state, then each change; after `close_all`, nothing."""
         feed = _SessionFeed(self._forget)
         self._feeds.append(feed)
+        # An iteration that ends at once, rather than an error: readers loop until it ends.
         if self._closed:
             feed.close()
         else:
