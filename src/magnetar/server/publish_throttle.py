@@ -8,7 +8,7 @@ Invariants:
    so a publisher is slowed, not refused.
 2. Connections without producers are never held: consumers go on.
 
-Relies on: sessions, which ask `has_room` after each read and obey `is_open`.
+Relies on: sessions, which ask `has_room` after each read that brought a SEND, and obey `is_open`.
 """
 
 from __future__ import annotations

@@ -143,8 +143,10 @@ class Session(asyncio.Protocol):
         except ProtocolError as error:
             self._broken(error)
             return
+        has_sent = False
         for each in commands:
             if isinstance(each, Send):
+                has_sent = True
                 self._send(each)
             else:
                 self._handle(each)
@@ -152,7 +154,8 @@ class Session(asyncio.Protocol):
                 return
         if self.wire.error is not None:
             self._broken(self.wire.error)
-        elif not self.context.publish_throttle.has_room():
+        elif has_sent and not self.context.publish_throttle.has_room():
+            # Only sends are slowed by storage that is behind: who sent none need not ask.
             self.judge_reading()
 
     def pause_writing(self) -> None:

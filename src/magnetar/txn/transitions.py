@@ -63,7 +63,7 @@ def ended(header: Header, state: State, now_ms: int) -> Header:
     """The header with that outcome; InvalidTxnStatus if it has another one."""
     if header.state == state:
         return header
-    if header.is_final:
+    if header.state != "OPEN":
         raise InvalidTxnStatus(f"transaction {header.txn} is {header.state}, not {state}")
     return replace(header, state=state, finalized_ms=now_ms)
 

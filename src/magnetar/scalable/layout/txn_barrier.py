@@ -27,7 +27,7 @@ not held there; transactions that wrote to the segments are waited for wherever 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -38,7 +38,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.metrics import SCALABLE_LULLS, TXN_HELD
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.txn.outcomes import Outcomes
-from magnetar.txn.records import Header, State
+from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 
 HANDOVER_SECONDS: Final = 1.0
@@ -47,17 +47,27 @@ HANDOVER_SECONDS: Final = 1.0
 _PRUNE_AT: Final = 64
 
 
-class _Begun:
-    """The transactions of one connection."""
+class ConnectionTransactions:
+    """The transactions that one connection has begun, or is beginning."""
 
-    __slots__ = ("beginning", "prune_at", "txns")
+    __slots__ = ("_is_open", "beginning", "prune_at", "txns")
 
-    def __init__(self) -> None:
+    def __init__(self, is_open: Callable[[TxnId], bool]) -> None:
+        self._is_open = is_open
         self.beginning = 0
         """How many are being begun now."""
         self.txns: deque[TxnId] = deque()
         """At least those that are open."""
         self.prune_at = _PRUNE_AT
+
+    def began(self, txn: TxnId) -> None:
+        """A transaction is open from now on."""
+        self.txns.append(txn)
+        if len(self.txns) >= self.prune_at:
+            # Those that have ended are dropped now and then, so that a connection which begins
+            # many costs what it has open, and each costs a constant share of the pruning.
+            self.txns = deque(each for each in self.txns if self._is_open(each))
+            self.prune_at = max(_PRUNE_AT, 2 * len(self.txns))
 
 
 class _Barrier:
@@ -101,27 +111,30 @@ class TransactionBarrier:
         self._wait_seconds = wait_seconds
         self._moved = layout_watchers.moved
         self._barriers: dict[TopicName, _Barrier] = {}
-        self._begun: WeakKeyDictionary[object, _Begun] = WeakKeyDictionary()
+        self._begun: WeakKeyDictionary[object, ConnectionTransactions] = WeakKeyDictionary()
         """By connection; they go with it."""
 
     # --- transactions begin
 
-    async def begin(self, connection: object, work: Callable[[], Awaitable[Header]]) -> Header:
-        """Begin a transaction as soon as no barrier holds its connection."""
+    async def admitted(self, connection: object) -> ConnectionTransactions:
+        """Wait until no barrier holds a connection; from then on it is beginning a transaction.
+
+        The caller begins it, tells its id with `began`, and calls `over`, whatever happened.
+        """
         if self._held_until(connection) is not None:
             await self._unheld(connection)
         begun = self._begun.get(connection)
         if begun is None:
-            begun = self._begun[connection] = _Begun()
+            begun = self._begun[connection] = ConnectionTransactions(self._is_open)
+        # Without an await since the check above: a change that asks now sees this one.
         begun.beginning += 1
-        try:
-            header = await work()
-            self._note(begun, header.id)
-        finally:
-            begun.beginning -= 1
-            if any(self._concerns(barrier, connection) for barrier in self._barriers.values()):
-                self._moved.advance()
-        return header
+        return begun
+
+    def over(self, connection: object, begun: ConnectionTransactions) -> None:
+        """A transaction that was `admitted` has begun, or will not begin."""
+        begun.beginning -= 1
+        if any(self._concerns(barrier, connection) for barrier in self._barriers.values()):
+            self._moved.advance()
 
     async def _unheld(self, connection: object) -> None:
         TXN_HELD.inc()
@@ -154,12 +167,6 @@ class TransactionBarrier:
         if id(connection) in barrier.producing:
             return True
         return self._layout_watchers.follows(barrier.topic, connection)
-
-    def _note(self, begun: _Begun, txn: TxnId) -> None:
-        begun.txns.append(txn)
-        if len(begun.txns) >= begun.prune_at:
-            begun.txns = deque(each for each in begun.txns if self._is_open(each))
-            begun.prune_at = max(_PRUNE_AT, 2 * len(begun.txns))
 
     def _is_open(self, txn: TxnId) -> bool:
         return self._outcomes.known(txn) == "OPEN"

@@ -33,7 +33,7 @@ from magnetar.txn.coordinator_partitions import (
 )
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
-from magnetar.txn.records import GroupMembership, Header, State
+from magnetar.txn.records import GroupMembership, State
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -137,16 +137,20 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
 
 
 async def _begun(session: Session, body: pb.CommandNewTxn, member: GroupMembership | None) -> TxnId:
-    coordinators = session.context.coordinators
-
-    async def work() -> Header:
-        return await coordinators.begin(body.tc_id, body.txn_ttl_millis, _owner(session), member)
-
-    # Members of groups come from clients that repeat a send without giving the transaction up.
-    is_held = session.context.has_scalable and member is None
-    header = await (
-        session.context.scalable.txn_barrier.begin(session, work) if is_held else work()
-    )
+    """A metadata-driven transaction, alone or a member of a group."""
+    context, owner = session.context, _owner(session)
+    begin = context.coordinators.begin
+    if member is not None or not context.has_scalable:
+        # Members of groups come from clients that repeat a send without giving the transaction up:
+        # no layout change need wait for them.
+        return (await begin(body.tc_id, body.txn_ttl_millis, owner, member)).id
+    barrier = context.scalable.txn_barrier
+    beginning = await barrier.admitted(session)
+    try:
+        header = await begin(body.tc_id, body.txn_ttl_millis, owner)
+        beginning.began(header.id)
+    finally:
+        barrier.over(session, beginning)
     return header.id
 
 

@@ -153,8 +153,9 @@ class Coordinators(Service):
         return await asyncio.shield(self.ending(txn, commit=commit, owner=owner))
 
     def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
-        """The same in a task, which is not to be cancelled."""
-        self.partitions.check_txn(txn)
+        """Decide a transaction in a task of its own, which is not to be cancelled."""
+        # A legacy id has no header here, and gets TransactionNotFound as any unknown one does.
+        self.partitions.check(txn.most)
         state: State = "COMMITTED" if commit else "ABORTED"
         return self._background.in_task(self._end(txn, state, owner, "asked"))
 

@@ -54,13 +54,18 @@ class Scene:
         txn = metadata_id(0, next(self._numbers))
         return transitions.begun(txn, now_ms=0, timeout_ms=60_000)
 
-    async def begin(self, connection: object) -> TxnId:
-        async def work() -> Header:
+    async def begin(self, connection: object, gate: asyncio.Event | None = None) -> TxnId:
+        """As the handler of NEW_TXN does it; behind `gate` the header is stored."""
+        beginning = await self.txn_barrier.admitted(connection)
+        try:
+            if gate is not None:
+                await gate.wait()
             header = self.new_header()
             self.broker.outcomes.opened(header)
-            return header
-
-        return (await self.txn_barrier.begin(connection, work)).id
+            beginning.began(header.id)
+        finally:
+            self.txn_barrier.over(connection, beginning)
+        return header.id
 
     def end(self, txn: TxnId) -> None:
         self.broker.outcomes.learn(txn, "COMMITTED")
@@ -157,19 +162,12 @@ def test_one_that_is_being_begun_counts() -> None:
         connection = Connection()
         scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         ready = asyncio.Event()
-
-        async def work() -> Header:
-            await ready.wait()
-            header = scene.new_header()
-            scene.broker.outcomes.opened(header)
-            return header
-
-        beginning = asyncio.create_task(scene.txn_barrier.begin(connection, work))
+        beginning = asyncio.create_task(scene.begin(connection, ready))
         await asyncio.sleep(0)
         waiting = asyncio.create_task(scene.granted(WAIT_S))
         assert not await is_over(waiting)
         ready.set()
-        txn = (await beginning).id
+        txn = await beginning
         assert not await is_over(waiting)
         scene.end(txn)
         assert await is_over(waiting)
