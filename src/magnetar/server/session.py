@@ -152,10 +152,11 @@ class Session(asyncio.Protocol):
                 self._handle(each)
             if self.is_closing:
                 return
+        throttle = self.context.publish_throttle
         if self.wire.error is not None:
             self._broken(self.wire.error)
-        elif has_sent and not self.context.publish_throttle.has_room():
-            # Only sends are slowed by storage that is behind: who sent none need not ask.
+        # Only sends fill the queue that is judged here: a read without one need not look at it.
+        elif not (throttle.has_room() if has_sent else throttle.is_open):
             self.judge_reading()
 
     def pause_writing(self) -> None:
