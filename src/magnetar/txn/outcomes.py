@@ -1,10 +1,12 @@
 """What this broker knows of transactions, and which of its participants must be told.
 
-Owns: `Outcomes`, and what a `Participant` is: a segment's buffer, a subscription's pending acks.
+Owns: `Outcomes`, and what a `Participant` is: a segment's buffer, a subscription's pending acks;
+`DecisionQueue`, the participant of those who stand above, and follow it.
 
 Invariants:
-1. A decision, learnt by whatever path, is applied to all participants here in one call without an
-   await: on one broker a commit shows in all its topics in one turn of the loop.
+1. A decision, learnt by whatever path, is told to all participants here in one call without an
+   await: on one broker a commit shows in all its topics in one turn of the loop. Who follows a
+   `DecisionQueue` applies it in the turn after, which is before END_TXN is answered.
 2. A final state never changes.
 3. That a transaction is open is believed from memory only while this broker coordinates it; else
    the store is asked.
@@ -55,6 +57,31 @@ class Participant(Protocol):
 
 
 Missing = Callable[[TxnId], None]
+
+
+class DecisionQueue:
+    """A `Participant` that takes decisions down, for an owner that stands above and follows it."""
+
+    __slots__ = ("_waiting", "news")
+
+    def __init__(self) -> None:
+        self.news = Signal()
+        """Advances when there is something to take."""
+        self._waiting: list[tuple[TxnId, State | None]] = []
+
+    def decided(self, txn: TxnId, state: State) -> None:
+        self._waiting.append((txn, state))
+        self.news.advance()
+
+    def missing(self, txn: TxnId) -> None:
+        """A transaction turned out to have no header."""
+        self._waiting.append((txn, None))
+        self.news.advance()
+
+    def take(self) -> list[tuple[TxnId, State | None]]:
+        """What was decided since the last call, in order; None: there is no header."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
 
 class _Followed:

@@ -68,6 +68,7 @@ class Broker:
     async def end(self, txn: TxnId, state: State) -> None:
         await self.store.end(txn, state, self.world.clock.now_ms())
         self.outcomes.learn(txn, state)
+        await asyncio.sleep(0)  # an answer comes a turn of the loop later, too
 
     async def commit(self, txn: TxnId) -> None:
         await self.end(txn, "COMMITTED")

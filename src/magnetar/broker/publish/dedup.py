@@ -53,7 +53,7 @@ from magnetar.broker.publish.lineage import (
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
-from magnetar.txn.buffer.txn_dedup import TxnRuns
+from magnetar.txn.buffer.txn_dedup import Sent, SequenceNews, TxnRuns
 
 HOLES_MAX: Final = 500
 """Of one producer name. Beyond it the older half is given up: whether a sequence among them is
@@ -187,6 +187,8 @@ class Dedup:
         self._inherited: dict[str, _Inherited] = {}
         self._doubts: dict[str, int] = {}
         """The first inherited sequence that got UNKNOWN since its producer came."""
+        self._news = SequenceNews()
+        """What transactions stored; the topic's own once it is followed."""
 
     # --- sends
 
@@ -205,11 +207,13 @@ class Dedup:
         """
         if not is_last_chunk:
             return SendVerdict.STORE
+        if self._news:
+            self.catch_up()
         if self._inherited:
             verdict = self._inherited_verdict(name, sequence_id, key_hash)
             if verdict is not None:
                 return verdict
-        producer = self._lane_of(name)
+        producer = self._sequences_of(name)
         sent = SequenceSpan(sequence_id, max(sequence_id, highest_sequence_id))
         if sequence_id > producer.pushed:
             producer.pushed = sent.last
@@ -252,6 +256,7 @@ class Dedup:
 
     def last_sequence_id(self, name: str) -> int:
         """Up to where a producer need not send again; -1 if it never sent."""
+        self.catch_up()
         producer = self._producers.get(name)
         pushed = NO_SEQUENCE if producer is None else producer.pushed
         holes = [] if producer is None else producer.holes
@@ -265,17 +270,38 @@ class Dedup:
 
     @property
     def has_holes(self) -> bool:
+        self.catch_up()
         return any(producer.holes for producer in self._producers.values())
 
     # --- what transactions stored
 
+    def follow(self, news: SequenceNews) -> None:
+        """Take the news of this segment's transactions from now on."""
+        self._news = news
+
+    def catch_up(self) -> None:
+        """Take what transactions did since the last call; whatever judges or tells begins so.
+
+        Plain sends of a fast path do not ask: for them it happens one turn of the loop after a
+        decision, which is before anybody is told of it.
+        """
+        for state, name, sequences in self._news.take():
+            if isinstance(sequences, Sent):
+                # Durable after the end: it counts, or is forgotten, as that end says.
+                told = self.txn_committed if state == "COMMITTED" else self.txn_aborted
+                told(name, SequenceSpan(sequences.first, sequences.last))
+            elif state == "OPEN":
+                self.began_in_txn(name, sequences)
+            else:
+                self.ended_in_txn(name, sequences, committed=state == "COMMITTED")
+
     def began_in_txn(self, name: str, stored: TxnRuns) -> None:
         """A transaction that is not decided stores these, and what is to come."""
-        self._lane_of(name).in_txns.append(stored)
+        self._sequences_of(name).in_txns.append(stored)
 
     def ended_in_txn(self, name: str, stored: TxnRuns, *, committed: bool) -> None:
         """It is decided."""
-        fast_path = self._lane_of(name)
+        fast_path = self._sequences_of(name)
         fast_path.in_txns = [each for each in fast_path.in_txns if each is not stored]
         runs = [SequenceSpan(*run, needed=False) for run in stored]
         if runs and committed:
@@ -285,7 +311,7 @@ class Dedup:
 
     def stored_in_txn(self, name: str, sent: SequenceSpan) -> None:
         """The log has it, of a transaction that is not decided."""
-        fast_path, sent = self._lane_of(name), sent._replace(needed=False)
+        fast_path, sent = self._sequences_of(name), sent._replace(needed=False)
         fast_path.holes = _without(fast_path.holes, [sent])
         if fast_path.undecided and fast_path.undecided[-1].last == sent.first - 1:
             fast_path.undecided[-1] = fast_path.undecided[-1]._replace(last=sent.last)
@@ -294,7 +320,7 @@ class Dedup:
 
     def txn_committed(self, name: str, *stored: SequenceSpan) -> None:
         """What a transaction stored (ascending) counts like any other message."""
-        producer = self._lane_of(name)
+        producer = self._sequences_of(name)
         producer.drop(*stored)
         for sent in stored:
             if sent.last > producer.persisted:
@@ -306,7 +332,7 @@ class Dedup:
 
     def txn_aborted(self, name: str, *stored: SequenceSpan) -> None:
         """What a transaction stored is as if it had never been sent: it may be sent again."""
-        producer = self._lane_of(name)
+        producer = self._sequences_of(name)
         producer.drop(*stored)
         forgotten = []
         for sent in (each._replace(needed=False) for each in stored):
@@ -320,7 +346,7 @@ class Dedup:
         if forgotten:
             producer.forget(*forgotten)
 
-    def _lane_of(self, name: str) -> DedupFastPath:
+    def _sequences_of(self, name: str) -> DedupFastPath:
         fast_path = self._producers.get(name)
         if fast_path is None:
             fast_path = self._producers[name] = DedupFastPath(NO_SEQUENCE)
@@ -337,6 +363,7 @@ class Dedup:
 
     def lineage(self, own_range: HashRange, child_range: HashRange) -> Lineage:
         """What a child on that range inherits, once nothing is in flight any more."""
+        self.catch_up()
         names = {**self._producers, **self._inherited}
         return Lineage({name: self._pieces(name, own_range) for name in names}).clipped(child_range)
 
@@ -392,6 +419,7 @@ class Dedup:
 
     def forget_idle(self, now: float, idle: float) -> list[str]:
         """Drop the names absent for at least `idle`, and the longest absent above the limit."""
+        self.catch_up()
         forgotten: list[str] = []
         known = len(self)
         for name, since in self._absent.items():
@@ -417,6 +445,7 @@ class Dedup:
 
     def snapshot(self, position: Position) -> bytes:
         """What is persisted, for a log that is covered up to `position` at least."""
+        self.catch_up()
         version = _WITH_LINEAGE if self._inherited else _PLAIN
         out = bytearray(_HEADER.pack(version, *position, len(self._producers)))
         for name, producer in self._producers.items():
@@ -490,7 +519,7 @@ class Dedup:
         """An entry of the log behind the snapshot; in log order, before anything is decided."""
         if not is_last_chunk:
             return
-        producer = self._lane_of(name)
+        producer = self._sequences_of(name)
         highest = max(sequence_id, highest_sequence_id)
         producer.holes = _without(producer.holes, [SequenceSpan(sequence_id, highest)])
         producer.pushed = producer.persisted = max(producer.persisted, highest)

@@ -154,7 +154,7 @@ class Producer:
         self._held: HeldSends | None = None
         if transactions is not None:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
-        self._txn_lane: TxnFastPath | None = None
+        self._txn_fast_path: TxnFastPath | None = None
         """Of the transaction of the last send that was plain in one."""
         self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
         self._receipts: list[Receipt] = []
@@ -258,7 +258,7 @@ class Producer:
             if self._stopped and not is_released:
                 return
             if type(send) is TxnSend and (self._direct or is_released):
-                sent = self._lane_in(send)
+                sent = self._fast_path_in(send)
             if sent is None:
                 if not is_released and self._is_held(send):
                     return
@@ -334,13 +334,15 @@ class Producer:
 
     # --- transactions
 
-    def _lane_in(self, send: TxnSend) -> TxnFastPath | None:
+    def _fast_path_in(self, send: TxnSend) -> TxnFastPath | None:
         """Where a send of a transaction is noted that need not be judged; None: it must."""
-        fast_path = self._txn_lane
+        fast_path = self._txn_fast_path
         if fast_path is None or fast_path.work.txn != send.txn_id:
             if self._transactions is None:
                 return None
-            fast_path = self._txn_lane = self._transactions.fast_path(send.txn_id, self.dedup_name)
+            fast_path = self._txn_fast_path = self._transactions.fast_path(
+                send.txn_id, self.dedup_name
+            )
         return fast_path if fast_path is not None and fast_path.takes(send) else None
 
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:

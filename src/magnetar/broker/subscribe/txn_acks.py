@@ -8,18 +8,20 @@ Invariants:
 2. An acknowledgement is held from before the transaction's state is read, so a decision meets it.
    It is answered once its intent is durable and this was still the owner after that. If the intent
    could not be written it is held no more.
-3. A decision is applied in memory when it is learnt, or, with commands of that transaction in
-   flight, when the last of them is over: what was in flight is covered by the decision. A
-   transaction that is decided here acknowledges nothing more.
+3. A decision is applied in memory before anything is judged, and at the latest in the turn of the
+   loop after it was learnt; or, with commands of that transaction in flight, when the last of them
+   is over: what was in flight is covered by the decision. Until then its messages stay held. A
+   transaction that is decided acknowledges nothing more.
 4. Commit: into the cursor in memory; ops are deleted after a durable cursor write. Abort, or no
    header any more: what was held is delivered again, ops are deleted.
 5. What was acknowledged before a seek does not count after it: an incarnation of the cursor ends
    with everything that is held. Without a cursor there are no ops.
 6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
 
-Legacy transactions keep their intents in a log, and are told their ends: `legacy_acks` has these.
+Legacy transactions keep their intents in a log, and are told their ends: `legacy_txn_acks` has
+these.
 
-Relies on: `Decisions` to tell how each transaction ended that was joined, or that it is gone.
+Relies on: `Outcomes` to tell how each transaction ended that was joined, or that it is gone.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from magnetar.txn.acks.pending_acks import AckConflict, Acked, AckVerdict, acked
 from magnetar.txn.api import Transactions
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
+from magnetar.txn.outcomes import DecisionQueue
 from magnetar.txn.records import AckOp, State
 from magnetar.txn.store import FoundAck, StoredOp
 from magnetar.wire.messages import TxnId
@@ -132,6 +135,9 @@ class TransactionalAcks:
         self._in_flight: dict[TxnId, int] = {}
         self._decided: dict[TxnId, State] = {}
         """Learnt while commands of that transaction are in flight."""
+        self._queue = DecisionQueue()
+        """The participant: `_follow` and whatever judges take from it."""
+        self._is_following = False
         self._commands: set[asyncio.Task[None]] = set()
         self._recovering = False
         self._closed = False
@@ -184,7 +190,7 @@ class TransactionalAcks:
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
             if found.op not in self._stored.get(txn, ()) and await self._adopt(txn, found):
-                self._outcomes.join(txn, self, self._gone)
+                self._join(txn)
         for txn in list(self._stored):
             await self._ask(txn)
         if self._legacy is not None:
@@ -204,10 +210,11 @@ class TransactionalAcks:
 
     async def _ask(self, txn: TxnId) -> None:
         state = await self._outcomes.state(txn)
+        self._catch_up()  # the question itself may have brought the decision
         if state is None:
             self._gone(txn)
-        elif txn in self._stored:  # the question itself may have brought the decision
-            self.decided(txn, state)
+        elif txn in self._stored:
+            self._decide(txn, state)
 
     async def rescan(self) -> None:
         """Deal with ops of decided transactions that were left behind, or came from elsewhere."""
@@ -219,7 +226,7 @@ class TransactionalAcks:
                 continue  # the decision will be told; or the op is that command's own
             if found.op not in self._stored.get(txn, ()):
                 await self._adopt(txn, found)
-            self.decided(txn, state or "ABORTED")
+            self._decide(txn, state or "ABORTED")
 
     async def _restored(self, op: AckOp) -> list[Acked]:
         return await self._sized([Ack(each.position, each.unacked_bits) for each in op.entries])
@@ -250,6 +257,7 @@ class TransactionalAcks:
         refusal = self._kinds.refusal(txn, TransactionConflict)
         if refusal is not None:
             raise refusal
+        self._catch_up()
         command = None
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
@@ -319,9 +327,11 @@ class TransactionalAcks:
         await self._wait_ready()
         async with self._turn:
             wanted = await self._sized(acks)
+            self._catch_up()
             verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
             if isinstance(verdict, AckConflict) and verdict.holders:
                 await self._ask_again(verdict.holders)
+                self._catch_up()
                 verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
             if isinstance(verdict, AckConflict):
                 raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
@@ -343,11 +353,11 @@ class TransactionalAcks:
             log.begin(txn)
         else:
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
-            self._outcomes.join(txn, self, self._gone)
+            self._join(txn)
         return _Command(txn, wanted, cumulative, self._incarnation)
 
     def _check_room(self, txn: TxnId, entries: int) -> None:
-        self._outcomes.check_room(txn, self)
+        self._outcomes.check_room(txn, self._queue)
         most = self._limits.txn_pending_acks_max
         if len(self._pending) + entries > most:
             raise TooManyRequests(
@@ -411,11 +421,32 @@ class TransactionalAcks:
         if decided is not None:
             self._apply(txn, decided)
         if txn not in self._stored:
-            self._outcomes.leave(txn, self)
+            self._outcomes.leave(txn, self._queue)
 
     # --- decisions
 
-    def decided(self, txn: TxnId, state: State) -> None:
+    def _join(self, txn: TxnId) -> None:
+        """Be told how a transaction ends."""
+        self._outcomes.join(txn, self._queue, self._queue.missing)
+        if not self._is_following:
+            self._is_following = True
+            self._tasks.spawn(self._follow(), "decisions")
+
+    async def _follow(self) -> None:
+        seen = 0
+        while True:
+            seen = await self._queue.news.past(seen)
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Apply what was decided since the last call."""
+        for txn, state in self._queue.take():
+            if state is None:
+                self._gone(txn)
+            else:
+                self._decide(txn, state)
+
+    def _decide(self, txn: TxnId, state: State) -> None:
         """A transaction that was joined has come to its end."""
         if state == "OPEN" or self._closed:
             return
@@ -432,9 +463,9 @@ class TransactionalAcks:
 
     def _gone(self, txn: TxnId) -> None:
         """It has no header: it was aborted, or never was. A committed one waits for its ops."""
-        self.decided(txn, "ABORTED")
+        self._decide(txn, "ABORTED")
         if txn not in self._in_flight:
-            self._outcomes.leave(txn, self)
+            self._outcomes.leave(txn, self._queue)
 
     def _apply(self, txn: TxnId, state: State) -> None:
         if self._cursor.failure is not None:
@@ -466,7 +497,7 @@ class TransactionalAcks:
             return
         self._incarnation = self._cursor.incarnation
         for txn in self._held.clear():
-            self._outcomes.leave(txn, self)
+            self._outcomes.leave(txn, self._queue)
         for ops in self._stored.values():
             self._ops.merged(ops)
         self._stored.clear()
@@ -478,7 +509,7 @@ class TransactionalAcks:
         """Take part in nothing any more; what is held stays so for the next owner."""
         self._closed = True
         for txn in {*self._stored, *self._in_flight}:
-            self._outcomes.leave(txn, self)
+            self._outcomes.leave(txn, self._queue)
         if self._legacy is not None:
             self._legacy.stop()
 

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 from magnetar.broker.entries import EntryView
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.publish.dedup import Dedup
-from magnetar.broker.publish.lineage import SequenceSpan, dedup_name
+from magnetar.broker.publish.lineage import dedup_name
 from magnetar.broker.publish.txn_writes import TransactionWrites
 from magnetar.broker.subscribe.txn_acks import AckParts
 from magnetar.broker.subscribe.txn_kind import TxnKind
@@ -45,7 +45,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns
+from magnetar.txn.buffer.txn_dedup import Sent, SequenceNews
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.markers import is_txn_marker, trace_of
@@ -117,6 +117,7 @@ class TopicTransactions:
         self._gone_below: Position | None = None
         """Up to where data was trimmed since this was loaded."""
         self._dedup: Dedup | None = None
+        self._sequence_news = SequenceNews()
         self.buffer: MetadataTransactionBuffer | None = None
         self.legacy: LegacyTransactionBuffer | None = None
         """None on segments too: there are no markers in them."""
@@ -138,7 +139,8 @@ class TopicTransactions:
                 transactions.outcomes,
                 epoch=ledger.epoch,
                 clock=clock,
-                sequences=self,
+                news=self._sequence_news,
+                stored=self,
                 shares_journal=transactions.shares_journal,
             )
             if name.domain is not Domain.SEGMENT:
@@ -149,7 +151,8 @@ class TopicTransactions:
                     self.buffer,
                     epoch=ledger.epoch,
                     clock=clock,
-                    sequences=self,
+                    news=self._sequence_news,
+                    stored=self,
                     moved=self.buffer.moved,
                     failed=self.buffer.failed,
                     outcomes=transactions.outcomes,
@@ -180,14 +183,17 @@ class TopicTransactions:
     ) -> Iterator[Coroutine[Any, Any, None]]:
         """What its topic runs: it tells who waits for more; `lose` if it cannot go on."""
         if self.buffer is not None:
-            yield self._follow_ceiling(self.buffer.moved, subscriptions)
+            yield self._follow_moves(self.buffer.moved, subscriptions)
             yield self._follow_aborts(self.buffer, subscriptions)
             yield self._follow_failure(self.buffer.failed, lose)
 
-    async def _follow_ceiling(self, moved: Signal, subscriptions: Waiting) -> None:
+    async def _follow_moves(self, moved: Signal, subscriptions: Waiting) -> None:
         seen = 0
         while True:
             seen = await moved.past(seen)
+            if self._dedup is not None:
+                # Before END_TXN is answered: a resend behind that answer meets the outcome.
+                self._dedup.catch_up()
             if self.legacy is not None:
                 subscriptions.pass_over(self.legacy.take_passed())
             subscriptions.wake()
@@ -363,25 +369,17 @@ class TopicTransactions:
         return state
 
     def count_in(self, dedup: Dedup | None) -> None:
-        """The topic has dedup from now on, or none."""
+        """The topic has dedup from now on, or none: it takes the news of transactions itself."""
         self._dedup = dedup
+        # What came before says nothing to a new dedup, which is told below what is being stored.
+        self._sequence_news.is_followed = dedup is not None
+        self._sequence_news.take()
+        if dedup is not None:
+            dedup.follow(self._sequence_news)
         for buffer in (self.buffer, self.legacy):
             if dedup is not None and buffer is not None:
                 for name, stored in buffer.storing():
                     dedup.began_in_txn(name, stored)
-
-    def began(self, name: str, stored: TxnRuns) -> None:
-        if self._dedup is not None:
-            self._dedup.began_in_txn(name, stored)
-
-    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
-        if self._dedup is not None:
-            self._dedup.ended_in_txn(name, stored, committed=state == "COMMITTED")
-
-    def late(self, state: State, sent: Sent) -> None:
-        if self._dedup is not None:
-            told = self._dedup.txn_committed if state == "COMMITTED" else self._dedup.txn_aborted
-            told(sent.name, SequenceSpan(sent.first, sent.last))
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
         while entries := await self._ledger.read(first, SCAN_ENTRIES, SCAN_BYTES):

@@ -23,7 +23,14 @@ from typing import Final, Generic, Protocol, TypeVar
 from magnetar.errors import InvariantBroken, NotAllowed
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.ids import Position
-from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
+from magnetar.runtime.signal import Signal
+from magnetar.txn.buffer.txn_dedup import (
+    Sent,
+    SequenceNews,
+    TxnRuns,
+    TxnSequences,
+    TxnVerdict,
+)
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
@@ -34,23 +41,11 @@ Answered = Callable[[TxnId, NotAllowed | None], None]
 """Told whether a transaction may write; from no task of its own, so that it must not raise."""
 
 
-class Sequences(Protocol):
-    """Where the sequences of transactions count for dedup, and how they get there."""
-
-    def began(self, name: str, stored: TxnRuns) -> None:
-        """A producer stores in a transaction that is not decided: so much, and what is to come."""
-        ...
-
-    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
-        """What it stored counts from now on (COMMITTED) or is forgotten."""
-        ...
-
-    def late(self, state: State, sent: Sent) -> None:
-        """The same for what became durable after the end."""
-        ...
+class StoredEntries(Protocol):
+    """What a former owner stored of transactions, which only a reading of the log tells."""
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
-        """Call `note` for each entry of these in [first, end): of what a former owner stored."""
+        """Call `note` for each entry of these transactions in [first, end)."""
         ...
 
 
@@ -136,12 +131,24 @@ OneWork = TypeVar("OneWork", bound=SegmentTransaction)
 class SegmentTransactions(Generic[OneWork]):
     """The part that is the same of a buffer of either kind."""
 
-    def __init__(self, segment: str, ledger: ManagedLedger, sequences: Sequences) -> None:
+    def __init__(
+        self,
+        segment: str,
+        ledger: ManagedLedger,
+        *,
+        news: SequenceNews,
+        stored: StoredEntries,
+        moved: Signal,
+    ) -> None:
+        self.moved = moved
+        """Advances when the maxReadPosition has moved for another reason than an append, and when
+        there are news of sequences: the topic follows it."""
         self.ends: Counter[State] = Counter()
         """How many transactions ended here since it was loaded, by how."""
         self._segment = segment
         self._ledger = ledger
-        self._counting = sequences
+        self._sequence_news = news
+        self._stored_entries = stored
         self._visibility = Visibility()
         self._works: dict[TxnId, OneWork] = {}
 
@@ -214,7 +221,8 @@ class SegmentTransactions(Generic[OneWork]):
             return
         work.sequences.settled(sent, stored=stored)
         if stored and work.decision is not None and self._works.get(work.txn) is not work:
-            self._counting.late(work.decision, sent)
+            self._sequence_news.late(work.decision, sent)
+            self.moved.advance()
 
     # --- for the buffers
 
@@ -226,7 +234,7 @@ class SegmentTransactions(Generic[OneWork]):
         """Its sequences count, or do not, from now on."""
         self.ends[state] += 1
         for name, runs in work.sequences:
-            self._counting.ended(state, name, runs)
+            self._sequence_news.ended(state, name, runs)
 
     def _refused(self, txn: TxnId, why: str) -> NotAllowed:
         text = f"transaction {to_text(txn)} may not write to {self._segment}: {why}"

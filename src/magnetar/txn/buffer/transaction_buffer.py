@@ -53,9 +53,9 @@ from magnetar.txn.buffer.segment_transactions import (
     Answered,
     PinnedTransaction,
     SegmentTransactions,
-    Sequences,
+    StoredEntries,
 )
-from magnetar.txn.buffer.txn_dedup import TxnSequences
+from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnSequences
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
@@ -88,12 +88,11 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         *,
         epoch: int,
         clock: Clock,
-        sequences: Sequences,
+        news: SequenceNews,
+        stored: StoredEntries,
         shares_journal: bool = False,
     ) -> None:
-        super().__init__(segment, ledger, sequences)
-        self.moved = Signal()
-        """Advances when the maxReadPosition has moved for another reason than an append."""
+        super().__init__(segment, ledger, news=news, stored=stored, moved=Signal())
         self.failed = Signal()
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
@@ -326,7 +325,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         first = min((work.bound for work in recovered), default=self._recovered_end)
         txns = {work.txn for work in recovered}
         try:
-            await self._counting.stored_in(txns, first, self._recovered_end)
+            await self._stored_entries.stored_in(txns, first, self._recovered_end)
         except MagnetarError as error:
             _LOG.warning("transactions-not-recalled", segment=self._segment, error=str(error))
             self._scan = None
@@ -449,7 +448,9 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     # --- parts
 
     def _track(self, txn: TxnId, bound: Position) -> PinnedTransaction:
-        work = self._works[txn] = PinnedTransaction(txn, bound, TxnSequences(self._counting.began))
+        work = self._works[txn] = PinnedTransaction(
+            txn, bound, TxnSequences(self._sequence_news.began)
+        )
         self._visibility.track(txn, bound)
         self._outcomes.join(txn, self)
         return work

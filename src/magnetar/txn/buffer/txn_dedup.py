@@ -1,6 +1,7 @@
 """Which sends of a transaction are stored in a segment, by producer and sequence id (pure).
 
-Owns: `TxnSequences`, of one transaction in one segment, and `TxnRuns`, of one producer there.
+Owns: `TxnSequences`, of one transaction in one segment, and `TxnRuns`, of one producer there;
+`SequenceNews`, what became of them, until whoever keeps the topic's dedup takes it.
 
 A send covers the sequences from its own id to its highest (of a batch; else the same). Of a chunked
 message only the last chunk counts; its caller does not ask about the others.
@@ -11,6 +12,7 @@ Invariants:
 3. What is stored takes 16 bytes for each run of sequences, however many messages it has.
 4. A plain send (one message, above `pushed`) is certainly new: it is noted without being judged
    (`pushed`, `plain`), and settled in the order of the sends.
+5. News are taken in the order in which they came, and kept only while somebody follows them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
+
+from magnetar.txn.records import State
 
 
 class TxnVerdict(Enum):
@@ -131,3 +135,50 @@ class TxnSequences:
     def __iter__(self) -> Iterator[tuple[str, TxnRuns]]:
         """All producers, by name."""
         return iter(self._by_name.items())
+
+
+class StoredInTxn(NamedTuple):
+    """The sequences of one producer in one transaction: OPEN, when the first of them came."""
+
+    state: State
+    name: str
+    stored: TxnRuns | Sent
+    """Of an open transaction the runs grow; `Sent` became durable after the end."""
+
+
+class SequenceNews:
+    """What became of the sequences that the transactions of one segment stored.
+
+    Dedup stands above: it takes the news when it judges (`take`), nothing here calls it.
+    """
+
+    __slots__ = ("_news", "is_followed")
+
+    def __init__(self) -> None:
+        self.is_followed = False
+        """Whether the topic has dedup; without it nobody takes anything, and nothing is kept."""
+        self._news: list[StoredInTxn] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._news)
+
+    def began(self, name: str, stored: TxnRuns) -> None:
+        """Note that a producer stores in a transaction: so much, and what is to come."""
+        self._note("OPEN", name, stored)
+
+    def ended(self, state: State, name: str, stored: TxnRuns) -> None:
+        """Note that what it stored counts from now on (COMMITTED) or is forgotten."""
+        self._note(state, name, stored)
+
+    def late(self, state: State, sent: Sent) -> None:
+        """Note a send that became durable after the end of its transaction."""
+        self._note(state, sent.name, sent)
+
+    def take(self) -> list[StoredInTxn]:
+        """Everything since the last call, in order."""
+        news, self._news = self._news, []
+        return news
+
+    def _note(self, state: State, name: str, stored: TxnRuns | Sent) -> None:
+        if self.is_followed:
+            self._news.append(StoredInTxn(state, name, stored))

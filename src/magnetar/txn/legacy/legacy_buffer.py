@@ -52,10 +52,10 @@ from magnetar.txn.buffer.segment_transactions import (
     Answered,
     SegmentTransaction,
     SegmentTransactions,
-    Sequences,
+    StoredEntries,
 )
 from magnetar.txn.buffer.transaction_buffer import ADMIT_SECONDS, MATERIALISE_SECONDS
-from magnetar.txn.buffer.txn_dedup import TxnSequences
+from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnSequences
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.markers import marker, trace_of
 from magnetar.txn.legacy.stream_state import OPEN_MAX, StreamRecord, StreamState
@@ -112,13 +112,13 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         *,
         epoch: int,
         clock: Clock,
-        sequences: Sequences,
+        news: SequenceNews,
+        stored: StoredEntries,
         moved: Signal,
         failed: Signal,
         outcomes: Outcomes,
     ) -> None:
-        super().__init__(segment, ledger, sequences)
-        self._moved = moved
+        super().__init__(segment, ledger, news=news, stored=stored, moved=moved)
         self._failed = failed
         self.failure: MagnetarError | None = None
         """Why the topic must be loaded anew, if so."""
@@ -192,7 +192,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             if work.decision is not None:
                 self._tasks.spawn(self._persist(work), f"abort {to_text(work.txn)}")
         self._abort_leftovers()
-        self._moved.advance()
+        self.moved.advance()
 
     async def _scan(self, position: Position) -> None:
         """The stream from here on; what it has of markers is to be passed."""
@@ -273,7 +273,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             return
         first = min(work.bound for work in recovered)
         txns = {work.txn for work in recovered}
-        await self._counting.stored_in(txns, first, self._recovered_end)
+        await self._stored_entries.stored_in(txns, first, self._recovered_end)
         for work in recovered:
             work.is_admitted = True
 
@@ -366,7 +366,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         del self._works[txn]
         self._visibility.commit(txn)
         self._note_news()
-        self._moved.advance()
+        self.moved.advance()
 
     async def _mark(self, txn: TxnId, state: State) -> None:
         """Append the marker: what was in flight of the transaction stands before it."""
@@ -490,7 +490,9 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     # --- parts
 
     def _track(self, txn: TxnId, bound: Position) -> MarkedTransaction:
-        work = self._works[txn] = MarkedTransaction(txn, bound, TxnSequences(self._counting.began))
+        work = self._works[txn] = MarkedTransaction(
+            txn, bound, TxnSequences(self._sequence_news.began)
+        )
         self._stream.wrote(txn, bound)
         self._visibility.track(txn, bound)
         return work

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from magnetar.broker.api import DROPPED
 from magnetar.broker.publish.dedup import Dedup, SendVerdict
 from magnetar.broker.publish.lineage import SequenceSpan
 from magnetar.errors import ServiceNotReady
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.ids import Position
-from magnetar.txn.buffer.txn_dedup import TxnRuns
+from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnRuns
+from magnetar.txn.records import State
 from tests.unit.broker.txn_world import (
     T1,
     T2,
@@ -265,3 +268,43 @@ def test_a_commit_does_not_count_past_what_is_in_flight() -> None:
     dedup.persisted("p", 3)
     assert dedup.decide("p", 2) is SendVerdict.UNKNOWN
     dedup.check_invariants()
+
+
+def _with_news() -> tuple[Dedup, SequenceNews, TxnRuns]:
+    dedup, news, runs = Dedup(names_max=10), SequenceNews(), TxnRuns()
+    news.is_followed = True
+    dedup.follow(news)
+    for sequence_id in range(5):
+        assert dedup.decide("p", sequence_id) is SendVerdict.STORE
+        dedup.persisted("p", sequence_id)
+    runs.add(5, 8)
+    news.began("p", runs)
+    return dedup, news, runs
+
+
+@pytest.mark.parametrize("state", ["COMMITTED", "ABORTED"])
+def test_whatever_judges_or_tells_has_taken_the_news_of_transactions(state: State) -> None:
+    """None of these is told by anybody: each takes what it has not seen."""
+    dedup, news, runs = _with_news()
+    news.ended(state, "p", runs)
+    assert dedup.last_sequence_id("p") == 8
+    dedup, news, runs = _with_news()
+    news.ended(state, "p", runs)
+    is_stored = state == "COMMITTED"
+    assert dedup.decide("p", 7) is (SendVerdict.DUPLICATE if is_stored else SendVerdict.STORE)
+    dedup, news, runs = _with_news()
+    news.ended(state, "p", runs)
+    assert dedup.has_holes is not is_stored
+    dedup, news, runs = _with_news()
+    news.ended(state, "p", runs)
+    restored, _ = Dedup.restore(dedup.snapshot(Position(1, 1)), 10, 0)
+    assert restored.decide("p", 6) is (SendVerdict.DUPLICATE if is_stored else SendVerdict.STORE)
+
+
+def test_without_taking_the_news_a_committed_message_is_stored_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dedup, news, runs = _with_news()
+    news.ended("COMMITTED", "p", runs)
+    monkeypatch.setattr(Dedup, "catch_up", lambda _: None)
+    assert dedup.decide("p", 7) is SendVerdict.STORE

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.txn.buffer.txn_dedup import Sent, TxnRuns, TxnSequences, TxnVerdict
+from magnetar.txn.buffer.txn_dedup import Sent, SequenceNews, TxnRuns, TxnSequences, TxnVerdict
 
 
 def test_what_is_in_flight_is_unknown_and_what_failed_may_come_again() -> None:
@@ -68,3 +68,20 @@ def test_plain_sends_beside_judged_ones(steps: list[tuple[str, int]]) -> None:
             if kind == "f":
                 runs.add(number, number)
     assert {each for first, last in runs for each in range(first, last + 1)} == durable
+
+
+def test_news_are_kept_while_somebody_follows_them_and_taken_once_in_order() -> None:
+    news, runs, sent = SequenceNews(), TxnRuns(), Sent("p", 3, 4)
+    news.began("p", runs)
+    assert not news  # the topic has no dedup: nobody would ever take it
+    news.is_followed = True
+    news.began("p", runs)
+    news.ended("COMMITTED", "p", runs)
+    news.late("ABORTED", sent)
+    assert news.take() == [
+        ("OPEN", "p", runs),
+        ("COMMITTED", "p", runs),
+        ("ABORTED", "p", sent),
+    ]
+    assert not news
+    assert news.take() == []
