@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer, News
+from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.ledger.api import Entry
@@ -42,6 +43,10 @@ class Topic:
 
     def max_read_position(self) -> Position:
         return self.ledger.last_position() if self.end is None else self.end
+
+    def read_window(self) -> ReadWindow:
+        end = self.max_read_position()
+        return ReadWindow(end, end)
 
     def is_visible(self, entry: Entry) -> bool:
         return entry.position not in self.hidden

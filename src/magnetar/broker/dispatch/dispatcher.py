@@ -22,7 +22,7 @@ and when it was terminated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.dispatch_state import DispatchState
@@ -50,8 +50,17 @@ _BATCH_SIZE_TAG: Final = b"\x58"
 """The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
 
 
+class ReadWindow(NamedTuple):
+    """What consumers may see of a topic at one moment; it never becomes less."""
+
+    end: Position
+    """The maxReadPosition: nothing behind it may be delivered."""
+    hidden_through: Position | None
+    """Behind it, and up to `end`, every entry is for consumers; None: there is nothing hidden."""
+
+
 class ReadableTopic(Protocol):
-    """What a subscription needs of its topic."""
+    """The part of a topic that a subscription needs."""
 
     @property
     def name(self) -> TopicName: ...
@@ -61,6 +70,10 @@ class ReadableTopic(Protocol):
 
     def max_read_position(self) -> Position:
         """The last position that may be delivered."""
+        ...
+
+    def read_window(self) -> ReadWindow:
+        """The `max_read_position`, and up to where entries must be looked at one by one."""
         ...
 
     def is_visible(self, entry: Entry) -> bool:
@@ -87,6 +100,11 @@ class Uncommitted:
 
     def max_read_position(self) -> Position:
         return self._topic.ledger.last_position()
+
+    def read_window(self) -> ReadWindow:
+        # Markers of legacy transactions may stand anywhere: every entry is looked at.
+        end = self._topic.ledger.last_position()
+        return ReadWindow(end, end)
 
     def is_visible(self, entry: Entry) -> bool:
         return not is_txn_marker(entry.payload)
@@ -236,22 +254,30 @@ class Dispatcher:
     # --- new entries
 
     async def _serve_new(self, entries_max: int) -> bool:
-        cursor = self._cursor
-        if cursor.read_position > self._topic.max_read_position():
+        cursor, window = self._cursor, self._topic.read_window()
+        if cursor.read_position > window.end:
             return False
         entries = await cursor.read(entries_max, self._bytes_max)
         state = self._membership.state
-        end = self._topic.max_read_position()
-        if entries and entries[-1].position > end:
-            readable = [entry for entry in entries if entry.position <= end]
-            cursor.read_position = entries[len(readable)].position
-            entries = readable
+        # A window only grows, so the one from before the read still holds: what was decided then
+        # is decided now. It is asked for anew where the read has gone beyond it.
+        if entries and entries[-1].position > window.end:
+            window = self._topic.read_window()
+            readable = [entry for entry in entries if entry.position <= window.end]
+            if len(readable) < len(entries):
+                # Invariant 3: the rest waits for the maxReadPosition, and is read again then.
+                cursor.read_position = entries[len(readable)].position
+                entries = readable
         if not entries or state is None:
             return False
-        self._hand_out(state, self._visible(entries), are_new=True)
+        self._hand_out(state, self._visible(entries, window), are_new=True)
         return True
 
-    def _visible(self, entries: list[Entry]) -> list[Entry]:
+    def _visible(self, entries: list[Entry], window: ReadWindow) -> list[Entry]:
+        """The entries that are for consumers; the others count as acknowledged."""
+        hidden = window.hidden_through
+        if hidden is None or entries[0].position > hidden:
+            return entries
         is_visible = self._topic.is_visible
         visible = [entry for entry in entries if is_visible(entry)]
         if len(visible) < len(entries):

@@ -36,6 +36,7 @@ import msgspec
 
 from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
@@ -159,6 +160,7 @@ class Topic:
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
         """The last position that consumers may see."""
+        self.read_window: Callable[[], ReadWindow] = self._transactions.read_window
         self.is_visible: Callable[[Entry], bool] = self._transactions.is_visible
         """Whether an entry up to `max_read_position` is for consumers."""
         self.legacy_transactions = self._transactions.legacy

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
+from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.publish.dedup import Dedup
@@ -218,9 +219,8 @@ class TopicTransactions:
             try:
                 for first, end in spans:
                     max_read_position = self.max_read_position()
-                    if (
-                        end > max_read_position
-                    ):  # backlogs count up to it: the rest waits until it moves
+                    if end > max_read_position:
+                        # Backlogs count up to it: the rest waits until it moves.
                         buffer.newly_aborted.append((max(first, max_read_position.next), end))
                     await self._pass_over(first, min(end, max_read_position), subscriptions)
                 await subscriptions.pass_aborted(last)
@@ -253,6 +253,19 @@ class TopicTransactions:
             return self._ledger.last_position()
         end = buffer.max_read_position()
         return min(end, legacy.max_read_position()) if legacy is not None and legacy.holds else end
+
+    def read_window(self) -> ReadWindow:
+        """The `max_read_position`, and up to where `is_visible` has to be asked."""
+        buffer, legacy = self.buffer, self.legacy
+        if buffer is None:
+            return ReadWindow(self._ledger.last_position(), None)
+        hidden, gone = buffer.aborted_last, self._gone_below
+        if legacy is not None and (marker := legacy.last_marker) is not None:
+            hidden = marker if hidden is None else max(hidden, marker)
+        if gone is not None:
+            # Entries that were trimmed after they had been read: what is known of them has gone.
+            hidden = gone if hidden is None else max(hidden, gone)
+        return ReadWindow(self.max_read_position(), hidden)
 
     def is_visible(self, entry: Entry) -> bool:
         """Whether an entry up to `max_read_position` is for consumers."""
