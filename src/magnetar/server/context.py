@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, KeysView
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, cast
 
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.topic.topics import Topics
@@ -50,6 +50,22 @@ class TopicOwners(Protocol):
     async def owner_url(self, name: TopicName) -> str: ...
 
 
+class NotEnabled:
+    """A part that this server does not have: whatever is asked of it is refused.
+
+    It stands where the part would, so that handlers take the part without asking first.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self.refusal()
+
+    def refusal(self) -> NotAllowed:
+        return NotAllowed(f"{self._what} not enabled on this server")
+
+
 class Context:
     """One per server."""
 
@@ -75,36 +91,19 @@ class Context:
         self._sessions: dict[Session, None] = {}
         self.service_url = service_url
         """What lookups answer."""
-        self._scalable = scalable
+        self.has_scalable = scalable is not None
+        """Whether scalable topics are switched on."""
+        self.scalable = scalable or cast("ScalableTopics", NotEnabled("scalable topics are"))
+        self.has_transactions = coordinators is not None
+        self.coordinators = coordinators or cast("Coordinators", NotEnabled("transactions are"))
         self._owners = owners
-        self._coordinators = coordinators
         self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
         self._endings: set[asyncio.Task[None]] = set()
 
-    @property
-    def has_scalable(self) -> bool:
-        """Whether scalable topics are switched on."""
-        return self._scalable is not None
-
-    @property
-    def scalable(self) -> ScalableTopics:
-        if self._scalable is None:
-            raise NotAllowed("scalable topics are not enabled on this server")
-        return self._scalable
-
     def check_scalable(self) -> None:
         """Raise if scalable topics are switched off."""
-        _ = self.scalable
-
-    @property
-    def has_transactions(self) -> bool:
-        return self._coordinators is not None
-
-    @property
-    def coordinators(self) -> Coordinators:
-        if self._coordinators is None:
-            raise NotAllowed("transactions are not enabled on this server")
-        return self._coordinators
+        if isinstance(self.scalable, NotEnabled):
+            raise self.scalable.refusal()
 
     @property
     def is_reachable(self) -> bool:
