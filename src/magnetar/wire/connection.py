@@ -140,6 +140,7 @@ class Connection:
 
     def open(self) -> None:
         """The server accepted the client: every command is legal, frames have their full size."""
+        # The peer broke a rule while its owner was still checking who it is: nothing to open.
         if self._state is State.CLOSED:
             return
         if self._state is not State.HANDSHAKE:
@@ -160,6 +161,8 @@ class Connection:
         partial = self._partial
         if partial:
             partial += data
+            # Nothing is looked at until its size, and then all of it, is here: small
+            # pieces cost no repeated parsing (invariant 3).
             if len(partial) < self._needed:
                 return []
             data = bytes(partial)
@@ -169,6 +172,8 @@ class Connection:
             offset = self._take_frames(data, commands)
             self._keep(data, offset)
         except ProtocolError as error:
+            # Invariant 5: what came before the broken frame was legal. Its owner gets
+            # that first, and this error from `error` or the next call.
             self._error = error
             self.close()
             if not commands:
@@ -179,6 +184,8 @@ class Connection:
         """Take every whole frame; return where the first incomplete one begins."""
         offset = 0
         while True:
+            # Most frames are SENDs at a server and MESSAGEs at a
+            # client: a run of them is taken at once.
             if self._common is not None and data.startswith(self._common[0], offset + _SIZES_BYTES):
                 offset = self._common[1](data, offset, self._limit, commands)
             if len(data) - offset < SIZE_BYTES:
@@ -194,6 +201,7 @@ class Connection:
         """Keep the incomplete frame that begins at `offset`, if one does."""
         left = len(data) - offset
         self._needed = SIZE_BYTES
+        # Checked here too: a frame that is too large is refused before it arrives (invariant 2).
         if left >= SIZE_BYTES:
             self._needed += self._checked_total(data, offset)
         if left:
@@ -216,10 +224,13 @@ class Connection:
         body_end = body_start + int(_SIZE.unpack_from(data, start)[0])
         if body_end > stop:
             raise RemoteProtocolError("a command is larger than its frame")
+        # From here on: rare commands, and SENDs and MESSAGEs that the fast path left over.
         base = _parsed(data[body_start:body_end])
+        # A type that our .proto does not have is kept by protobuf as an unknown field.
         if not base.HasField("type"):
             return self._unknown(data[body_start:body_end])
         number: int = base.type
+        # CONNECT twice, anything before the handshake is done, or a command of our own side.
         if number not in self._legal:
             raise RemoteProtocolError(
                 f"{NAMES[number]} from a {self._side.peer.value} "
@@ -227,8 +238,10 @@ class Connection:
             )
         member = MEMBERS[number]
         body = getattr(base, member)
+        # Whoever gets the body relies on its required fields.
         if not body.IsInitialized() or not base.HasField(member):
             raise RemoteProtocolError(f"{NAMES[number]} without a field that it must have")
+        # A checksum that fails is no broken frame: the message is refused, the connection goes on.
         if number in WITH_PAYLOAD:
             payload = data[body_end:stop]
             checksum_ok = checksum_holds(payload)
@@ -237,6 +250,7 @@ class Connection:
             return RareDelivered(body, payload, checksum_ok)
         if number in WITH_ENTRIES:
             return ReceivedEntries(number, body, _entries(body, data[body_end:stop]))
+        # No other command has bytes behind it: these would be read as something else, or lost.
         if body_end != stop:
             raise RemoteProtocolError(f"{stop - body_end} bytes after {NAMES[number]}")
         if number in (_CONNECT, _CONNECTED):
@@ -245,9 +259,11 @@ class Connection:
 
     def _unknown(self, encoded: bytes) -> Unknown:
         """A command that is newer than we are; its type is the first field, or it has none."""
+        # 08 is the tag of field 1, which encoders write first.
         number = _varint_at(encoded, 1) if encoded[:1] == b"\x08" else None
         if number is None or number in NAMES:
             raise RemoteProtocolError("a command without a type")
+        # A newer peer is answered when it is known who it is, not before.
         if self._state is not State.OPEN:
             raise RemoteProtocolError(f"unknown command {number} before the handshake is done")
         return Unknown(number)
@@ -261,6 +277,7 @@ class Connection:
 
     def _become_open(self) -> None:
         self._state = State.OPEN
+        # The handshake is over: a second CONNECT would change who the peer is.
         self._legal = SENT_BY[self._side.peer] - {_CONNECT, _CONNECTED}
         self._common = _SENDS if self._side is Side.SERVER else _DELIVERIES
         self._limit = self._open_limit
@@ -281,6 +298,8 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
         body_end = offset + _SIZES_BYTES + size
         stop = offset + SIZE_BYTES + total
         if (
+            # Another command, one that has not arrived as a whole, or one that is too large: the
+            # caller's slow path tells which. Each `return offset` here means that (invariant 4).
             lead != _SEND_LEAD + size - _LEAD_BYTES
             or tag != 0x08
             or stop > end
@@ -290,6 +309,7 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
             return offset
         producer_id = data[offset + 13]
         at = offset + 14
+        # A varint of two bytes; ids of three have to wait for protobuf.
         if producer_id > 0x7F:
             high = data[at]
             producer_id += (high << 7) - 0x80
@@ -307,6 +327,7 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
                 sequence_id |= (byte & 0x7F) << shift
                 shift += 7
                 at += 1
+                # A tenth group of seven bits: 2^63 or more, a negative number in Java.
                 if shift > _SEQUENCE_SHIFT_MAX:
                     return offset
             sequence_id |= byte << shift
@@ -321,14 +342,17 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
                 at += 1
                 if high > 0x7F:
                     return offset
+        # Messages of one transaction follow each other and end alike: it is parsed once for a run.
         if at != body_end and not (txn_fields and data.startswith(txn_fields, at)):
             txn_fields = data[at:body_end]
             txn = _txn_of(txn_fields)
+        # Last, because it is the dearest: it goes over all of the payload.
         magic, stored = read_checksum(data, body_end)
         if magic != MAGIC_CHECKSUM or crc32c(view[body_end + CHECKSUM_BYTES : stop]) != stored:
             return offset
         if at == body_end:
             take(Send(producer_id, sequence_id, num_messages, data[body_end:stop]))
+        # The lengths tell apart a body that ends with these fields and one that goes on.
         elif txn is not None and at + len(txn_fields) == body_end:
             take(TxnSend(producer_id, sequence_id, num_messages, data[body_end:stop], txn))
         else:
@@ -349,6 +373,7 @@ def _txn_of(fields: bytes) -> TxnId | None:
     except DecodeError:
         return None
     txn = TxnId(said.txnid_most_bits, said.txnid_least_bits)
+    # Anything that protobuf would write otherwise holds more than the transaction.
     canonical = pb.CommandSend(txnid_least_bits=txn.least, txnid_most_bits=txn.most)
     return txn if canonical.SerializePartialToString() == fields else None
 

@@ -57,6 +57,8 @@ def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command
         stop = offset + _SIZE_BYTES + total
         start = offset + _BODY
         if (
+            # Another command, or not all of it is here: `return offset` leaves it to
+            # the slow path, which knows every form (invariant 1).
             lead != _LEAD + size - _LEAD_BYTES
             or tag != 0x08
             or stop > end
@@ -92,11 +94,14 @@ def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command
         if at != id_end and data[at] == 0x18 and data[at + 1] <= 0x7F:
             partition = data[at + 1]
             at += 2
+        # The id says more (a batch index, an ack set, a first chunk).
         if at != id_end:
             return offset
+        # A 0 that was written out is left to protobuf: here it would look like an absent one.
         if at != body_end and data[at] == 0x18 and 0 < data[at + 1] <= 0x7F:
             redeliveries = data[at + 1]
             at += 2
+        # A checksum that fails goes the slow way as well, which hands it out as such.
         magic, stored = read_checksum(data, body_end)
         if (
             at != body_end
