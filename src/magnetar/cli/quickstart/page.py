@@ -22,10 +22,12 @@ def page(
     style: str,
 ) -> str:
     """`facts` are rows of name, value and remark."""
+    # Everything that comes from outside is escaped; plots and style are made by us.
     rows = "\n".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in fact)}</tr>" for fact in facts
     )
     steps = "\n".join(f"<li><code>{escape(step)}</code></li>" for step in next_steps)
+    # Style and plots are in the file: it can be sent to somebody and opened without a network.
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
