@@ -67,6 +67,7 @@ _SEND_LEAD: Final = 0x08063200
 _LEAD_BYTES: Final = 4
 # The fast path may look this far beyond a command before it notices; metadata is never smaller.
 _LOOK_AHEAD_BYTES: Final = 16
+# A tenth group of seven bits would be 2^63 or more, which Java reads as a negative number.
 _SEQUENCE_SHIFT_MAX: Final = 56
 
 _SEND_START: Final = b"\x08\x06\x32"
@@ -283,6 +284,9 @@ class Connection:
         self._limit = self._open_limit
 
 
+# Each `return offset` below means: another command, not all of it here, too large, or not of the
+# common form. The caller's slow path tells which (invariant 4). The checksum comes last, for it
+# is the dearest: it goes over all of the payload.
 def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -> int:
     """Take SENDs of the common form, one after the other; return where another frame begins.
 
@@ -298,8 +302,6 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
         body_end = offset + _SIZES_BYTES + size
         stop = offset + SIZE_BYTES + total
         if (
-            # Another command, one that has not arrived as a whole, or one that is too large: the
-            # caller's slow path tells which. Each `return offset` here means that (invariant 4).
             lead != _SEND_LEAD + size - _LEAD_BYTES
             or tag != 0x08
             or stop > end
@@ -309,7 +311,6 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
             return offset
         producer_id = data[offset + 13]
         at = offset + 14
-        # A varint of two bytes; ids of three have to wait for protobuf.
         if producer_id > 0x7F:
             high = data[at]
             producer_id += (high << 7) - 0x80
@@ -327,7 +328,6 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
                 sequence_id |= (byte & 0x7F) << shift
                 shift += 7
                 at += 1
-                # A tenth group of seven bits: 2^63 or more, a negative number in Java.
                 if shift > _SEQUENCE_SHIFT_MAX:
                     return offset
             sequence_id |= byte << shift
@@ -346,13 +346,11 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
         if at != body_end and not (txn_fields and data.startswith(txn_fields, at)):
             txn_fields = data[at:body_end]
             txn = _txn_of(txn_fields)
-        # Last, because it is the dearest: it goes over all of the payload.
         magic, stored = read_checksum(data, body_end)
         if magic != MAGIC_CHECKSUM or crc32c(view[body_end + CHECKSUM_BYTES : stop]) != stored:
             return offset
         if at == body_end:
             take(Send(producer_id, sequence_id, num_messages, data[body_end:stop]))
-        # The lengths tell apart a body that ends with these fields and one that goes on.
         elif txn is not None and at + len(txn_fields) == body_end:
             take(TxnSend(producer_id, sequence_id, num_messages, data[body_end:stop], txn))
         else:

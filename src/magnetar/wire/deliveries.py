@@ -40,6 +40,8 @@ _SHIFT_MAX: Final = 56
 _NEW_TUPLE: Final = tuple.__new__
 
 
+# Each `return offset` below leaves a frame to the slow path, which knows every form (invariant 1):
+# another command, one that is not here as a whole, or one whose checksum fails.
 def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command]) -> int:
     """Take MESSAGEs of the common form, one after the other; where another frame begins.
 
@@ -57,8 +59,6 @@ def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command
         stop = offset + _SIZE_BYTES + total
         start = offset + _BODY
         if (
-            # Another command, or not all of it is here: `return offset` leaves it to
-            # the slow path, which knows every form (invariant 1).
             lead != _LEAD + size - _LEAD_BYTES
             or tag != 0x08
             or stop > end
@@ -101,7 +101,6 @@ def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command
         if at != body_end and data[at] == 0x18 and 0 < data[at + 1] <= 0x7F:
             redeliveries = data[at + 1]
             at += 2
-        # A checksum that fails goes the slow way as well, which hands it out as such.
         magic, stored = read_checksum(data, body_end)
         if (
             at != body_end
