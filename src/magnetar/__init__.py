@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# `X as X` is how type checkers know that a name is meant to be used from here.
 if TYPE_CHECKING:
     from magnetar.client.client import Client as Client
     from magnetar.client.connection.settings import TlsSettings as TlsSettings
@@ -66,6 +67,7 @@ _SCHEMAS = (
     *("AutoSchema", "AvroSchema", "JsonSchema", "ProtobufSchema", "Schema"),
 )
 _RANGES = ("RangeCount", "RangeLayout", "RangePosition", "RangeSegment", "RangeState")
+# The module of each public name, relative to `magnetar`; imported when the name is first used.
 _HOMES = {
     "client.consume.checkpoint": ("FROM_EARLIEST", "FROM_LATEST", "CheckpointConsumer"),
     "client.client": ("Client",),
@@ -102,9 +104,11 @@ if not TYPE_CHECKING:
         if name not in _HOME_OF:
             raise AttributeError(f"module 'magnetar' has no attribute {name!r}")
         found = getattr(import_module(f"magnetar.{_HOME_OF[name]}"), name)
+        # From now on the name is found without this function.
         globals()[name] = found
         return found
 
 
 def __dir__() -> list[str]:
+    # Completion in a shell shows the names that nobody has asked for yet.
     return sorted([*globals(), *_HOME_OF])

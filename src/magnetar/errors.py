@@ -42,9 +42,12 @@ class MagnetarError(Exception):
             self.hint = hint
 
     def __init_subclass__(cls) -> None:
+        # Derived from the class, so the two cannot drift apart (invariant 1).
         cls.name = "-".join(_WORDS.findall(cls.__name__)).lower()
         taken = _BY_NAME.get(cls.name)
         if taken is not None:
+            # Logs, documents and clients go by the name: two classes
+            # of one name could not be told apart.
             raise TypeError(f"{cls.__name__} repeats the name {cls.name!r} of {taken.__name__}")
         _BY_NAME[cls.name] = cls
 
@@ -75,6 +78,7 @@ class FrameTooLarge(RemoteProtocolError):
     """A frame announces more bytes than the limit allows; refused before it is read."""
 
 
+# Below ProtocolError, but answered with a SEND_ERROR: one damaged message closes no connection.
 class ChecksumMismatch(RemoteProtocolError):
     """The CRC32C of a received message does not match its bytes."""
 
@@ -105,7 +109,7 @@ class InvalidLayout(NotAllowed):
 
 
 class Conflict(NotAllowed):
-    """It exists already, or somebody who may not be disturbed uses it."""
+    """The thing exists already, or somebody who may not be disturbed uses it."""
 
 
 class TopicNotFound(RequestError):
@@ -162,6 +166,7 @@ class IncompatibleSchema(RequestError):
     wire_code = WireCode.INCOMPATIBLE_SCHEMA
 
 
+# The usual answer while a topic changes its owner; every Pulsar client retries it by itself.
 class ServiceNotReady(RequestError):
     """The topic is moving or recovering: nothing was applied, look it up again."""
 
@@ -170,6 +175,7 @@ class ServiceNotReady(RequestError):
     hint = "look the topic up again and retry"
 
 
+# Each of these limits has its name, unit and default in `runtime.limits`.
 class TooManyRequests(RequestError):
     """A named limit on queued work is reached; nothing was applied."""
 
@@ -179,7 +185,7 @@ class TooManyRequests(RequestError):
 
 
 class TransactionCoordinatorNotFound(RequestError):
-    """This broker does not coordinate the transaction, or nobody does now."""
+    """The broker that was asked does not coordinate the transaction, or nobody does now."""
 
     wire_code = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
     retryable = True
@@ -188,6 +194,7 @@ class TransactionCoordinatorNotFound(RequestError):
     """The one that was meant, where the broker says so."""
 
 
+# A commit that comes after the abort (mostly that of a timeout), or the other way round.
 class InvalidTxnStatus(RequestError):
     """The transaction has come to another end than the one asked for."""
 
@@ -202,6 +209,7 @@ class TransactionConflict(RequestError):
     hint = "abort the transaction and begin a new one"
 
 
+# Outcomes are kept for `txn_retention_seconds`: afterwards the two cannot be told apart.
 class TransactionNotFound(RequestError):
     """There is no such transaction: it never was, or it ended long ago."""
 
@@ -209,6 +217,7 @@ class TransactionNotFound(RequestError):
     hint = "check the id, and that you began it; else begin a new transaction"
 
 
+# Pulsar has no code for groups of transactions; this one makes a client stop, too.
 class GroupFenced(RequestError):
     """A later run of the same application has taken the transaction group over."""
 
@@ -252,6 +261,7 @@ class InvalidSetting(ClientError):
     """An option of a client, producer or consumer has a value that it cannot have."""
 
 
+# Retryable, unlike ConnectionLost: no byte of the request has left.
 class NotConnected(ClientError):
     """No broker could be reached; nothing was sent."""
 
@@ -264,6 +274,7 @@ class UntrustedBroker(ClientError):
     hint = "give its authority as TlsSettings(trust_certs=...), and the host that it was made for"
 
 
+# Not retryable by invariant 2: the broker may have applied the request before the line broke.
 class ConnectionLost(ClientError):
     """The connection ended before the answer came: whether it was done is unknown."""
 
@@ -285,6 +296,7 @@ class MessageTooLarge(ClientError):
     hint = "turn chunking on, or compress it"
 
 
+# Not retryable either: a second send is harmless only where the topic deduplicates.
 class SendTimedOut(ClientError):
     """No receipt came in time: whether the message is stored is unknown."""
 
@@ -353,6 +365,7 @@ class StorageClosed(StorageError):
     """The store, ledger or managed ledger was closed by its owner."""
 
 
+# Two processes on one journal would overwrite each other: a lock in the folder forbids it.
 class FolderInUse(StorageError):
     """Another process has this data folder open."""
 
@@ -375,6 +388,7 @@ class CorruptEntry(CorruptData):
     """One entry of a ledger is damaged; the entries around it can still be read."""
 
 
+# The new owner fences before it reads: then the end of the ledger is final (as in BookKeeper).
 class LedgerFenced(StorageError):
     """Another owner took this ledger over; this writer must stop."""
 
@@ -393,6 +407,7 @@ class EntryMissing(StorageError):
     """The position is not in the managed ledger (trimmed, or never written)."""
 
 
+# Sealing a segment is Pulsar's terminating a topic, and producers are told the same code.
 class ManagedLedgerSealed(StorageError):
     """The managed ledger was sealed and takes no more entries."""
 
@@ -405,6 +420,7 @@ class ManagedLedgerFenced(StorageError):
     hint = "look the topic up again: its owner has changed"
 
 
+# Outside of storage a cursor is a subscription.
 class CursorMissing(StorageError):
     """The managed ledger has no cursor of that name."""
 
@@ -426,6 +442,7 @@ class BadVersion(MetadataError):
     hint = "read the record again and decide anew"
 
     def __init__(self, key: str, expected: int, actual: int | None) -> None:
+        # A negative version is `metadata.api.ABSENT`: the record was to be created.
         wanted = "to be absent" if expected < 0 else f"at version {expected}"
         found = "absent" if actual is None else f"at version {actual}"
         super().__init__(f"{key}: expected {wanted}, found it {found}")
@@ -433,6 +450,7 @@ class BadVersion(MetadataError):
         self.expected = expected
         self.actual = actual
 
+    # Pickle would call the class with the message alone, and the class takes three values.
     def __reduce__(self) -> tuple[type[BadVersion], tuple[str, int, int | None]]:
         return BadVersion, (self.key, self.expected, self.actual)
 
@@ -458,6 +476,7 @@ class Unavailable(MetadataError):
     hint = "retry after a pause"
 
 
+# Neither retryable nor failed for good: the answer to a write was lost on its way.
 class OutcomeUnknown(MetadataError):
     """The operation may or may not have been applied."""
 
@@ -465,7 +484,7 @@ class OutcomeUnknown(MetadataError):
 
 
 class NotSupported(MetadataError):
-    """This backend cannot do that (see its capabilities)."""
+    """The backend cannot do what was asked (see its capabilities)."""
 
 
 class StoreClosed(MetadataError):
@@ -492,6 +511,7 @@ class JavaMissing(SparkError):
     )
 
 
+# Raised on Spark's driver or tasks: nothing is skipped unless the query says that it may.
 class DataLost(SparkError):
     """Messages that a query has not read yet are gone."""
 

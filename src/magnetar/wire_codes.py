@@ -37,5 +37,6 @@ class WireCode(IntEnum):
     TRANSACTION_CONFLICT = 23
     TRANSACTION_NOT_FOUND = 24
     PRODUCER_FENCED = 25
+    # Far above those of Pulsar, which may add more.
     RANGE_LOST = 1000
     """Magnetar's own; said only in answers to commands of ranges."""

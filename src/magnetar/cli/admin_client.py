@@ -40,7 +40,7 @@ Verb = TypeVar("Verb", bound=Callable[..., object])
 
 
 class Answer(NamedTuple):
-    """What came back, whatever the status."""
+    """The answer to a request, whatever its status."""
 
     status: int
     headers: Mapping[str, str]
@@ -74,7 +74,7 @@ class AdminClient:
         return _value(await self.exchange("GET", path, query=query))
 
     async def get_or_none(self, path: str, **query: str) -> Any:
-        """As `get`; None where the server knows no such thing."""
+        """Get what `get` does, or None where the server knows no such thing."""
         answer = await self.exchange("GET", path, query=query)
         return None if answer.status == NOT_FOUND else _value(answer)
 
@@ -101,6 +101,8 @@ class AdminClient:
                 method, url.update_query(query or {}), data=content, headers=headers
             ) as answer:
                 return Answer(answer.status, answer.headers, await answer.read())
+        # Three ways to get no answer: a server that is too slow,
+        # none at all, and a URL that is none.
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{self.url} did not answer within {self._seconds:g} s"
@@ -116,6 +118,7 @@ class AdminClient:
 
 def _value(answer: Answer) -> Any:
     check(answer)
+    # The admin interface answers some requests with plain text, as Pulsar's does, or with nothing.
     if answer.headers.get("Content-Type", "").startswith(_JSON) and answer.data:
         return _decoded(answer)
     return answer.data.decode("utf-8", "replace")
@@ -125,6 +128,7 @@ def check(answer: Answer) -> None:
     """Raise the server's reason, if it refused."""
     if answer.status < 400:
         return
+    # The server's own words are the best; proxies in between answer with pages instead.
     if answer.headers.get("Content-Type", "").startswith(_JSON):
         found = _decoded(answer)
         if isinstance(found, dict) and found.get("reason"):
@@ -175,6 +179,7 @@ def default_service_url() -> str:
 
 def _reachable(host: str) -> str:
     """An address that a server listens on, as one to connect to."""
+    # "All addresses" is for listening: nobody can connect to it everywhere.
     if host in ("0.0.0.0", "::"):
         return "127.0.0.1" if host == "0.0.0.0" else "[::1]"
     return f"[{host}]" if ":" in host else host

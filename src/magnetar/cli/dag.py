@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 RING_SIZE: Final = 65536
 
+# A cell is a 32nd of the ring: five splits in a row can be told apart.
 _RING_CELLS: Final = 32
 _FULL: Final = {"ACTIVE": "█", "SEALED": "░"}
 _OUTSIDE: Final = "·"
@@ -66,6 +67,7 @@ def _line(node: _Node, width: int) -> SegmentLine:
 def _ring(start: int, end: int, state: str) -> str:
     """The part of the ring that a segment has; at least one cell, however small it is."""
     first = start * _RING_CELLS // RING_SIZE
+    # Rounded outwards, so that a small segment is seen and neighbours have no gap between them.
     last = max(first, ((end + 1) * _RING_CELLS - 1) // RING_SIZE)
     inside = _FULL.get(state, "?") * (last - first + 1)
     return _OUTSIDE * first + inside + _OUTSIDE * (_RING_CELLS - 1 - last)
@@ -75,11 +77,13 @@ def id_list(ids: Sequence[int]) -> str:
     """Ids, those that follow one another as `a-b`."""
     pieces: list[str] = []
     first = last = None
+    # The None at the end closes the last run.
     for number in [*sorted(ids), None]:
         if last is not None and number == last + 1:
             last = number
             continue
         if first is not None and last is not None:
+            # Two neighbours as `3,4`: `3-4` would look like a range of more.
             gap = "-" if last > first + 1 else ","
             pieces.append(str(first) if first == last else f"{first}{gap}{last}")
         first = last = number
@@ -93,6 +97,7 @@ def id_list(ids: Sequence[int]) -> str:
 
 def _ordered(segments: Mapping[str, Mapping[str, Any]]) -> list[_Node]:
     by_id = {each["segmentId"]: each for each in segments.values()}
+    # Parents that are still to be drawn; pruned ones are not waited for.
     waiting = {
         number: sum(parent in by_id for parent in each["parentIds"])
         for number, each in by_id.items()
@@ -109,6 +114,7 @@ def _ordered(segments: Mapping[str, Mapping[str, Any]]) -> list[_Node]:
         for child in segment["childIds"]:
             if child in by_id:
                 waiting[child] -= 1
+                # Invariant 1: a merged segment is drawn below the last of its parents, and once.
                 if not waiting[child]:
                     ready.append(child)
         children = _in_ring_order(by_id, ready)

@@ -17,4 +17,5 @@ read_uncommitted_option: Final = click.option(
 
 def isolation_properties(read_uncommitted: bool) -> dict[str, str]:
     """What a new subscription asks for."""
+    # Nothing is said for `read_committed`: it is what a subscription has without the property.
     return {ISOLATION_PROPERTY: ReadIsolation.UNCOMMITTED.value} if read_uncommitted else {}

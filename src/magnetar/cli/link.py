@@ -27,6 +27,7 @@ from magnetar.wire.frames import base_command, command, encode_with_payload
 from magnetar.wire.messages import Command, Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# Long enough for a server that has to load the topic first, short enough for a person.
 REPLY_SECONDS: Final = 30.0
 DEFAULT_PORT: Final = 6650
 
@@ -44,6 +45,8 @@ class ServerConnection:
         self.server_version = ""
         self._seconds = seconds
         self._wire = Connection(side=Side.CLIENT)
+        # Commands that came and nobody has taken yet; `request`
+        # puts those back that it passed over.
         self._arrived: deque[Command] = deque()
         self._requests = 0
         self._reader: asyncio.StreamReader
@@ -61,6 +64,7 @@ class ServerConnection:
             ) from error
         try:
             await self._shake_hands()
+        # `__aexit__` is not called for a block that was never entered.
         except BaseException:
             self._writer.close()
             raise
@@ -111,12 +115,15 @@ class ServerConnection:
                 while True:
                     received = await self.next()
                     if isinstance(received, Received):
+                        # One request at a time: an ERROR is about it, whatever id it carries.
                         if received.type == TYPES["ERROR"]:
                             raise _refused(received)
                         if getattr(received.body, "request_id", None) == request_id:
                             return received.body
                     kept.append(received)
         finally:
+            # Also when it failed (invariant 3); in front, for they
+            # came before what is still in the queue.
             self._arrived.extendleft(reversed(kept))
 
     # --- receiving
@@ -128,18 +135,21 @@ class ServerConnection:
                 received = self._arrived.popleft()
                 if not isinstance(received, Received) or received.type not in _KEEPALIVE:
                     return received
+                # Answered while waiting for something else: nothing runs beside the verb.
                 if received.type == TYPES["PING"]:
                     self.write(command("PONG"))
             try:
                 data = await self._reader.read(_READ_BYTES)
             except OSError as error:
                 raise ServiceNotReady(f"the connection to {self.url} broke: {error}") from error
+            # An orderly end of the stream: the server stopped, or
+            # closed the connection on an error.
             if not data:
                 raise ServiceNotReady(f"{self.url} closed the connection")
             self._arrived.extend(self._wire.receive(data))
 
     async def next_within(self, seconds: float | None) -> Command | None:
-        """As `next`; None: nothing came in time."""
+        """Wait so long at most for the next command; None: nothing came in time."""
         try:
             async with asyncio.timeout(seconds):
                 return await self.next()
@@ -156,6 +166,7 @@ class ServerConnection:
         answer = await self.request("PARTITIONED_METADATA", topic=str(topic))
         if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
             raise RequestError(answer.message or f"{topic}: error {answer.error}")
+        # 0 partitions: not partitioned at all, and used under its own name.
         if not answer.partitions:
             return [topic]
         return [topic.with_partition(number) for number in range(answer.partitions)]
@@ -165,6 +176,7 @@ class ServerConnection:
         answer = await self.request("LOOKUP", topic=str(topic))
         if answer.response == _FAILED:
             raise RequestError(answer.message or f"{topic}: error {answer.error}")
+        # A redirect: the CLI has one connection and follows none, but says where to ask.
         if answer.response != _CONNECT:
             raise RequestError(
                 f"{topic} is served by {answer.brokerServiceUrl}",
@@ -205,6 +217,7 @@ def _refused(received: Command) -> RequestError:
 
 def _address(url: str) -> tuple[str, int]:
     try:
+        # `host:port` alone is what people type.
         parts = urlsplit(url if "://" in url else f"pulsar://{url}")
         port = parts.port or DEFAULT_PORT
     except ValueError as error:

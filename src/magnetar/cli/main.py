@@ -39,8 +39,10 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # click itself turns this into a wrong call, with exit code 2 (invariant 2).
         if cmd_name not in VERBS:
             return None
+        # Only now: Spark, aiohttp or rich are loaded for the verbs that use them, and for no other.
         found = getattr(import_module(f"magnetar.cli.{VERBS[cmd_name]}"), cmd_name)
         assert isinstance(found, click.Command), f"{cmd_name} is no command"
         return found
@@ -48,6 +50,7 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        # Others pass with their trace: they are bugs, and a line would hide where.
         except MagnetarError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(1)

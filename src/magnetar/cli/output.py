@@ -1,4 +1,4 @@
-"""How verbs print what they found: JSON for programs, tables for people.
+"""The output of verbs: JSON for programs, tables for people.
 
 Owns: the one form of each. JSON goes to stdout as it came; a table has a heading per column and
 never breaks a name over two lines.
@@ -30,6 +30,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, no
         return
     table = Table()
     for number, heading in enumerate(headings):
+        # By what is shown, not by type: a column of ids as text stays on the left.
         numeric = all(_NUMBER.fullmatch(row[number]) for row in shown)
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
     for row in shown:
@@ -42,6 +43,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, no
 
 
 def _text(cell: object) -> str:
+    # Before int, which bool is in Python.
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, int):

@@ -17,6 +17,8 @@ from magnetar.runtime.disk import Disk
 
 _ROWS_SHOWN: Final = 20
 
+# Both directions are needed: a missing entry hides a record from searches,
+# and one too many finds a record that does not have the key.
 _WITHOUT_ENTRY: Final = f"""
     SELECT record.parent || '/' || record.name, entry.value ->> 0, entry.value ->> 1
     FROM records AS record, json_each(record.indexes) AS entry
@@ -37,7 +39,7 @@ _WITHOUT_RECORD: Final = f"""
 
 @dataclass(frozen=True, slots=True)
 class StoredMetadata:
-    """What the database holds, and what is wrong with it."""
+    """The content of the metadata database in numbers, and what is wrong with it."""
 
     records: int
     index_entries: int
@@ -54,6 +56,7 @@ def look_at_metadata(folder: Path, disk: Disk) -> StoredMetadata:
     path = database_path(folder)
     database = disk.database(path, read_only=True)
     try:
+        # Pages and rows, but not SQLite's own indexes: quick even for a large database.
         ((verdict,), *_) = database.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise CorruptData(f"{path} is damaged: {verdict}")

@@ -23,6 +23,7 @@ from magnetar.wire.messages import Delivered, metadata_of, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _CHUNKED_MAX: Final = 10
+# A claim of more is not believed: a few bytes of zlib can become gigabytes (invariant 2).
 _UNCOMPRESSED_MAX: Final = 128 * 1024 * 1024
 _SIZE: Final = struct.Struct(">I")
 
@@ -67,6 +68,7 @@ class Chunks:
         self, metadata: pb.MessageMetadata, message_id: pb.MessageIdData, payload: bytes
     ) -> tuple[bytes, tuple[pb.MessageIdData, ...]] | None:
         """The whole payload and where the earlier chunks stand, once the last one is there."""
+        # A new one; what was begun and never ended makes room (invariant 1).
         if metadata.chunk_id == 0:
             while len(self._begun) >= _CHUNKED_MAX:
                 del self._begun[next(iter(self._begun))]
@@ -75,6 +77,7 @@ class Chunks:
         if metadata.chunk_id != len(pieces) or metadata.uuid not in self._begun:
             return None  # its beginning went to somebody else, or came twice
         pieces.append(payload)
+        # Kept until the last one is there: all chunks are acknowledged together.
         if metadata.chunk_id < metadata.num_chunks_from_msg - 1:
             ids.append(message_id)
             return None
@@ -93,6 +96,7 @@ def unpacked(delivered: Delivered, chunks: Chunks) -> list[UnpackedMessage]:
             return []
         payload, earlier = whole
     payload, note = _opened(metadata, payload)
+    # A batch that cannot be opened is shown as one message, but has used the permits of all.
     if metadata.HasField("num_messages_in_batch") and not note:
         return _batch(delivered, metadata, payload)
     single = _message(delivered, metadata, payload)
@@ -103,6 +107,7 @@ def unpacked(delivered: Delivered, chunks: Chunks) -> list[UnpackedMessage]:
 
 def _opened(metadata: pb.MessageMetadata, payload: bytes) -> tuple[bytes, str]:
     """The payload as its producer had it, or as it is and why."""
+    # Encrypted last by its producer, so it cannot be decompressed either.
     if metadata.encryption_keys:
         return payload, f"{len(payload)} bytes, encrypted"
     kind = metadata.compression
@@ -144,6 +149,7 @@ def split_batch(payload: bytes, count: int) -> list[tuple[pb.SingleMessageMetada
         except DecodeError as error:
             raise RemoteProtocolError(f"message {index} of a batch: {error}") from error
         end = start + single.payload_size
+        # Sizes come from the producer: a negative or too large one is damage (invariant 2).
         if not start <= end <= len(payload):
             raise RemoteProtocolError(f"message {index} of a batch is larger than the batch")
         found.append((single, payload[start:end]))

@@ -1,4 +1,4 @@
-"""Which messages of a batch are still open, in two forms: the protocol's words, and an integer.
+"""Batch-index sets, the open messages of a batch, in two forms: protocol words and an integer.
 
 Pure. Owns: the change from one form to the other.
 
@@ -22,8 +22,10 @@ _WORD_MASK: Final = (1 << _WORD_BITS) - 1
 
 def unacked_of(words: Sequence[int], words_max: int) -> int:
     """The batch-index set of the protocol's words (signed or not)."""
+    # The peer chooses how many words it sends: without a limit one ACK makes us build any integer.
     if len(words) > words_max:
         raise NotAllowed(f"an acknowledgement with {len(words)} words; the limit is {words_max}")
+    # A batch of up to 64 messages: a single word needs no bytes in between.
     if len(words) == 1:
         return words[0] & _WORD_MASK
     packed = b"".join([(word & _WORD_MASK).to_bytes(_WORD_BYTES, "little") for word in words])
@@ -32,6 +34,7 @@ def unacked_of(words: Sequence[int], words_max: int) -> int:
 
 def words_of(unacked: int) -> tuple[int, ...]:
     """The protocol's words of a batch-index set; none for 0."""
+    # Whole words up to the highest set bit, so no zero word ends the list (invariant 1).
     size = (unacked.bit_length() + _WORD_BITS - 1) // _WORD_BITS * _WORD_BYTES
     packed = unacked.to_bytes(size, "little")
     return tuple(

@@ -17,12 +17,15 @@ import mmh3
 
 from magnetar.errors import InvalidLayout
 
+# One half of a 32-bit hash: the four hexadecimal digits that segment names are written with.
 RING_SIZE: Final = 65536
 HASH_MAX: Final = RING_SIZE - 1
 
 
 def key_hash(key: str | bytes) -> int:
     """The unsigned 32-bit hash of a routing key."""
+    # Invariant 1: with another seed, or a signed hash, a key would go to
+    # another segment here than at the client that produces it.
     return mmh3.hash(key, 0, False)
 
 
@@ -38,6 +41,7 @@ def bucket_hash(hash32: int) -> int:
 
 def partition_of(hash32: int, partitions: int) -> int:
     """The partition of a regular partitioned topic that v4 clients send this key to."""
+    # Java's clients clear the sign bit before the remainder; regular topics go by that for ever.
     return (hash32 & 0x7FFF_FFFF) % partitions
 
 
@@ -76,6 +80,7 @@ class HashRange:
 
     def split(self, after: int) -> tuple[HashRange, HashRange]:
         """The part up to and including `after`, and the rest; neither may be empty."""
+        # `after == end` would leave an upper half without positions, which no key could ever reach.
         if not self.start <= after < self.end:
             raise InvalidLayout(
                 f"range {self} cannot be split after {after:04x}",

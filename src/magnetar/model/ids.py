@@ -29,7 +29,9 @@ NO_SEGMENT: Final = -1
 
 _INT64_MAX: Final = 2**63 - 1
 _UINT64_MASK: Final = 2**64 - 1
+# 64 bits in groups of seven.
 _VARINT_BYTES_MAX: Final = 10
+# The length, or count, that stands for an absent section of a v5 id.
 _NONE: Final = -1
 _NEW_TUPLE: Final = tuple.__new__
 _I32: Final = struct.Struct(">i")
@@ -49,7 +51,7 @@ _BATCH_SIZE: Final = 6
 
 
 class Position(NamedTuple):
-    """Where an entry stands: tuple order is log order."""
+    """The place of an entry in a managed ledger: tuple order is log order."""
 
     ledger_id: int
     entry_id: int
@@ -76,6 +78,8 @@ class MessageId:
     entry_id: int
     partition: int = -1
     batch_index: int = -1
+    # Not compared: the same message may be named by an id
+    # that tells the size and by one that does not.
     batch_size: int = field(default=0, compare=False)
 
     @property
@@ -90,7 +94,7 @@ class MessageId:
         return ":".join(map(str, parts))
 
     def to_bytes(self) -> bytes:
-        """As Java clients write it: the batch size always, partition and index if there are."""
+        """The bytes that Java clients write: batch size always, partition and index if any."""
         out = bytearray()
         _put_field(out, _LEDGER, self.ledger_id)
         _put_field(out, _ENTRY, self.entry_id)
@@ -116,6 +120,7 @@ class MessageId:
         )
 
 
+# `MessageId.earliest` and `MessageId.latest` of Pulsar's clients: below and above every position.
 EARLIEST: Final = MessageId(-1, -1)
 LATEST: Final = MessageId(_INT64_MAX, _INT64_MAX)
 
@@ -140,6 +145,7 @@ class ScalableMessageId:
 
     segment_id: int
     message_id: MessageId
+    # Invariant 2: from here on, what the consumer had read when it got the message.
     positions: tuple[SegmentPosition, ...] = field(default=(), compare=False)
     parent_topic: str | None = field(default=None, compare=False)
     topics: tuple[TopicPositions, ...] | None = field(default=None, compare=False)
@@ -149,6 +155,8 @@ class ScalableMessageId:
         out += _I64.pack(self.segment_id)
         _put_bytes(out, self.message_id.to_bytes())
         _put_positions(out, self.positions)
+        # Both optional sections are written even if they are
+        # absent: the one behind needs its place.
         if self.parent_topic is None:
             out += _I32.pack(_NONE)
         else:
@@ -167,6 +175,7 @@ class ScalableMessageId:
         reader = _Reader(data)
         segment_id = reader.i64()
         message_id = MessageId.from_bytes(reader.sized())
+        # An id may stop after any section: what is behind the end was not told.
         positions = () if reader.at_end() else reader.positions()
         parent_topic = None if reader.at_end() else reader.optional_text()
         topics = None if reader.at_end() else reader.optional_topics()
@@ -186,7 +195,7 @@ class CheckpointKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a checkpoint consumer resumes: a position per segment, or an end of the topic."""
+    """The place where a checkpoint consumer resumes: a position per segment, or an end."""
 
     kind: CheckpointKind
     positions: tuple[SegmentPosition, ...] = ()
@@ -205,9 +214,12 @@ class Checkpoint:
     def from_bytes(cls, data: bytes) -> Checkpoint:
         reader = _Reader(data)
         number = reader.take(1)[0]
+        # Applications keep these bytes for years: an unknown kind is damage, or a
+        # newer client's, and a guess would resume at the wrong place.
         if number not in tuple(CheckpointKind):
             raise RequestError(f"checkpoint of unknown kind {number}")
         kind = CheckpointKind(number)
+        # EARLIEST and LATEST are this one byte alone.
         positions = reader.positions() if kind is CheckpointKind.REGULAR else ()
         reader.expect_end()
         return cls(kind, positions)
@@ -261,6 +273,8 @@ class _Reader:
             raise RequestError(f"{len(self._data) - self._offset} bytes too many after an id")
 
     def take(self, size: int) -> bytes:
+        # Lengths come out of the bytes themselves: damaged ones
+        # are negative, or reach beyond the end.
         if not 0 <= size <= len(self._data) - self._offset:
             raise RequestError(f"an id of {len(self._data)} bytes is cut short or damaged")
         taken = self._data[self._offset : self._offset + size]
@@ -273,6 +287,7 @@ class _Reader:
             byte = self.take(1)[0]
             value |= (byte & 0x7F) << 7 * index
             if byte < 0x80:
+                # The tenth byte has room for bits above the 64th; protobuf drops them as well.
                 return value & _UINT64_MASK
         raise RequestError("an id holds a number of more than 64 bits")
 
@@ -320,12 +335,16 @@ def _varint_fields(reader: _Reader) -> dict[int, int]:
         number, wire_type = tag >> 3, tag & 7
         if wire_type == _VARINT:
             value = reader.varint()
+            # Ids are signed here: -1 (EARLIEST, no partition) travels as its 64-bit pattern.
             fields[number] = value if value <= _INT64_MAX else value - 2**64
         elif wire_type == _DELIMITED:
+            # A nested message, as the id of a first chunk: no part of this id.
             reader.take(reader.varint())
         elif wire_type in _FIXED_SIZES:
+            # MessageIdData has no such field; what a newer one adds is skipped, as protobuf does.
             reader.take(_FIXED_SIZES[wire_type])
         else:
+            # Groups (3 and 4), and types that do not exist: only damaged bytes have them.
             raise RequestError(f"an id holds a field of unknown wire type {wire_type}")
     return fields
 

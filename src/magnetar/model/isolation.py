@@ -1,4 +1,4 @@
-"""What a subscription may see of transactions: its read isolation (pure).
+"""Read isolation: what a subscription may see of transactions (pure).
 
 Owns: the property with which a subscription asks for one, and what its values mean.
 
@@ -22,7 +22,7 @@ ISOLATION_PROPERTY: Final = "magnetar.read.isolation"
 
 
 class ReadIsolation(StrEnum):
-    """Which messages of transactions a subscription gets."""
+    """The read isolation of a subscription: which messages of transactions it gets."""
 
     COMMITTED = "read_committed"
     """Those of committed ones, and nothing that stands behind an undecided one."""
@@ -38,6 +38,7 @@ def asked_isolation(properties: Mapping[str, str]) -> ReadIsolation | None:
     try:
         return ReadIsolation(value)
     except ValueError:
+        # Invariant 2: a misspelt word must not quietly become `read_committed` for its author.
         known = " or ".join(ReadIsolation)
         raise NotAllowed(
             f"{ISOLATION_PROPERTY} is {value!r}, which is no isolation", hint=f"use {known}"
@@ -46,6 +47,7 @@ def asked_isolation(properties: Mapping[str, str]) -> ReadIsolation | None:
 
 def stored_isolation(properties: Mapping[str, str]) -> ReadIsolation:
     """What a subscription that has these properties reads."""
+    # Invariant 2, stored: nobody is there to be told, so the careful reading wins.
     if properties.get(ISOLATION_PROPERTY) == ReadIsolation.UNCOMMITTED:
         return ReadIsolation.UNCOMMITTED
     return ReadIsolation.COMMITTED
@@ -56,6 +58,7 @@ def with_isolation(properties: Mapping[str, str], metadata: Mapping[str, str]) -
     given, besides = asked_isolation(properties), asked_isolation(metadata)
     if besides is None:
         return dict(properties)
+    # Asked in both places, differently: neither is more likely to be meant.
     if given is not None and given is not besides:
         raise NotAllowed(
             f"the subscription is asked to be {given}, its consumer {besides}",

@@ -27,15 +27,19 @@ from magnetar.model.hashing import HashRange
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
 
+# Pulsar's own rule for tenants and namespaces (`NamedEntity`).
 _ENTITY: Final = re.compile(r"[-=:.\w]+", re.ASCII)
+# Nineteen digits: a segment id is a 64-bit number.
 _DESCRIPTOR: Final = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,4})-([0-9]{1,19})", re.IGNORECASE)
+# No leading zeros: `x-partition-01` is a topic of that name, and no partition of `x`.
 _PARTITION: Final = re.compile(r"(?s)(.+)-partition-(0|[1-9][0-9]{0,9})")
+# Control characters; and surrogates, which have no UTF-8 and so fit into no key or path.
 _UNUSABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _FORMS: Final = "use x, tenant/namespace/x or domain://tenant/namespace/x"
 
 
 class Domain(Enum):
-    """What kind of topic a name stands for."""
+    """The kind of topic that a name stands for, which is the scheme of the name."""
 
     PERSISTENT = "persistent"
     NON_PERSISTENT = "non-persistent"
@@ -65,6 +69,8 @@ class NamespaceName:
     @classmethod
     def parse(cls, text: str) -> NamespaceName:
         parts = text.split("/")
+        # `tenant/cluster/namespace`: a V1 name of early Pulsar,
+        # which old configurations still hold.
         if len(parts) == 3:
             raise InvalidTopicName(
                 f"namespace {text!r} has three parts",
@@ -93,7 +99,7 @@ class SegmentDescriptor:
 
     @classmethod
     def parse(cls, text: str) -> SegmentDescriptor:
-        """Also takes unpadded and upper-case hexadecimal; `str` gives the canonical form."""
+        """Parse a descriptor, unpadded or upper-case too; `str` gives the canonical form."""
         match = _DESCRIPTOR.fullmatch(text)
         hint = "use <start>-<end>-<id>, such as 0000-7fff-3"
         if match is None:
@@ -124,6 +130,7 @@ class TopicName:
             raise InvalidTopicName(f"{self} has no topic after its namespace", hint=_FORMS)
         if _UNUSABLE.search(self.local_name):
             raise InvalidTopicName(f"{str(self)!r} holds a character that no name may have")
+        # Invariant 3: here a `/` comes from a V1 name, whose cluster was taken for the namespace.
         if not self.domain.is_scalable and "/" in self.local_name:
             raise InvalidTopicName(
                 f"{self} has too many parts",
@@ -133,17 +140,20 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """From a full or short name; the scheme may be in any case."""
+        """Parse a full or short name; the scheme may be in any case."""
         scheme, separator, rest = text.partition("://")
         if not separator:
             return cls._parse_short(text)
         domain = _domain(scheme, text)
+        # Two cuts at most: what is left belongs to the local
+        # name, which may hold a `/` (invariant 3).
         parts = rest.split("/", 2)
         if len(parts) < 3:
             raise InvalidTopicName(f"{text!r} is not the name of a topic", hint=_FORMS)
         namespace, local_name = NamespaceName(parts[0], parts[1]), parts[2]
         if domain is not Domain.SEGMENT:
             return cls(domain, namespace, local_name)
+        # The last part is the segment's; all before it, slashes included, is the scalable topic.
         parent, separator, descriptor = local_name.rpartition("/")
         if not separator:
             raise InvalidTopicName(
@@ -155,6 +165,7 @@ class TopicName:
     @classmethod
     def _parse_short(cls, text: str) -> TopicName:
         parts = text.split("/")
+        # Short names are persistent topics, as in every Pulsar client.
         if len(parts) == 1:
             parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, text]
         if len(parts) != 3:
@@ -185,6 +196,7 @@ class TopicName:
         return self if match is None else replace(self, local_name=match[1])
 
     def _partition_match(self) -> re.Match[str] | None:
+        # A scalable topic may be called `x-partition-3`: there it is a name like any other.
         return None if self.domain.is_scalable else _PARTITION.fullmatch(self.local_name)
 
     # --- scalable topics and their segments
@@ -204,6 +216,7 @@ class TopicName:
     @property
     def managed_ledger_name(self) -> str:
         """The name of the managed ledger that holds the messages of this topic."""
+        # A scalable topic has its messages in its segments, a non-persistent one has them nowhere.
         if self.domain not in (Domain.PERSISTENT, Domain.SEGMENT):
             raise NotAllowed(f"{self} keeps no messages of its own")
         name = f"{self.namespace}/{self.domain.value}/{encoded(self.local_name)}"
@@ -217,6 +230,7 @@ class TopicName:
 
 def encoded(local_name: str) -> str:
     """A local name as one part of a path, in the form encoding that Java brokers use."""
+    # Java's URLEncoder keeps `*` and encodes `~`; Python's does it the other way round.
     return quote_plus(local_name, safe="*").replace("~", "%7E")
 
 

@@ -41,7 +41,8 @@ class RangePosition:
 
     @property
     def stop(self) -> Position:
-        """As an end: the first entry of which nothing is before it."""
+        """The position as the end of a range: the first entry of which nothing is before it."""
+        # An end inside a batch still needs that entry, for the messages before the index.
         return Position(self.ledger, self.entry + (self.batch_index > 0))
 
     @classmethod
@@ -51,6 +52,8 @@ class RangePosition:
     @classmethod
     def behind(cls, entry: Position | None) -> RangePosition:
         """None: behind no entry at all."""
+        # In the same ledger even if that has ended: the next one may not exist yet,
+        # and the answer must not change when it does (invariant 1).
         return ORIGIN if entry is None else cls(entry.ledger_id, entry.entry_id + 1)
 
 
@@ -89,7 +92,7 @@ class RangeLayout:
 
 @dataclass(frozen=True, slots=True)
 class RangeState:
-    """From where to where a segment can be read now."""
+    """The two ends between which a segment can be read now."""
 
     first: RangePosition
     """A start below it is lost: an entry at or behind that start was trimmed."""
@@ -101,7 +104,7 @@ class RangeState:
 
 @dataclass(frozen=True, slots=True)
 class RangeCount:
-    """How much is between two positions."""
+    """The amount of messages and bytes between two positions."""
 
     messages: int
     """0 only if there is none."""

@@ -92,6 +92,7 @@ class SegmentLayout:
     """The active segments in ring order."""
 
     def __post_init__(self) -> None:
+        # Sorted once, here: `route` searches `active` for every key that is sent.
         ordered = dict(sorted(self.segments.items()))
         active = sorted(filter(_is_active, ordered.values()), key=_range_start)
         object.__setattr__(self, "segments", MappingProxyType(ordered))
@@ -105,9 +106,11 @@ class SegmentLayout:
         if not 1 <= count <= RING_SIZE:
             raise InvalidLayout(f"{count} segments; there may be 1 to {RING_SIZE}")
         width = RING_SIZE // count
+        # The budget is the topic's: many segments have few buckets each, but never none.
         splits = bucket_splits(max(1, bucket_budget // count))
         segments = {}
         for index in range(count):
+            # The last one also takes what the division left over: invariant 1 allows no gap.
             end = HASH_MAX if index == count - 1 else (index + 1) * width - 1
             segments[index] = Segment(
                 index,
@@ -120,6 +123,8 @@ class SegmentLayout:
     @classmethod
     def of_regular(cls, topics: Sequence[str]) -> SegmentLayout:
         """A regular topic (its partitions) as v5 clients see it: each partition a segment."""
+        # The ranges only make it a legal layout: clients choose among
+        # partitions by the hash modulo their number, as v4 does.
         plain = cls.create(len(topics), now_ms=0)
         segments = {
             number: Segment(number, plain.segments[number].hash_range, legacy_topic_name=name)
@@ -132,6 +137,7 @@ class SegmentLayout:
         parent = self._active(segment_id)
         point = parent.hash_range.midpoint if after is None else after
         ranges = parent.hash_range.split(point)
+        # Half of the buckets each, so that a topic does not gain buckets by splitting.
         return self._succeed((parent,), ranges, max(1, parent.bucket_count // 2), now_ms)
 
     def merge(self, segment_ids: Iterable[int], *, now_ms: int) -> SegmentLayout:
@@ -139,6 +145,7 @@ class SegmentLayout:
         wanted = set(segment_ids)
         if len(wanted) < 2:
             raise InvalidLayout("a merge takes at least two different segments")
+        # Neighbours only: a segment has one range, and two with a gap between them are none.
         parents = tuple(sorted(map(self._active, wanted), key=_range_start))
         for lower, upper in pairwise(parents):
             if not lower.hash_range.is_before(upper.hash_range):
@@ -159,6 +166,7 @@ class SegmentLayout:
             segment = self.segment(segment_id)
             if segment.is_active:
                 raise InvalidLayout(f"segment {segment.descriptor} is active and cannot be pruned")
+            # Invariant 4: were the parent kept, nothing would say any more that it is read first.
             if not gone.issuperset(segment.parent_ids):
                 kept = min(set(segment.parent_ids) - gone)
                 raise InvalidLayout(
@@ -168,6 +176,7 @@ class SegmentLayout:
         left = {}
         for segment_id, segment in self.segments.items():
             if segment_id not in gone:
+                # Those whose parents are forgotten become the oldest generation.
                 parents = tuple(each for each in segment.parent_ids if each not in gone)
                 left[segment_id] = replace(segment, parent_ids=parents)
         return SegmentLayout(self.epoch + 1, self.next_segment_id, left)
@@ -176,6 +185,8 @@ class SegmentLayout:
         self, parents: tuple[Segment, ...], ranges: Iterable[HashRange], buckets: int, now_ms: int
     ) -> SegmentLayout:
         """Seal the parents and put a child on each of the ranges, which together are theirs."""
+        # One epoch for the whole change: the parents end in it
+        # and the children begin (invariant 2).
         epoch = self.epoch + 1
         parent_ids = tuple(parent.segment_id for parent in parents)
         children = {
@@ -187,6 +198,8 @@ class SegmentLayout:
                 created_at_ms=now_ms,
                 entry_bucket_splits=bucket_splits(buckets),
             )
+            # Ids go on from the counter, never from the largest that
+            # exists: that one may be pruned.
             for segment_id, hash_range in enumerate(ranges, self.next_segment_id)
         }
         sealed = {
@@ -199,6 +212,7 @@ class SegmentLayout:
             )
             for parent in parents
         }
+        # `sealed` comes behind the old values, which it replaces.
         segments = {**self.segments, **sealed, **children}
         return SegmentLayout(epoch, self.next_segment_id + len(children), segments)
 
@@ -214,6 +228,7 @@ class SegmentLayout:
     def route(self, hash32: int) -> Segment:
         """The active segment that takes keys of this hash."""
         position = segment_hash(hash32)
+        # By invariant 1 the last range that begins at or below the position holds it.
         index = bisect_right(self.active, position, key=_range_start) - 1
         if index < 0 or position not in self.active[index].hash_range:
             raise InvariantBroken(f"no active segment holds {position:04x} at epoch {self.epoch}")
@@ -231,9 +246,11 @@ class SegmentLayout:
         waiting = list(self.segment(segment_id).parent_ids)
         while waiting:
             each = waiting.pop()
+            # A DAG, not a tree: behind a merge several ways lead to one ancestor.
             if each not in found:
                 found[each] = self.segment(each)
                 waiting.extend(found[each].parent_ids)
+        # Invariant 3: ids grow from parents to children, so their order is "oldest first".
         return [found[each] for each in sorted(found)]
 
     def merge_depth(self, segment_id: int) -> int:
@@ -282,7 +299,9 @@ class SegmentLayout:
             _check(in_life and bool(segment.child_ids), f"{name} was sealed outside its life")
 
     def _check_relatives(self) -> None:
-        """By sets: in a topic that was migrated each partition is a parent of each segment."""
+        """Check invariant 3, by sets: a migrated partition is a parent of each first segment."""
+        # Segments with the same parents are counted together: n partitions with n
+        # segments behind them are n * n pairs, which sets take n at a time.
         siblings: dict[tuple[int, ...], list[int]] = {}
         for segment in self.segments.values():
             siblings.setdefault(segment.parent_ids, []).append(segment.segment_id)
@@ -297,6 +316,7 @@ class SegmentLayout:
                 found, default=self.next_segment_id
             )
             _check(mirrored, f"{name} are not kin both ways")
+            # The whole ring overlaps all: a partition that was migrated, or a topic's only segment.
             if segment.hash_range != FULL_RING:
                 ranges = (self.segments[each].hash_range for each in found)
                 overlapping = all(map(segment.hash_range.overlaps, ranges))

@@ -1,4 +1,4 @@
-"""What a subscription is: name, type, where it starts, whether it lasts (pure).
+"""A subscription: its name, its type, where it starts, whether it lasts (pure).
 
 Owns: `SubscriptionSpec` and the policy of a Key_Shared one. The numbers of the enums are those of
 the protocol.
@@ -29,7 +29,7 @@ _UNUSABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class SubscriptionType(IntEnum):
-    """How the consumers of a subscription share its messages."""
+    """The type of a subscription: how its consumers share the messages."""
 
     EXCLUSIVE = 0
     SHARED = 1
@@ -43,14 +43,14 @@ class SubscriptionType(IntEnum):
 
 
 class InitialPosition(IntEnum):
-    """Where a new subscription starts."""
+    """The end of the topic at which a new subscription starts."""
 
     LATEST = 0
     EARLIEST = 1
 
 
 class KeySharedMode(IntEnum):
-    """Who decides which consumer gets which keys."""
+    """The mode of a Key_Shared subscription: the broker deals keys out, or consumers name them."""
 
     AUTO_SPLIT = 0
     STICKY = 1
@@ -58,7 +58,7 @@ class KeySharedMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySharedPolicy:
-    """What one consumer of a Key_Shared subscription asks for."""
+    """The key-shared policy that one consumer asks for."""
 
     mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
     ranges: tuple[HashRange, ...] = ()
@@ -69,12 +69,14 @@ class KeySharedPolicy:
     them, instead of the part that this consumer wants?"""
 
     def __post_init__(self) -> None:
+        # The broker chooses the ranges: whoever names some has mistaken the mode.
         if self.mode is KeySharedMode.AUTO_SPLIT:
             if self.ranges or self.entry_buckets:
                 raise NotAllowed("hash ranges and entry buckets are for sticky consumers only")
             return
         if not self.ranges:
             raise NotAllowed("a sticky consumer must name at least one hash range")
+        # They are in ring order (invariant 3), so only neighbours can overlap.
         for lower, upper in pairwise(self.ranges):
             if lower.end >= upper.start:
                 raise NotAllowed(f"hash ranges {lower} and {upper} overlap")
@@ -82,9 +84,11 @@ class KeySharedPolicy:
             self._check_buckets()
 
     def _check_buckets(self) -> None:
+        # Buckets exist so that a key keeps its order while it moves.
         if self.out_of_order:
             raise NotAllowed("entry buckets move in order only")
         first, last = self.ranges[0], self.ranges[-1]
+        # Invariant 4: entries of position 0 stand at position 1.
         if first.start != 0 or first.end < 1:
             raise NotAllowed(f"the first entry bucket is {first}: it must hold positions 0 and 1")
         for lower, upper in pairwise(self.ranges):
@@ -97,13 +101,14 @@ class KeySharedPolicy:
     def sticky(
         cls, ranges: Iterable[tuple[int, int]], *, out_of_order: bool = False
     ) -> KeySharedPolicy:
-        """From (start, end) pairs in any order, both ends included."""
+        """Make a sticky policy of (start, end) pairs in any order, both ends included."""
         return cls(KeySharedMode.STICKY, _ring_order(ranges), out_of_order)
 
     @classmethod
     def bucketed(cls, ranges: Iterable[tuple[int, int]]) -> KeySharedPolicy:
-        """From the (start, end) pairs of all entry buckets; the first may start at 0 or 1."""
+        """Make a policy of all entry buckets, (start, end) each; the first may start at 0 or 1."""
         buckets = _ring_order(ranges)
+        # Some clients leave position 0 out; it belongs to the first bucket all the same.
         if buckets and buckets[0].start == 1:
             buckets = (HashRange(0, buckets[0].end), *buckets[1:])
         return cls(KeySharedMode.STICKY, buckets, entry_buckets=True)

@@ -23,18 +23,21 @@ _LOG: Final = logger(__name__)
 
 
 class BackgroundTasks:
-    """What is under way."""
+    """The background tasks of one owner that are under way."""
 
     def __init__(self) -> None:
+        # Strong references: the event loop keeps none, and a task could be collected half-way.
         self._work: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     async def apart(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run to its end, whatever becomes of who asked."""
+        # Invariant 1: the caller may be cancelled here; the task behind the shield goes on.
         return await asyncio.shield(self.in_task(work))
 
     def in_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """The same in a task, which is not to be cancelled."""
+        """Begin work in a task that its caller may await and must not cancel."""
+        # Closed, not dropped: a coroutine that is never awaited would warn.
         if self._is_closed:
             work.close()
             raise stopping()
@@ -44,7 +47,7 @@ class BackgroundTasks:
         return task
 
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """The same, and nobody waits."""
+        """Begin work that nobody waits for; a failure is logged."""
         if self._is_closed:
             work.close()  # whoever comes next does it
             return
@@ -58,6 +61,7 @@ class BackgroundTasks:
 
     async def over(self) -> None:
         """Wait until everything that was begun has ended."""
+        # Again and again: what is under way may begin more until `close` was called.
         while self._work:
             await asyncio.wait(self._work)
 

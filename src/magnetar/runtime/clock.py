@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a component may ask about time."""
+    """The time, as a component may ask for it."""
 
     def now_ms(self) -> int:
         """Wall time in milliseconds since 1970."""
@@ -49,6 +49,7 @@ class LoopClock:
         self._epoch_ms = epoch_ms
 
     def now_ms(self) -> int:
+        # Wall time follows the loop's, so on virtual time records are dated alike in every run.
         return self._epoch_ms + round(self.monotonic() * 1000)
 
     def monotonic(self) -> float:

@@ -27,6 +27,7 @@ SECTOR_BYTES = 512
 
 # The kernel takes at most this many buffers in one pwritev.
 _BUFFERS_PER_CALL = 1024
+# Quotas and the largest file size are a lack of space, too: waiting and freeing can help.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -114,14 +115,17 @@ def translated(error: OSError, what: str, path: Path) -> StorageError:
 def replace_file(disk: Disk, path: Path, data: bytes) -> None:
     """Give a file this content, durably: at any moment it is the old one or the new one, whole."""
     unfinished = path.with_name(f"{path.name}.new")
+    # A file of that name is left from an attempt that died: its content counts for nothing.
     disk.remove(unfinished)
     file = disk.open(unfinished, create=True)
     try:
         file.write(0, [data])
+        # Before the rename: else the new name could be durable, and its content not.
         file.sync()
     finally:
         file.close()
     disk.rename(unfinished, path)
+    # Invariant 3: only now is it certain that the next start finds the new content.
     disk.sync_folder(path.parent)
 
 
@@ -135,6 +139,8 @@ class LocalFile:
     def read(self, offset: int, size: int) -> bytes:
         with disk_errors("read", self._path):
             data = os.pread(self._descriptor, size, offset)
+            # The common case, without a copy. A short read before the
+            # end of a file is legal but rare.
             if len(data) == size or not data:
                 return data
             parts = [data]
@@ -150,6 +156,8 @@ class LocalFile:
                 chunk = buffers[first : first + _BUFFERS_PER_CALL]
                 size = sum(map(len, chunk))
                 written = os.pwritev(self._descriptor, chunk, offset)
+                # The kernel may take a part, at a signal or a nearly full
+                # disk; invariant 1 wants all of it.
                 if written < size:
                     self._write_rest(offset + written, b"".join(chunk)[written:])
                 offset += size
@@ -162,6 +170,8 @@ class LocalFile:
 
     def sync(self) -> None:
         with disk_errors("sync", self._path):
+            # Not fsync: times need not be durable, and the size is,
+            # where it is needed to read the data.
             os.fdatasync(self._descriptor)
 
     def size(self) -> int:
@@ -200,6 +210,7 @@ class LocalDatabase:
 def database_error(path: Path, error: Exception, code: int) -> StorageError:
     """The error of our tree for an SQLite result code."""
     text = f"{path}: {error}"
+    # The low byte is the kind; the rest says in which operation it happened.
     primary = code & 0xFF
     if primary == sqlite3.SQLITE_FULL:
         return DiskFull(text)
@@ -236,6 +247,7 @@ class LocalDisk:
 
     def make_folder(self, folder: Path) -> None:
         with disk_errors("make folder", folder):
+            # Invariant 3 holds for the name of a folder, too.
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 self.sync_folder(folder.parent)
@@ -272,11 +284,14 @@ class LocalDisk:
 
     def lock(self, path: Path) -> FolderLock:
         with disk_errors("lock", path):
+            # The lock belongs to the open file: the kernel drops it
+            # when the process dies, however it does.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
+            # Held by somebody: the one expected failure. All else is a broken disk.
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise FolderInUse(f"{path.parent} is open in another process") from error
             raise translated(error, "lock", path) from error

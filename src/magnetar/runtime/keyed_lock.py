@@ -36,11 +36,13 @@ class KeyedLock(Generic[Key]):
     async def of(self, key: Key) -> AsyncIterator[None]:
         """The lock of a key, held for the length of the `async with` block."""
         entry = self._locks.setdefault(key, _Lock())
+        # Counted before the wait: who waits must find the lock that is held, not make another.
         entry.users += 1
         try:
             async with entry.lock:
                 yield
         finally:
             entry.users -= 1
+            # The last one out forgets it, or a key that comes once would be kept for ever.
             if not entry.users:
                 del self._locks[key]

@@ -42,6 +42,7 @@ def _limit(default: Number, unit: str, doc: str) -> Number:
 class Limits:
     """The limits of one instance; every component takes the whole and reads its own."""
 
+    # The journal: what waits for a sync, what one sync takes, and how much disk the files are.
     journal_file_bytes: int = _limit(32 * _MIB, "bytes", "size of one journal file")
     journal_files_max: int = _limit(8, "files", "journal files on disk, recycled ones included")
     journal_queue_bytes: int = _limit(
@@ -53,6 +54,7 @@ class Limits:
     journal_batch_bytes: int = _limit(4 * _MIB, "bytes", "written by one sync of the journal")
     journal_batch_records: int = _limit(8192, "records", "made durable by one sync of the journal")
 
+    # The metadata store: how far SQLite may be behind the journal, and what scans and watches hold.
     metadata_apply_records: int = _limit(
         5000, "records", "changes moved to SQLite in one transaction"
     )
@@ -68,12 +70,15 @@ class Limits:
         10_000, "entries", "sequence prefixes whose highest key is kept in memory"
     )
 
+    # Ledgers: memory for readers, and how soon entries go from the journal to their own files.
     ledger_cache_bytes: int = _limit(64 * _MIB, "bytes", "entries kept in memory for readers")
     ledger_open_files: int = _limit(512, "files", "ledger files open at a time")
     storage_settle_seconds: float = _limit(
         1.0, "seconds", "how long durable records may wait to be moved to their homes"
     )
 
+    # Managed ledgers and cursors. One write of a cursor a second is Pulsar's default
+    # (managedLedgerDefaultMarkDeleteRateLimit), and four hours are its time to roll a ledger over.
     cursor_flush_seconds: float = _limit(
         1.0, "seconds", "how long an acknowledgement may wait for the next cursor write"
     )
@@ -93,6 +98,8 @@ class Limits:
         100_000, "entries", "appended to one managed ledger and not yet durable"
     )
 
+    # Connections. Keep-alive (30 s), liveness check (5 s) and pending
+    # publishes (1000) are Pulsar's defaults, which its clients expect.
     connections_max: int = _limit(10_000, "connections", "clients connected at a time")
     connection_handshake_seconds: float = _limit(
         30.0, "seconds", "from the opening of a connection to the end of its handshake"
@@ -116,6 +123,8 @@ class Limits:
         _MIB, "bytes", "written to one connection and not yet taken by its client"
     )
 
+    # Dispatch. The limits of unacknowledged messages are those of Pulsar; an
+    # outbox is what a consumer that does not read costs the broker.
     consumer_outbox_bytes: int = _limit(
         _MIB, "bytes", "offered to one consumer and not yet taken by its connection"
     )
@@ -144,6 +153,7 @@ class Limits:
         1.0, "seconds", "a new active consumer waits for the acknowledgements of the former one"
     )
 
+    # Ranges: a client asks for as much as it wants, and gets no more than this in one answer.
     range_page_bytes: int = _limit(_MIB, "bytes", "of entries in one answer to RANGE_READ")
     range_page_entries: int = _limit(20_000, "entries", "in one answer to RANGE_READ")
     range_scan_entries: int = _limit(
@@ -155,6 +165,8 @@ class Limits:
         100, "polls", "of one connection that wait for news of ranges"
     )
 
+    # Scalable topics: consumer groups, auto-scale, and how long sealed segments are kept. A merge
+    # needs rates far below those of a split, or a topic would go to and fro between the two.
     scalable_grace_period_seconds: float = _limit(
         60.0, "seconds", "a lost consumer of a scalable topic keeps its segments"
     )
@@ -226,6 +238,7 @@ class Limits:
         5.0, "seconds", "a split or merge waits for the transactions that are open on its segments"
     )
 
+    # Transactions: what open ones may hold, and how long ended ones are remembered.
     txn_open_per_owner_max: int = _limit(
         100_000, "transactions", "of one owner that are open at a time at one broker"
     )
@@ -276,11 +289,12 @@ class Limits:
             _check(each, getattr(self, each.name))
 
     def override(self, values: Mapping[str, object]) -> Limits:
-        """These limits with other values, as given by configuration: names and values checked."""
+        """Give limits other values, as configuration has them: names and values are checked."""
         known = {each.name: each for each in all_limits()}
         changes: dict[str, int | float] = {}
         for name, value in values.items():
             if name not in known:
+                # Mostly a misspelt name: ignoring it would leave the default in force unnoticed.
                 raise ConfigError(f"there is no limit {name!r}", hint=_nearest(name, known))
             changes[name] = _check(known[name], value)
         return replace(self, **changes)  # type: ignore[arg-type]  # _check saw to the types
@@ -297,9 +311,11 @@ def all_limits() -> tuple[Limit, ...]:
 
 def _check(limit: Limit, value: object) -> int | float:
     whole = isinstance(limit.default, int)
+    # `True` is an int in Python, and no limit.
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         kind = "a whole number" if whole else "a number"
         raise ConfigError(f"limit {limit.name} must be {kind} of {limit.unit}, not {value!r}")
+    # Invariant 2: "no limit" cannot be said; everything that queues has an end.
     if value <= 0 or not isfinite(value):
         raise ConfigError(f"limit {limit.name} must be above 0 and finite, not {value!r}")
     return value

@@ -46,7 +46,7 @@ class EventLogger:
         self._write(logging.WARNING, event, fields, None)
 
     def error(self, event: str, /, cause: BaseException | None = None, **fields: object) -> None:
-        """With a cause, its message is a field; its trace follows unless it is one of ours."""
+        """Log an error; a cause adds its message, and its trace unless it is an error of ours."""
         if cause is None:
             self._write(logging.ERROR, event, fields, None)
             return
@@ -58,6 +58,7 @@ class EventLogger:
     def _write(
         self, level: int, event: str, fields: dict[str, object], trace: BaseException | None
     ) -> None:
+        # Most debug lines are written nowhere: this spares them the rest.
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", event, exc_info=trace, extra={_FIELDS: fields})
 
@@ -74,6 +75,7 @@ def configure(stream: TextIO, *, level: str = "info", as_json: bool = False) -> 
     root = logging.getLogger(ROOT)
     root.setLevel(level.upper())
     root.addHandler(handler)
+    # The root logger's handlers would write each line a second time.
     root.propagate = False
     return handler
 
@@ -100,6 +102,7 @@ class JsonLines(logging.Formatter):
             "event": record.getMessage(),
         }
         for key, value in _fields(record).items():
+            # A field called `time` must not hide when it happened.
             entry[f"{key}_" if key in _RESERVED else key] = value
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
@@ -118,6 +121,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 def _quoted(value: object) -> str:
     text = str(value)
+    # Quoted where a line could be torn, or a value taken for two (invariant 2).
     if text and text.isprintable() and _NEEDS_QUOTES.isdisjoint(text):
         return text
     return json.dumps(text, ensure_ascii=False)

@@ -27,6 +27,7 @@ _PREFIX: Final = "magnetar_"
 _ADOPTED: Final = "pulsar_txn_metadata_store_"
 """PIP-473 names these; whoever follows it looks for them."""
 
+# One for the whole process: pipelines define theirs elsewhere, and are exposed together with these.
 _REGISTRY: Final = CollectorRegistry()
 _DEFINED: Final[dict[str, Metric]] = {}
 
@@ -91,6 +92,7 @@ def _define(metric: Metric) -> None:
 
 # --- storage ---
 
+# From a sync that a cache of the disk answers (50 us) to a disk that is nearly stuck.
 _SYNC_BUCKETS: Final = (
     *(0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),

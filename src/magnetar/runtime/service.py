@@ -37,6 +37,7 @@ class Service:
         """Advances when a background loop crashes; `error` then holds the first crash."""
         self.error: BaseException | None = None
         self._stop_seconds = stop_seconds
+        # A dict for its order: tasks are cancelled last spawned first (invariant 4).
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._stopping: asyncio.Task[None] | None = None
 
@@ -68,6 +69,7 @@ class Service:
         """Stop within the deadline. Raises the first crash of a loop or of the hook."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._run_stop(), name=f"{self.name}: stop")
+        # Invariant 3: a caller that gives up must not take the one run with it.
         await asyncio.shield(self._stopping)
 
     @property
@@ -76,6 +78,7 @@ class Service:
 
     def spawn(self, loop: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a background loop that lives until it returns or the service stops."""
+        # A loop that began now would be in nobody's list of tasks to end.
         if self.stopping:
             loop.close()
             raise InvariantBroken(f"{self.name} is stopping and cannot start {name!r}")
@@ -101,6 +104,7 @@ class Service:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if task.cancelled():
+            # Cancelled by somebody else: the loop is gone all the same (invariant 2).
             if not self.stopping:
                 self._fail(task, InvariantBroken(f"{task.get_name()} was cancelled from outside"))
         elif (error := task.exception()) is not None:
@@ -113,6 +117,8 @@ class Service:
         self.failed.advance()
 
     async def _run_stop(self) -> None:
+        # One deadline for the hook and the tasks together: what
+        # the hook takes is not theirs any more.
         deadline = asyncio.get_running_loop().time() + self._stop_seconds
         problem: BaseException | None = None
         try:
@@ -122,10 +128,12 @@ class Service:
             raise  # its loop is gone, and so are the tasks
         except BaseException as error:  # noqa: BLE001  raised below, once the tasks are over
             problem = error
+            # The hook was cut off by the deadline, not by an error of its own.
             if timeout.expired():
                 text = f"{self.name} did not finish within {self._stop_seconds} s and was cut off"
                 problem = DeadlineExceeded(text)
         stuck = await self._cancel_tasks(deadline)
+        # The oldest reason first: a crash explains why the hook or a task did not end well.
         if self.error is not None:
             raise self.error
         if problem is not None:
@@ -138,6 +146,7 @@ class Service:
         now = asyncio.get_running_loop().time
         stuck = []
         for task in reversed(list(self._tasks)):
+            # One after the other: a loop may still need those that were spawned before it.
             task.cancel()
             await asyncio.wait({task}, timeout=max(deadline - now(), _CANCEL_SECONDS))
             if not task.done():

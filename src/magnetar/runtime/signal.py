@@ -28,6 +28,7 @@ class Signal:
     def __init__(self, version: int = 0) -> None:
         self._version = version
         self._error: Exception | None = None
+        # Each waiter with the version that it has seen: an advance wakes only those it is news for.
         self._waiters: dict[asyncio.Future[None], int] = {}
 
     @property
@@ -55,6 +56,7 @@ class Signal:
 
         Raises the error given to `close` if that version cannot be reached any more.
         """
+        # Invariant 2: what happened before the call counts; no event between the two is missed.
         if self._version > version:
             return self._version
         if self._error is None:
@@ -63,7 +65,9 @@ class Signal:
             try:
                 await waiter
             finally:
+                # Also when cancelled (invariant 3).
                 self._waiters.pop(waiter, None)
+        # Looked at again: an advance and a close may both have happened before we ran.
         if self._version <= version:
             assert self._error is not None, "woken neither by an advance nor by close"
             # One error object serves every waiter: a trace kept on it would grow with each.
@@ -71,7 +75,7 @@ class Signal:
         return self._version
 
     async def past_within(self, version: int, seconds: float) -> int:
-        """The same, for so long at most: the version it is at then may be that one still."""
+        """Wait as `past` does, but so long at most: the version may still be the given one then."""
         try:
             async with asyncio.timeout(seconds):
                 return await self.past(version)
@@ -85,6 +89,7 @@ class Signal:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for each, version in seen.items():
+            # One future in the list of each: whoever moves first resolves it.
             each._waiters[waiter] = version
         try:
             await waiter

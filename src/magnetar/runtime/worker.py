@@ -36,6 +36,7 @@ class ThreadWorker:
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]]
         self._jobs = SimpleQueue()
+        # Set by the first `run`, together with the thread: a worker without a job costs none.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -53,6 +54,7 @@ class ThreadWorker:
     async def close(self) -> None:
         if self._closed:
             return
+        # The end is a job like any other, so all that were given before are done first.
         stopped = self.run(_stop) if self._loop is not None else None
         self._closed = True
         if stopped is not None:
@@ -74,6 +76,7 @@ class ThreadWorker:
 
     def _finish(self, how: Callable[..., None], future: asyncio.Future[Any], value: Any) -> None:
         assert self._loop is not None
+        # The loop may end before its last jobs do; nobody waits for their results then.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(how, future, value)
 
@@ -83,6 +86,7 @@ def _stop() -> None:
 
 
 def _succeed(future: asyncio.Future[Any], value: Any) -> None:
+    # Cancelled meanwhile: the job has run all the same.
     if not future.done():
         future.set_result(value)
 

@@ -26,6 +26,8 @@ class Side(Enum):
         return Side.CLIENT if self is Side.SERVER else Side.SERVER
 
 
+# A client closes its producers and consumers when its application is
+# done with them, a broker when their topic moves away.
 _BOTH: Final = frozenset({"PING", "PONG", "CLOSE_PRODUCER", "CLOSE_CONSUMER"})
 
 # END_TXN_ON_* go from one broker to another, where the asking one acts as a client.

@@ -67,6 +67,7 @@ _SEND_LEAD: Final = 0x08063200
 _LEAD_BYTES: Final = 4
 # The fast path may look this far beyond a command before it notices; metadata is never smaller.
 _LOOK_AHEAD_BYTES: Final = 16
+# A tenth group of seven bits would be 2^63 or more, which Java reads as a negative number.
 _SEQUENCE_SHIFT_MAX: Final = 56
 
 _SEND_START: Final = b"\x08\x06\x32"
@@ -140,6 +141,7 @@ class Connection:
 
     def open(self) -> None:
         """The server accepted the client: every command is legal, frames have their full size."""
+        # The peer broke a rule while its owner was still checking who it is: nothing to open.
         if self._state is State.CLOSED:
             return
         if self._state is not State.HANDSHAKE:
@@ -160,6 +162,8 @@ class Connection:
         partial = self._partial
         if partial:
             partial += data
+            # Nothing is looked at until its size, and then all of it, is here: small
+            # pieces cost no repeated parsing (invariant 3).
             if len(partial) < self._needed:
                 return []
             data = bytes(partial)
@@ -169,6 +173,8 @@ class Connection:
             offset = self._take_frames(data, commands)
             self._keep(data, offset)
         except ProtocolError as error:
+            # Invariant 5: what came before the broken frame was legal. Its owner gets
+            # that first, and this error from `error` or the next call.
             self._error = error
             self.close()
             if not commands:
@@ -179,6 +185,8 @@ class Connection:
         """Take every whole frame; return where the first incomplete one begins."""
         offset = 0
         while True:
+            # Most frames are SENDs at a server and MESSAGEs at a
+            # client: a run of them is taken at once.
             if self._common is not None and data.startswith(self._common[0], offset + _SIZES_BYTES):
                 offset = self._common[1](data, offset, self._limit, commands)
             if len(data) - offset < SIZE_BYTES:
@@ -194,6 +202,7 @@ class Connection:
         """Keep the incomplete frame that begins at `offset`, if one does."""
         left = len(data) - offset
         self._needed = SIZE_BYTES
+        # Checked here too: a frame that is too large is refused before it arrives (invariant 2).
         if left >= SIZE_BYTES:
             self._needed += self._checked_total(data, offset)
         if left:
@@ -216,10 +225,13 @@ class Connection:
         body_end = body_start + int(_SIZE.unpack_from(data, start)[0])
         if body_end > stop:
             raise RemoteProtocolError("a command is larger than its frame")
+        # From here on: rare commands, and SENDs and MESSAGEs that the fast path left over.
         base = _parsed(data[body_start:body_end])
+        # A type that our .proto does not have is kept by protobuf as an unknown field.
         if not base.HasField("type"):
             return self._unknown(data[body_start:body_end])
         number: int = base.type
+        # CONNECT twice, anything before the handshake is done, or a command of our own side.
         if number not in self._legal:
             raise RemoteProtocolError(
                 f"{NAMES[number]} from a {self._side.peer.value} "
@@ -227,8 +239,10 @@ class Connection:
             )
         member = MEMBERS[number]
         body = getattr(base, member)
+        # Whoever gets the body relies on its required fields.
         if not body.IsInitialized() or not base.HasField(member):
             raise RemoteProtocolError(f"{NAMES[number]} without a field that it must have")
+        # A checksum that fails is no broken frame: the message is refused, the connection goes on.
         if number in WITH_PAYLOAD:
             payload = data[body_end:stop]
             checksum_ok = checksum_holds(payload)
@@ -237,6 +251,7 @@ class Connection:
             return RareDelivered(body, payload, checksum_ok)
         if number in WITH_ENTRIES:
             return ReceivedEntries(number, body, _entries(body, data[body_end:stop]))
+        # No other command has bytes behind it: these would be read as something else, or lost.
         if body_end != stop:
             raise RemoteProtocolError(f"{stop - body_end} bytes after {NAMES[number]}")
         if number in (_CONNECT, _CONNECTED):
@@ -245,9 +260,11 @@ class Connection:
 
     def _unknown(self, encoded: bytes) -> Unknown:
         """A command that is newer than we are; its type is the first field, or it has none."""
+        # 08 is the tag of field 1, which encoders write first.
         number = _varint_at(encoded, 1) if encoded[:1] == b"\x08" else None
         if number is None or number in NAMES:
             raise RemoteProtocolError("a command without a type")
+        # A newer peer is answered when it is known who it is, not before.
         if self._state is not State.OPEN:
             raise RemoteProtocolError(f"unknown command {number} before the handshake is done")
         return Unknown(number)
@@ -261,11 +278,15 @@ class Connection:
 
     def _become_open(self) -> None:
         self._state = State.OPEN
+        # The handshake is over: a second CONNECT would change who the peer is.
         self._legal = SENT_BY[self._side.peer] - {_CONNECT, _CONNECTED}
         self._common = _SENDS if self._side is Side.SERVER else _DELIVERIES
         self._limit = self._open_limit
 
 
+# Each `return offset` below means: another command, not all of it here, too large, or not of the
+# common form. The caller's slow path tells which (invariant 4). The checksum comes last, for it
+# is the dearest: it goes over all of the payload.
 def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -> int:
     """Take SENDs of the common form, one after the other; return where another frame begins.
 
@@ -321,6 +342,7 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
                 at += 1
                 if high > 0x7F:
                     return offset
+        # Messages of one transaction follow each other and end alike: it is parsed once for a run.
         if at != body_end and not (txn_fields and data.startswith(txn_fields, at)):
             txn_fields = data[at:body_end]
             txn = _txn_of(txn_fields)
@@ -349,6 +371,7 @@ def _txn_of(fields: bytes) -> TxnId | None:
     except DecodeError:
         return None
     txn = TxnId(said.txnid_most_bits, said.txnid_least_bits)
+    # Anything that protobuf would write otherwise holds more than the transaction.
     canonical = pb.CommandSend(txnid_least_bits=txn.least, txnid_most_bits=txn.most)
     return txn if canonical.SerializePartialToString() == fields else None
 

@@ -40,6 +40,8 @@ _SHIFT_MAX: Final = 56
 _NEW_TUPLE: Final = tuple.__new__
 
 
+# Each `return offset` below leaves a frame to the slow path, which knows every form (invariant 1):
+# another command, one that is not here as a whole, or one whose checksum fails.
 def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command]) -> int:
     """Take MESSAGEs of the common form, one after the other; where another frame begins.
 
@@ -92,8 +94,10 @@ def take_deliveries(data: bytes, offset: int, limit: int, commands: list[Command
         if at != id_end and data[at] == 0x18 and data[at + 1] <= 0x7F:
             partition = data[at + 1]
             at += 2
+        # The id says more (a batch index, an ack set, a first chunk).
         if at != id_end:
             return offset
+        # A 0 that was written out is left to protobuf: here it would look like an absent one.
         if at != body_end and data[at] == 0x18 and 0 < data[at + 1] <= 0x7F:
             redeliveries = data[at + 1]
             at += 2

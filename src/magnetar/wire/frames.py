@@ -54,6 +54,7 @@ _PIECES: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 
 _TWO_PIECES: Final = 1 << 2 * _PIECE_BITS
 _FIELDS_2: Final = tuple(b"\x10" + encoded for encoded in _VARINTS)
 _PIECES_2: Final = tuple(b"\x10" + piece for piece in _PIECES)
+# Enough for the producers, consumers and ledgers in use at a time; more of them begin anew.
 _CACHED_FIELDS: Final = 8192
 
 # The body of the hot commands is shorter than 128 bytes but for a long ack set: its length is one
@@ -125,6 +126,7 @@ def encode_with_payload(base: pb.BaseCommand, headers_and_payload: bytes) -> lis
     """The frame of a SEND or MESSAGE, in pieces to be written in order."""
     encoded = _serialized(base)
     total = SIZE_BYTES + len(encoded) + len(headers_and_payload)
+    # Two pieces: joining them would copy every payload once more.
     return [SIZES.pack(total, len(encoded)) + encoded, headers_and_payload]
 
 
@@ -158,6 +160,8 @@ def encode_send(
     is_chunk: bool = False,
 ) -> list[bytes]:
     """The frame of a SEND, in pieces to be written in order; `txn` is its most and least bits."""
+    # In the order of their numbers, as protobuf writes them (invariant 1): 18 is
+    # num_messages, 20 and 28 are the least and the most bits of the transaction.
     body = _FIRST[producer_id] + _second(sequence_id)
     if num_messages != 1:
         body += _THIRD[num_messages]
@@ -200,6 +204,7 @@ def encode_message(
 
     A negative partition (the topic has none) and a redelivery count of 0 are left out.
     """
+    # The id first: its length stands before it, as does that of the body before the body.
     message_id = _FIRST[position[0]] + _second(position[1])
     if partition >= 0:
         message_id += _THIRD[partition]
@@ -210,6 +215,7 @@ def encode_message(
         body += b"".join([b"\x20" + varint(word) for word in ack_set])
     if consumer_epoch is not None:
         body += b"\x28" + varint(consumer_epoch)
+    # Only a long ack set makes a body of 128 bytes, whose length needs a varint of its own.
     size = len(body)
     body = _MESSAGE_LEADS[size] + body if size < _SHORT else _MESSAGE_LEAD + varint(size) + body
     size = len(body)
@@ -228,6 +234,8 @@ def encode_ack(
     """The frame of an ACK: positions, each with the messages of its batch that are left, and its
     batch size (no words, 0: it is no batch); `txn` is its most and least bits.
     """
+    # Tags of CommandAck: 10 the type (1: cumulative), 1a a message id, 30 and 38 the transaction,
+    # 40 the request. Of MessageIdData: 28 a word of the ack set, 30 the batch size.
     pieces = [_FIRST[consumer_id], b"\x10\x01" if cumulative else b"\x10\x00"]
     for (ledger, entry), ack_set, batch_size in items:
         message_id = _FIRST[ledger] + _second(entry)
@@ -249,6 +257,7 @@ def _second(value: int) -> bytes:
     """Field 2: a sequence or entry number, each used once or twice."""
     if 0 <= value <= _PIECE_MASK:
         return _FIELDS_2[value]
+    # Up to 2^28: two lookups instead of a loop, for nearly every sequence and entry number.
     if 0 < value < _TWO_PIECES:
         return _PIECES_2[value & _PIECE_MASK] + _VARINTS[value >> _PIECE_BITS]
     return b"\x10" + varint(value)

@@ -1,4 +1,4 @@
-"""What SEND and MESSAGE carry after their command, and the values that a connection hands out.
+"""Messages behind a SEND or MESSAGE command, and the values that a connection hands out.
 
 After the command: `[0x0e02 u32 size BrokerEntryMetadata]? [0x0e01 u32 crc32c]? u32 size
 MessageMetadata payload`. The CRC32C is over everything after itself. From the checksum on, these
@@ -108,6 +108,7 @@ class TxnSend(Send):
     def metadata_ends_with(self, trailer: bytes) -> bool:
         """Whether these are the last fields of the message's metadata."""
         payload = self.headers_and_payload
+        # A TxnSend always has a checksum, so its metadata begins at a fixed place.
         end = _METADATA_START + int(_SIZE.unpack_from(payload, CHECKSUM_BYTES)[0])
         return payload.endswith(trailer, 0, end)
 
@@ -125,6 +126,7 @@ class RareSend(Send):
         )
         highest = command.HasField("highest_sequence_id")
         self.highest_sequence_id = command.highest_sequence_id if highest else None
+        # Half an id names no transaction; Pulsar's broker takes such a message as a plain one, too.
         both = command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits")
         self.txn_id = TxnId(command.txnid_most_bits, command.txnid_least_bits) if both else None
         self.is_chunk = command.is_chunk
@@ -169,6 +171,7 @@ class Delivered:
     @property
     def body(self) -> pb.CommandMessage:
         """The command, as protobuf has it."""
+        # Made when it is asked for: the fast path came without protobuf to save just this.
         if self._body is None:
             ledger, entry = self.position
             message_id = pb.MessageIdData(ledgerId=ledger, entryId=entry)
@@ -238,7 +241,7 @@ Command: TypeAlias = Send | Delivered | Received | ReceivedEntries | Unknown
 
 
 class Layout(NamedTuple):
-    """Where the parts of headers_and_payload are; -1 where there is no such part."""
+    """The offsets of the parts of headers_and_payload; -1 where there is no such part."""
 
     broker_entry: int
     checksum: int
@@ -261,9 +264,11 @@ def layout_of(headers_and_payload: bytes) -> Layout:
     data = headers_and_payload
     broker_entry = checksum = -1
     start = 0
+    # A broker put it there, for consumers that understand it; producers never send one.
     if _magic_at(data, start) == MAGIC_BROKER_ENTRY:
         broker_entry = start + CHECKSUM.size
         start = broker_entry + _size_at(data, start + _MAGIC.size)
+    # Checksums are optional in the protocol: without one the metadata's size comes first.
     if _magic_at(data, start) == MAGIC_CHECKSUM:
         checksum = start + _MAGIC.size
         start += CHECKSUM.size
@@ -304,6 +309,7 @@ def checksum_holds(headers_and_payload: bytes) -> bool:
     start = 0
     if _magic_at(data, start) == MAGIC_BROKER_ENTRY:
         start = CHECKSUM.size + _size_at(data, _MAGIC.size)
+    # Nothing to compare with; whether the rest makes sense, `layout_of` finds out.
     if _magic_at(data, start) != MAGIC_CHECKSUM or len(data) < start + CHECKSUM.size:
         return True
     stored: int = CHECKSUM.unpack_from(data, start)[1]

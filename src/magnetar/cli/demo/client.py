@@ -20,6 +20,7 @@ _RECEIVE_MS = 10_000
 
 
 def round_trip(client: Any, topic: str, count: int) -> Iterator[str]:
+    # Before anything is sent: a new subscription starts at the end of the topic.
     consumer = client.subscribe(topic, "demo")
     producer = client.create_producer(topic)
     for number in range(count):
@@ -39,6 +40,7 @@ def read(client: Any, topic: str) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> None:
     kind, url, topic, *count = arguments
     pulsar = import_module("pulsar")
+    # Lines of its log would come between those of the messages.
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     client = pulsar.Client(url, logger=quiet)
     try:

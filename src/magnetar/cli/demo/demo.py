@@ -35,6 +35,7 @@ from magnetar.server.config import limits_from
 from magnetar.server.embedded import Storage, open_storage
 
 _SECONDS_MAX = 60.0
+# For the start and the end of a writer, beside the time in which it writes.
 _GRACE_SECONDS = 30.0
 _READ_BYTES = 1 << 16
 _HEADINGS = ("end", "entries", "records", "per s", "replayed", "open ms", "unheard", "lost")
@@ -42,7 +43,7 @@ _HEADINGS = ("end", "entries", "records", "per s", "replayed", "open ms", "unhea
 
 @dataclass(slots=True)
 class Reported:
-    """What the writers reported, over all runs: the last of each stream, -1 for none."""
+    """The reports of the writers, over all runs: the last of each stream, -1 for none."""
 
     submitted: dict[str, int] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)
@@ -57,6 +58,8 @@ class Reported:
             self.is_closed = True
         else:
             stream, last = rest
+            # "Everything up to": one number stands for all before it,
+            # so reports need not name each entry.
             known = self.acknowledged if word == "acknowledged" else self.submitted
             known[stream] = int(last)
 
@@ -113,12 +116,14 @@ def demo(context: click.Context, data: Path | None, seconds: float, as_json: boo
         click.echo(json.dumps(report, indent=2))
     else:
         _print(served, stored)
+    # Reported first, then failed: whoever sees the exit code finds the reason above it.
     if not (served.is_sound and all(result.is_sound for result in stored)):
         context.exit(1)
 
 
 def _write_and_compare(folder: Path, seconds: float, tell: Callable[[str], None]) -> list[Result]:
     """Storage alone: a run that is killed, and one that ends by itself."""
+    # One for both runs: the second finds, and checks again, what the first one wrote.
     reported = Reported()
     results = []
     for run, end in enumerate(("kill -9", "orderly")):
@@ -137,6 +142,7 @@ def data_folder(chosen: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="magnetar-demo-") as name:
             yield Path(name)
         return
+    # Whatever is found there counts as "nobody wrote it": a used folder would fail the demo.
     if chosen.exists() and any(chosen.iterdir()):
         raise NotAllowed(
             f"{chosen} is not empty", hint="choose a new folder: all that is found there is checked"
@@ -163,10 +169,12 @@ def _write(folder: Path, run: int, end: str, seconds: float, reported: Reported)
     reported.is_ready = reported.is_closed = False
     before = reported.count("ledger-"), reported.count("records-")
     command = [sys.executable, "-m", "magnetar.cli.demo.writer", str(folder), str(run)]
+    # A writer that is to be killed must not end by itself before that.
     command.append(str(_SECONDS_MAX * 2 if kills else seconds))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             _follow(process, seconds if kills else None, reported)
+        # Also when we are interrupted: no writer stays behind.
         finally:
             process.kill()
     if not kills and not reported.is_closed:
@@ -190,17 +198,21 @@ def _follow(process: subprocess.Popen[bytes], kill_after: float | None, reported
         now = time.monotonic()
         if now > deadline:
             raise DeadlineExceeded("the writer did not end")
+        # Counted from "ready": starting Python and opening the store is not writing.
         if kill_after is not None and kill_at is None and reported.is_ready:
             kill_at = now + kill_after
         if kill_at is not None and now >= kill_at:
             process.kill()
+            # Once only; then what is left in the pipe is read to its end, for it was acknowledged.
             kill_at = deadline
         wait = (kill_at or deadline) - now
         if not select.select([descriptor], [], [], wait)[0]:
             continue
         data = os.read(descriptor, _READ_BYTES)
+        # End of the pipe: the process is gone.
         if not data:
             return
+        # The last piece may be half a line; after a kill it stays one, and counts for nothing.
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             reported.take(line.decode())
@@ -231,6 +243,7 @@ async def _compare_ledgers(storage: Storage, reported: Reported, result: Result)
         info = await storage.ledgers.info(ledger_id)
         entry_id = 0
         while entries := await storage.ledgers.read(ledger_id, entry_id, info.last_entry):
+            # A payload says where it belongs: an entry at another place is not explained.
             result.unexplained += sum(
                 entry.payload != entry_payload(*entry.position) for entry in entries
             )
@@ -259,6 +272,7 @@ def _count(stream: str, last: int, reported: Reported, result: Result) -> None:
     result.lost += max(0, acknowledged - last)
     result.unexplained += max(0, last - reported.submitted.get(stream, -1))
     result.not_acknowledged += max(0, last - acknowledged)
+    # What survived is the state from which the next run goes on: it must not vanish later either.
     reported.acknowledged[stream] = reported.submitted[stream] = last
 
 
@@ -277,6 +291,7 @@ def _print(served: ServerResult, stored: list[Result]) -> None:
         later = (result.replayed, round(result.reopened_ms), result.not_acknowledged, result.lost)
         table.add_row(result.end, *[f"{number:,}" for number in (*numbers, *later)])
     Console().print(table)
+    # "unheard" is no fault: durable, and the writer died before it could be told.
     checked = sum(result.entries + result.records for result in stored)
     if served.is_sound:
         click.echo(f"verified: {served.receipted:,} receipted messages, 0 lost, 0 unexplained")
@@ -286,6 +301,7 @@ def _print(served: ServerResult, stored: list[Result]) -> None:
             f"{served.doubled} doubled, {served.unexplained} unexplained; round trip of "
             f"{served.round_trip} messages"
         )
+    # Each failure has its own line, for the exit code says only that there was one.
     wrong = [result for result in stored if not result.is_sound]
     if not wrong:
         click.echo(f"verified: {checked:,} acknowledged entries and records, 0 lost, 0 unexplained")

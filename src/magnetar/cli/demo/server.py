@@ -44,15 +44,17 @@ _TOPIC: Final = TopicName.parse("persistent://public/default/killed")
 _READY_SECONDS: Final = 20.0
 _REPLY_SECONDS: Final = 20.0
 _CLIENT_SECONDS: Final = 60.0
+# In flight at a time: enough for a kill to strike in the middle of a batch.
 _WINDOW: Final = 200
 _FILLER: Final = "." * 100
+# More than the topic has: reading back is not about flow control.
 _PERMITS: Final = 1 << 30
 _EARLIEST: Final = 1
 
 
 @dataclass(slots=True)
 class ServerResult:
-    """What was done with the server, and what was found after its death."""
+    """The result with a server: what was done with it, and what was found after its death."""
 
     client: str
     """Who did the round trip and read back."""
@@ -83,7 +85,7 @@ class ServerResult:
 
 @dataclass(slots=True)
 class Published:
-    """What a publisher knows: messages are numbered from 0."""
+    """The knowledge of a publisher: how many were sent, from 0 on, and which have a receipt."""
 
     sent: int = 0
     receipted: set[int] = field(default_factory=set)
@@ -99,16 +101,19 @@ class RunningServer:
 
 def serve_and_kill(folder: Path, seconds: float, tell: Callable[[str], None]) -> ServerResult:
     """The whole part; `tell` hears what is going on."""
+    # A stranger's client is the better witness, but no dependency of ours.
     is_official = find_spec("pulsar") is not None
     client = f"the official client {version('pulsar-client')}" if is_official else "our own client"
     if not is_official:
         tell("the official client (pulsar-client) is not installed: our own takes its place")
     result = ServerResult(client)
+    # The first server: it does the round trip, and is killed by the publisher below.
     with served(folder) as server:
         tell(f"{ROUND_TRIP_MESSAGES} messages to {server.url} and back, with {client}")
         result.round_trip = _round_trip(server.url, is_official)
         tell(f"publishing for {seconds:g} s, then kill -9 of the server")
         published = asyncio.run(_publish_until_killed(server, seconds))
+    # The second one, on the same folder: what it has is what survived.
     tell("starting it again on its folder and reading everything back")
     with served(folder) as server:
         result.restart_ms = server.ready_ms
@@ -116,6 +121,7 @@ def serve_and_kill(folder: Path, seconds: float, tell: Callable[[str], None]) ->
             texts = _official(server.url, "read", _TOPIC)
         else:
             texts = asyncio.run(_read(server.url, _TOPIC))
+        # This one ends in order, which a recovered store has to be able to do as well.
         server.process.terminate()
         code = server.process.wait(_READY_SECONDS)
     if code != 0:
@@ -131,6 +137,7 @@ def compare_messages(published: Published, texts: list[str], result: ServerResul
     result.receipted = len(published.receipted)
     result.found = len(texts)
     result.lost = len(published.receipted - copies.keys())
+    # A number that was never sent, or a text that is not as it was sent, is nobody's message.
     known = [count for number, count in copies.items() if number < published.sent]
     result.doubled = sum(known) - len(known)
     result.unexplained = len(texts) - sum(known)
@@ -157,6 +164,7 @@ def served(folder: Path) -> Iterator[RunningServer]:
     with subprocess.Popen([*_SERVE, "--data", str(folder), *ports], stdout=subprocess.PIPE) as run:
         try:
             assert run.stdout is not None
+            # The line is printed when clients can connect: no polling of ports.
             if not select.select([run.stdout], [], [], _READY_SECONDS)[0]:
                 raise DeadlineExceeded("the server did not become ready")
             line = run.stdout.readline()
@@ -219,6 +227,7 @@ async def _publish_until_killed(server: RunningServer, seconds: float) -> Publis
         deadline = time.monotonic() + seconds
         try:
             while True:
+                # Always a full window, so that the kill meets messages in every stage.
                 while not is_killed and published.sent - len(published.receipted) < _WINDOW:
                     link.send(0, published.sent, _entry(name, published.sent))
                     published.sent += 1
@@ -226,6 +235,7 @@ async def _publish_until_killed(server: RunningServer, seconds: float) -> Publis
                 if not is_killed and time.monotonic() >= deadline:
                     is_killed = True
                     server.process.kill()
+        # Expected after the kill, once the receipts on their way are read (invariant 1).
         except ServiceNotReady:
             if not is_killed:
                 raise
@@ -263,6 +273,7 @@ async def _read(url: str, topic: TopicName) -> list[str]:
             consumer_id=0,
             initialPosition=_EARLIEST,
         )
+        # The end is asked for, not waited for: silence would not tell "all" from "slow".
         last = (await link.request("GET_LAST_MESSAGE_ID", consumer_id=0)).last_message_id
         link.write(command("FLOW", consumer_id=0, messagePermits=_PERMITS))
         while True:
@@ -273,6 +284,7 @@ async def _read(url: str, topic: TopicName) -> list[str]:
                 data = received.headers_and_payload
                 texts.append(data[payload_offset(data) :].decode())
                 place = received.body.message_id
+                # Entries come in order, so this one is the last of all.
                 if (place.ledgerId, place.entryId) == (last.ledgerId, last.entryId):
                     return texts
 

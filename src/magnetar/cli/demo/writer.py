@@ -24,6 +24,7 @@ from magnetar.server.embedded import Storage, open_storage
 
 WRITERS = 4
 INDEX = "demo-by-writer"
+# Appends without an await between them: what a publisher in a hurry does.
 _PIPELINED = 64
 _STDOUT = 1
 _FILLER = bytes(range(256)) * 4
@@ -43,6 +44,7 @@ def record_value(stream: str, number: int) -> bytes:
 
 
 def _report(line: str) -> None:
+    # Not `print`: a buffer would die with the process, and what was acknowledged with it.
     os.write(_STDOUT, f"{line}\n".encode())
 
 
@@ -53,6 +55,7 @@ async def _write(storage: Storage, store: MetadataStore, stream: str, deadline: 
     group = 0
     while time.monotonic() < deadline:
         last = (group + 1) * _PIPELINED - 1
+        # Told before it is done: the reader must know of everything that could be found.
         _report(f"submitted ledger-{writer.ledger_id} {last}")
         await _append_group(writer, group * _PIPELINED, last)
         _report(f"acknowledged ledger-{writer.ledger_id} {last}")

@@ -27,10 +27,12 @@ from magnetar.errors import DeadlineExceeded, SparkError
 _PIPELINE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
 _FILE: Final = "quickstart.yaml"
 _SINK: Final = "settled"
+# A JVM and its Python workers have to start; machines differ much in that.
 _START_SECONDS: Final = 300.0
 _BATCH_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 90.0
 _LOOK_SECONDS: Final = 0.1
+# Far below the time of a batch, to find one that is under way.
 _STRIKE_SECONDS: Final = 0.005
 
 
@@ -42,6 +44,7 @@ class PipelineDriver:
         self._file = folder / _FILE
         self._file.write_text(pipeline_text(), "utf-8")
         self._checkpoint = folder / "checkpoint"
+        # Of all processes one after the other: its last words explain a failure.
         self._said = folder / "driver.txt"
         self._environment = os.environ | {"MAGNETAR_SERVICE_URL": service_url}
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,11 +65,13 @@ class PipelineDriver:
                 stdout=said,
                 stderr=said,
                 env=self._environment,
+                # Its own process group: killing Python alone would leave the JVM committing.
                 start_new_session=True,
             )
 
     async def until_working(self) -> None:
         """Until it has committed a batch. Its first one takes seconds: the workers start."""
+        # Counted from here: after a kill the commits of the former process are still in the folder.
         before = self._newest("commits")
         await self._until(
             lambda: self._newest("commits") > before, _START_SECONDS, _LOOK_SECONDS, "did not start"
@@ -79,6 +84,8 @@ class PipelineDriver:
         def is_in_batch() -> bool:
             nonlocal found
             found = self._newest("offsets")
+            # Spark writes `offsets/N` before a batch and `commits/N` after it
+            # (invariant 1). Not the first one, in which the workers still start.
             return found > self._newest("commits") >= 0
 
         await self._until(is_in_batch, _BATCH_SECONDS, _STRIKE_SECONDS, "had no batch under way")
@@ -88,6 +95,7 @@ class PipelineDriver:
     async def stop(self) -> None:
         """Let it end in order."""
         assert self._process is not None
+        # SIGTERM lets it commit its batch; only then is the output complete.
         self._process.terminate()
         try:
             code = await asyncio.to_thread(self._process.wait, _STOP_SECONDS)
@@ -113,6 +121,7 @@ class PipelineDriver:
     ) -> None:
         deadline = time.monotonic() + seconds
         while not reached():
+            # Invariant 2: a driver that has ended will never reach it.
             self.check()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the pipeline {what} within {seconds:g} s")
@@ -121,11 +130,13 @@ class PipelineDriver:
     def _newest(self, kind: str) -> int:
         """The last batch in one of Spark's two lists; -1: none yet."""
         folder = self._checkpoint / _SINK / kind
+        # Spark puts `.crc` and temporary files beside them.
         names = os.listdir(folder) if folder.is_dir() else []
         return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def _last_words(self) -> str:
         lines = self._said.read_text("utf-8", "replace").splitlines()
+        # Errors of ours are one line each; of Spark's many lines the last is all that is shown.
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["it said nothing"])[-1]
 

@@ -25,6 +25,7 @@ _BOTTOM: Final = 30
 _TICKS: Final = 5
 _TEXT_HEIGHT: Final = 13
 _TIMES_MAX: Final = 14
+# Steps that people read as times: seconds, then parts of a minute, then of an hour.
 _STEPS: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 3600)
 
 
@@ -37,7 +38,7 @@ class PlotLine(NamedTuple):
 
 
 class PlotMark(NamedTuple):
-    """Something that happened at a moment."""
+    """A mark on the time axis: what happened at a moment."""
 
     at: float
     text: str
@@ -56,6 +57,7 @@ def plot(
         *_grid(top, unit, seconds),
         *_marks(marks, seconds),
     ]
+    # Lines are drawn last: over the grid and the marks.
     for line in lines:
         for run in _runs(line.points):
             path = " ".join(f"{_x(at, seconds):.1f},{_y(value, top):.1f}" for at, value in run)
@@ -74,6 +76,7 @@ def _y(value: float, top: float) -> float:
 def _ceiling(values: Iterator[float]) -> float:
     """The end of the axis: 1, 2 or 5 times a power of ten, not below the largest value."""
     largest = max(values, default=0.0)
+    # An empty plot still needs an axis, and the logarithm a positive number.
     if largest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(largest))
@@ -98,6 +101,7 @@ def _runs(
 def _legend(lines: Sequence[PlotLine]) -> Iterator[str]:
     x = float(WIDTH - _RIGHT)
     for line in reversed(lines):
+        # SVG cannot measure text: seven pixels a letter is about right for the page's font.
         x -= 7.0 * len(line.name) + 30
         yield f'<path d="M{x:.0f},12h14" style="stroke:var({line.colour})" class="key"/>'
         yield f'<text x="{x + 20:.0f}" y="16">{escape(line.name)}</text>'
@@ -135,6 +139,7 @@ def _beside(lines: Sequence[float]) -> list[float]:
     for x in lines:
         places.append(max(x + 4, places[-1] + _TEXT_HEIGHT if places else 0.0))
     edge = float(WIDTH - _TEXT_HEIGHT)
+    # Texts that would run over the edge are pushed back, and those before them in turn.
     for number in reversed(range(len(places))):
         places[number] = min(places[number], edge)
         edge = places[number] - _TEXT_HEIGHT

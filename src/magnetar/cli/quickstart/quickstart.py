@@ -85,17 +85,21 @@ def quickstart(
     as_json: bool,
 ) -> None:
     """Run an exactly-once pipeline through splits, merges and a kill, and verify it."""
+    # First: a missing package or Java is said before minutes are spent.
     _check()
     from magnetar.cli.quickstart.run import run
 
+    # All that is sent, and all that must come of it, is known before anything runs.
     shop = traffic(seed=seed, seconds=seconds, orders_per_second=rate)
     with data_folder(data) as folder, _told() as tell:
         seen = asyncio.run(run(folder.absolute(), shop, moments_of(kills, seed=seed), tell))
+    # Outside of the block: broker, driver and a temporary folder are gone when the report is made.
     moments = Moments(
         seconds=seen.seconds, sent=seen.sent, received=seen.received, expected=shop.expected
     )
     facts = _facts(shop, seen, moments, seed)
     _write_page(page, seen, moments, facts)
+    # stdout has the report alone; progress went to stderr.
     if as_json:
         found: dict[str, object] = {"seed": seed, "page": str(page), "batches": seen.batches}
         found |= {"killed_batches": seen.killed_batches, "segments": seen.segments}
@@ -105,6 +109,7 @@ def quickstart(
         click.echo(f"verified: {verdict_in_words(seen.verdict)}")
         click.echo(f"plots: {page.absolute().as_uri()}")
         click.echo("next: " + "; ".join(_NEXT))
+    # The page is written all the same: whoever has to find out why needs its plots.
     if not seen.verdict.is_exact:
         context.exit(1)
 
@@ -126,6 +131,7 @@ def _told() -> Iterator[Tell]:
 
         def line(what: str, done: float) -> None:
             nonlocal last
+            # A log gets a line now and then, not one for each tick of the traffic.
             if done - last >= _LINES_EVERY or done == 0:
                 last = done
                 console.print(f"{done:4.0%} {what}", highlight=False, soft_wrap=True)
@@ -142,6 +148,7 @@ def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple
     values = [value for _, value in moments.latencies()]
     killed = ", ".join(f"batch {number}" for number in seen.killed_batches)
     changes = sum(not mark.is_kill for mark in seen.marks)
+    # Over all results, with no second left out: the dead driver's time counts, too.
     p50, p99 = (quantile(values, share) if values else 0.0 for share in (0.5, 0.99))
     return [
         ("events sent", f"{len(shop.events):,}", f"orders and payments of seed {seed}"),
@@ -160,6 +167,7 @@ def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple
 def _write_page(
     path: Path, seen: Seen, moments: Moments, facts: list[tuple[str, str, str]]
 ) -> None:
+    # The page shows the file that was run, to the letter.
     from magnetar.cli.quickstart.driver import pipeline_text
 
     marks = [

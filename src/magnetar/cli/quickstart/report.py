@@ -16,7 +16,7 @@ from magnetar.cli.quickstart.shop import Comparison, Settled
 
 
 class Moments:
-    """When things happened, in seconds since the start of the traffic."""
+    """The moments of a run, in seconds since the start of the traffic."""
 
     def __init__(
         self,
@@ -45,11 +45,14 @@ class Moments:
         points: list[tuple[float, float | None]] = []
         for second in range(int(self.seconds) + 1):
             behind += due[second] - came[second]
+            # Below zero only if more came than was due: repeated or
+            # unexpected results, which the verdict counts.
             points.append((second + 1.0, float(max(0, behind))))
         return points
 
     def latencies(self) -> list[tuple[float, float]]:
         """When a result came, and how many milliseconds after its payment was sent."""
+        # By the time at which the payment was due, so that a late send counts as latency, too.
         return [
             (at, at * 1000 - self._expected[row])
             for at, row in self._received
@@ -57,7 +60,7 @@ class Moments:
         ]
 
     def latency(self, share: float) -> list[tuple[float, float | None]]:
-        """That quantile of the latencies of each second; a gap where nothing came."""
+        """The given quantile of the latencies of each second; a gap where nothing came."""
         by_second: dict[int, list[float]] = {}
         for at, value in self.latencies():
             by_second.setdefault(int(at), []).append(value)
@@ -69,6 +72,7 @@ class Moments:
 
 
 def plots(moments: Moments, marks: Sequence[PlotMark]) -> list[str]:
+    # The same length for all three: a moment stands at one place of the page.
     seconds = moments.seconds
     return [
         plot(
@@ -115,6 +119,7 @@ def verdict_in_words(verdict: Comparison) -> str:
 
 def quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
+    # The nearest value that was measured, none in between.
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 

@@ -1,4 +1,4 @@
-"""What `magnetar quickstart` does: traffic, a pipeline, splits, merges, a kill, and the proof.
+"""The run of `magnetar quickstart`: traffic, a pipeline, splits, merges, a kill, and the proof.
 
 Owns: the schedule of a run, and everything that was seen on the way.
 
@@ -30,6 +30,8 @@ from magnetar.errors import DeadlineExceeded
 
 _INPUTS: Final = ("orders", "payments")
 _TOPICS: Final = {name: f"topic://public/default/{name}" for name in (*_INPUTS, "settled")}
+# The first waits for the backlog of a killed driver; the second is how long the
+# output must be quiet before its reader believes that there is no more.
 _DRAIN_SECONDS: Final = 180.0
 _QUIET_SECONDS: Final = 2.0
 _TICK_SECONDS: Final = 0.02
@@ -44,7 +46,7 @@ Tell = Callable[[str, float], None]
 
 
 class TimelineMark(NamedTuple):
-    """Something that was done, so many seconds after the start of the traffic."""
+    """An action of the run, so many seconds after the start of the traffic."""
 
     at: float
     what: str
@@ -60,7 +62,7 @@ class ReceivedResult(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """Everything that report and plots are made of."""
+    """The observations of a run, of which report and plots are made."""
 
     sent: list[float] = field(default_factory=list)
     """When each event was handed to the client."""
@@ -74,7 +76,7 @@ class Seen:
 
     @property
     def seconds(self) -> float:
-        """From the start of the traffic until the last event or result."""
+        """The time from the start of the traffic until the last event or result."""
         last = self.received[-1].at if self.received else 0.0
         return max(last, self.sent[-1] if self.sent else 0.0)
 
@@ -84,6 +86,7 @@ async def run(folder: Path, traffic: Traffic, kills: Sequence[float], tell: Tell
     tell("starting a broker on embedded storage", 0.0)
     with served(folder / "broker") as server:
         async with Client(server.url) as client, AdminClient(server.admin_url) as admin:
+            # One segment each: what splits do is seen from the beginning.
             for topic in _TOPICS.values():
                 await admin.put(scalable_path(topic), numInitialSegments="1")
             driver = PipelineDriver(folder, server.url)
@@ -95,6 +98,7 @@ async def _both(*works: Coroutine[Any, Any, None]) -> None:
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
+    # A failure of one must not leave the others working on a stage that is being cleared.
     finally:
         for task in tasks:
             task.cancel()
@@ -117,6 +121,7 @@ class _Stage:
         self._traffic = traffic
         self._kills = kills
         self._tell = tell
+        # Filled by all the coroutines of a run; they share one loop, so nothing is locked.
         self._seen = Seen()
         self._started = time.monotonic()
 
@@ -128,10 +133,12 @@ class _Stage:
             for name in _TOPICS:
                 await self._note_segments(name)
             self._started = time.monotonic()
+            # The tail is for the plots only: the verdict comes from a second reading (invariant 2).
             async with self._tail():
                 await _both(self._send(*producers), self._reshape(), self._strike())
                 await self._drain()
             self._tell("stopping the pipeline", 0.95)
+            # In order, and before reading back: what is read then is final.
             await self._driver.stop()
         self._seen.batches = self._driver.batches
         self._tell("reading the output back, without Spark", 0.97)
@@ -146,13 +153,17 @@ class _Stage:
     async def _send(self, *opened: Producer[bytes]) -> None:
         """Every event at its time, which is the event's own time, too."""
         producers = dict(zip(_INPUTS, opened, strict=True))
+        # Event times are real ones: the watermark of the pipeline goes by them.
         zero_ms = time.time_ns() // 1_000_000
         end = max(1, self._traffic.events[-1].at_ms)
         for event in self._traffic.events:
+            # Paced by the shop's own clock: a slow moment is caught
+            # up, so the load stays what was asked.
             while (early := event.at_ms / 1000 - self._now()) > 0:
                 await asyncio.sleep(max(early, _TICK_SECONDS))
                 done = event.at_ms / end
                 self._tell(self._doing, _START_SHARE + _TRAFFIC_SHARE * done)
+            # Not awaited for its receipt: `close` below waits for all of them.
             await producers[event.topic].submit(
                 event.value, key=event.key, event_time=zero_ms + event.at_ms
             )
@@ -171,6 +182,7 @@ class _Stage:
     @asynccontextmanager
     async def _tail(self) -> AsyncIterator[None]:
         """Follow the output while the block runs, for the plots."""
+        # Without a subscription: following must not change what the broker keeps or trims.
         consumer = await self._client.checkpoint_consumer(_TOPICS["settled"], start=FROM_EARLIEST)
 
         async def follow() -> None:
@@ -185,6 +197,7 @@ class _Stage:
             task.cancel()
             await asyncio.wait([task])
             await consumer.close()
+        # It ended by itself, so it failed.
         if not task.cancelled():
             task.result()
 
@@ -192,6 +205,7 @@ class _Stage:
         """Until everything that is expected has come, or nothing more does."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         while len(self._seen.received) < len(self._traffic.expected):
+            # A driver that died by itself would let us wait for the whole deadline.
             self._driver.check()
             if time.monotonic() > deadline:
                 return  # the comparison says what is missing
@@ -205,6 +219,7 @@ class _Stage:
         async with await self._client.checkpoint_consumer(
             _TOPICS["settled"], start=FROM_EARLIEST
         ) as consumer:
+            # Quiet for this long is the end: nothing writes any more.
             while batch := await consumer.receive_many(_RECEIVED_AT_ONCE, timeout=_QUIET_SECONDS):
                 found += [settled(message.data) for message in batch]
         return found
@@ -213,6 +228,7 @@ class _Stage:
 
     async def _reshape(self) -> None:
         """Splits and merges, spread over the time of the traffic; kills do not hold them up."""
+        # Splits come early and merges late, so that a kill between them is seen on its own.
         await self._at(0.08, "orders: 1 to 2 segments")
         await self._split("orders")
         await self._at(0.15, "settled: 1 to 4, payments: 1 to 2")
@@ -235,6 +251,7 @@ class _Stage:
         """The driver, in mid-batch, and start it again."""
         batch = await self._driver.kill_in_batch()
         self._seen.killed_batches.append(batch)
+        # Both ends are marked: between them is the time in which nobody works.
         self._mark(f"kill -9 in batch {batch}", is_kill=True)
         self._driver.start()
         await self._driver.until_working()
@@ -243,6 +260,7 @@ class _Stage:
     async def _at(self, share: float, what: str | None = None) -> None:
         """Wait for that share of the traffic's time, and note what is done then."""
         due = share * self._traffic.events[-1].at_ms / 1000
+        # In small steps, for a driver that failed should end the run now.
         while self._now() < due:
             self._driver.check()
             await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, due - self._now())))
@@ -260,6 +278,7 @@ class _Stage:
 
     async def _merge(self, name: str) -> None:
         """All segments that take messages, into one."""
+        # In ring order: only neighbours can be merged.
         numbers = "/".join(map(str, await self._active(name)))
         await self._admin.post(f"{scalable_path(_TOPICS[name])}/merge/{numbers}")
         await self._note_segments(name)

@@ -23,10 +23,12 @@ COUNTRIES: Final = ("DE", "FR", "IN", "JP", "BR", "US", "KE", "PL")
 METHODS: Final = ("card", "transfer", "wallet", "voucher")
 
 _CUSTOMERS: Final = 2000
+# Shares of orders: the cases that a join gets wrong (none, several, and strangers).
 _UNPAID: Final = 0.05
 _IN_TWO_PARTS: Final = 0.10
 _STRAY: Final = 0.02
 """Payments for orders that do not exist: a join must drop them."""
+# Up to seconds later: the join has to keep an order until its payment comes.
 _PAID_WITHIN_MS: Final = (50, 4000)
 _KILLED_BETWEEN: Final = (0.30, 0.65)
 """A kill on its own is to be seen apart from splits and merges."""
@@ -56,7 +58,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent, in the order of time, and what must come of it."""
+    """The traffic of a run: what is sent, in the order of time, and what must come of it."""
 
     events: tuple[ShopEvent, ...]
     expected: Mapping[Settled, int]
@@ -65,7 +67,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was found, against what was expected."""
+    """The verdict on a run: what was found, against what was expected."""
 
     expected: int
     found: int
@@ -87,6 +89,8 @@ class _Chance:
 
     def below(self, limit: int) -> int:
         self._count += 1
+        # A hash and a counter: `random` may draw otherwise in
+        # another version of Python (invariant 1).
         digest = blake2b(b"%d %d" % (self._seed, self._count), digest_size=8).digest()
         return int.from_bytes(digest, "big") % limit
 
@@ -110,12 +114,14 @@ def traffic(*, seed: int, seconds: float, orders_per_second: int) -> Traffic:
         orders[order] = fields
         events.append(ShopEvent(at_ms, "orders", customer, json.dumps(fields).encode()))
         events.extend(_payments(chance, number, order, at_ms))
+    # `orders` sorts before `payments`: of one moment the order comes first (invariant 2).
     events.sort(key=lambda event: (event.at_ms, event.topic, event.value))
     return Traffic(tuple(events), _joined(events))
 
 
 def moments_of(kills: int, *, seed: int) -> list[float]:
     """When the driver is killed: shares of the traffic's time, one at random in each part of it."""
+    # Several kills are spread over everything, splits and merges included.
     first, last = _KILLED_BETWEEN if kills == 1 else _OFTEN_KILLED_BETWEEN
     part = (last - first) / max(1, kills)
     chance = _Chance(seed)
@@ -123,6 +129,7 @@ def moments_of(kills: int, *, seed: int) -> list[float]:
 
 
 def _payments(chance: _Chance, number: int, order: str, at_ms: int) -> Iterator[ShopEvent]:
+    # For an order that nobody made, beside what the real one gets.
     if chance.happens(_STRAY):
         yield _payment(chance, f"p-{number:07d}-x", f"o-x{number:06d}", at_ms)
     if chance.happens(_UNPAID):
@@ -148,6 +155,7 @@ def _joined(events: Iterable[ShopEvent]) -> dict[Settled, int]:
     """The batch computation."""
     orders = {}
     payments = []
+    # Two passes over all, in no order: a batch computation knows no lateness (invariant 3).
     for event in events:
         fields = json.loads(event.value)
         if event.topic == "orders":
@@ -178,6 +186,7 @@ def settled(value: bytes) -> Settled | None:
 
 
 def judged(expected: Mapping[Settled, int], found: Sequence[Settled | None]) -> Comparison:
+    # A row that cannot be read is None: it is in no expectation, and so unexpected.
     counts = Counter(found)
     known = {row: count for row, count in counts.items() if row in expected}
     return Comparison(

@@ -20,6 +20,7 @@ from magnetar.wire.frames import command
 from magnetar.wire.messages import Delivered, Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# What may be on its way: enough to be fast, little enough to be given back when the verb ends.
 _PERMITS_MAX: Final = 100
 _TYPES: Final = {
     "exclusive": pb.CommandSubscribe.Exclusive,
@@ -69,8 +70,10 @@ def consume(
     as_json: bool,
 ) -> None:
     """Print messages of TOPIC and acknowledge them, until --count, --wait or Ctrl-C."""
+    # Made here: its count is needed after Ctrl-C has ended the coroutine.
     consumption = _Consumption(count, wait, as_json)
     if read_uncommitted:
+        # On stderr: stdout has the messages alone.
         click.echo("reading what is not committed too", err=True)
     try:
         asyncio.run(
@@ -88,6 +91,7 @@ def consume(
                 },
             )
         )
+    # The usual end of this verb, and no error.
     except KeyboardInterrupt:
         click.echo(f"stopped after {consumption.printed} messages", err=True)
 
@@ -105,18 +109,23 @@ class _Consumption:
     async def run(self, url: str, topic: TopicName, options: dict[str, object]) -> None:
         async with ServerConnection(url) as link:
             parts = await link.partitions_of(topic)
+            # One consumer for each partition, all on this connection.
             for number, part in enumerate(parts):
                 await link.look_up(part)
                 await link.request("SUBSCRIBE", topic=str(part), consumer_id=number, **options)
                 link.write(command("FLOW", consumer_id=number, messagePermits=self._permits()))
             while not self._is_done:
                 received = await link.next_within(self._wait)
+                # Nothing for as long as --wait says.
                 if received is None:
                     break
                 if isinstance(received, Delivered):
                     self._take(link, received)
+                # The topic moved or was deleted: the CLI does not look it up again.
                 elif isinstance(received, Received) and received.type == TYPES["CLOSE_CONSUMER"]:
                     raise ServiceNotReady(f"the server closed the consumer of {topic}")
+            # Closed in order, so that what was delivered and not
+            # acknowledged goes to others at once.
             for number in range(len(parts)):
                 await link.request("CLOSE_CONSUMER", consumer_id=number)
 
@@ -125,6 +134,7 @@ class _Consumption:
         return self._count is not None and self.printed >= self._count
 
     def _permits(self) -> int:
+        # Never more than is still wanted: other consumers would wait for what we hold.
         left = _PERMITS_MAX if self._count is None else self._count - self.printed
         return min(left, _PERMITS_MAX)
 
@@ -132,15 +142,18 @@ class _Consumption:
         """Print what is still wanted of an entry and acknowledge just that."""
         consumer_id = delivered.body.consumer_id
         messages = unpacked(delivered, self._chunks)
+        # Messages of a batch that were acknowledged before come again with the others: not shown.
         taken = [message for message in messages if message.is_open][: self._wanted()]
         for message in taken:
             self._print(message)
         if not messages:  # a chunk: acknowledged with the last one
             link.write(command("FLOW", consumer_id=consumer_id, messagePermits=1))
             return
+        # --count may end within a batch: what was not printed stays unacknowledged.
         open_after = {m.index for m in messages if m.is_open} - {m.index for m in taken}
         ids = [*messages[0].earlier_chunks, delivered.body.message_id]
         link.write(ack_frame(consumer_id, ids, open_after, len(messages)))
+        # Permits for what was used, so that the window stays as it is; none once it is enough.
         if not self._is_done:
             used = sum(message.permits for message in messages if message.is_open)
             link.write(command("FLOW", consumer_id=consumer_id, messagePermits=max(used, 1)))
@@ -160,6 +173,7 @@ class _Consumption:
             shown["properties"] = message.properties
         if message.redelivery_count:
             shown["redelivery_count"] = message.redelivery_count
+        # Bytes that are no text, or that cannot be opened here: why, and the bytes themselves.
         if message.text is None:
             shown["note"] = message.note
             shown["base64"] = b64encode(message.payload).decode()
@@ -177,6 +191,7 @@ def ack_frame(
         if each.HasField("partition"):
             copy.partition = each.partition
         acked.append(copy)
+    # Only the last id can be a batch: earlier chunks are whole entries.
     if still_open:
         bits = sum(1 << index for index in still_open)
         words = (batch_size + 63) // 64

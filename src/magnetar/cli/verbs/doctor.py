@@ -38,8 +38,10 @@ from magnetar.server.embedded import STORE_FORMAT, StoreFormat
 
 _SYNCS: Final = 20
 _SYNC_BYTES: Final = 4096
+# A disk that spins takes about ten; what is slower is mostly a network or a busy neighbour.
 _SLOW_SYNC_MS: Final = 20.0
 _GIB: Final = 1024**3
+# A server that does not answer within this is none that people would call running.
 _SECONDS: Final = 5.0
 _LIBRARIES: Final = ("aiohttp", "protobuf", "msgspec", "pyroaring", "crc32c")
 
@@ -52,7 +54,7 @@ class CheckResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw, and what to do about it."""
+    """A finding of one check: what it saw, and what to do about it."""
 
     check: str
     verdict: CheckResult
@@ -86,9 +88,12 @@ def doctor(
     if not remote_only:
         folder = data or Path(config.data)
         about_folder = list(_folder(folder, config))
+        # A process that has the folder open is most likely the server to look at.
         in_use = any(each.check == "lock" and "in use" in each.found for each in about_folder)
         findings += about_folder
     if data is None or url or admin_url or in_use:
+        # No answer is: a failure if a server was named, a warning if one seems to run
+        # elsewhere, and fine if nobody asked for one (then the ports have to be free).
         missing = CheckResult.WARNING if in_use else None
         missing = CheckResult.FAILED if url or admin_url else missing
         urls = url or default_service_url(), admin_url or default_admin_url()
@@ -97,6 +102,7 @@ def doctor(
         print_json([{**asdict(each), "verdict": each.verdict.value} for each in findings])
     else:
         _print(findings)
+    # Invariant 2: warnings are for people, failures for scripts as well.
     if any(each.verdict is CheckResult.FAILED for each in findings):
         context.exit(1)
 
@@ -135,6 +141,7 @@ def _folder(folder: Path, config: ServerConfig) -> Iterator[Finding]:
         yield _lock(folder)
     else:
         yield Finding("folder", CheckResult.OK, f"{folder} is not there yet; `serve` creates it")
+    # The folder may not exist yet: the disk is that of the nearest one that does.
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     yield _space(existing, config)
     yield _sync(existing)
@@ -145,6 +152,7 @@ def _format(folder: Path) -> Finding:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=StoreFormat)
     except FileNotFoundError:
+        # LOCK alone is left by a server that stopped before it made a store.
         others = [each.name for each in folder.iterdir() if each.name != "LOCK"]
         if not others:
             return Finding("folder", CheckResult.OK, f"{folder} is empty")
@@ -155,6 +163,7 @@ def _format(folder: Path) -> Finding:
     except (OSError, msgspec.MsgspecError) as error:
         advice = "restore the FORMAT file from a copy"
         return Finding("folder", CheckResult.FAILED, f"{path} cannot be read: {error}", advice)
+    # A server refuses it as well (`format-too-new`), and leaves it untouched.
     if found.format > STORE_FORMAT:
         text = f"{folder} has format {found.format}; this version knows up to {STORE_FORMAT}"
         return Finding("folder", CheckResult.FAILED, text, "run the version that wrote it")
@@ -165,6 +174,7 @@ def _lock(folder: Path) -> Finding:
     if not (folder / "LOCK").exists():
         return Finding("lock", CheckResult.OK, "free")
     try:
+        # Tried and given back at once: only the kernel knows whether the lock is held.
         LocalDisk().lock(folder / "LOCK").release()
     except FolderInUse:
         return Finding("lock", CheckResult.OK, "in use by a running process")
@@ -176,6 +186,7 @@ def _lock(folder: Path) -> Finding:
 def _space(folder: Path, config: ServerConfig) -> Finding:
     usage = shutil.disk_usage(folder)
     text = f"{usage.free / _GIB:,.1f} GiB of {usage.total / _GIB:,.1f} GiB are free"
+    # What a server takes at its start already; topics come on top.
     needed = config.limits.journal_file_bytes * config.limits.journal_files_max
     if usage.free < needed:
         advice = f"free some space: the journal alone takes {needed / _GIB:.2f} GiB"
@@ -204,11 +215,13 @@ def _sync_times(folder: Path) -> list[float]:
     times = []
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
         descriptor = file.fileno()
+        # Written once before: as in the journal, a sync then has no new blocks to note down.
         os.pwrite(descriptor, bytes(_SYNC_BYTES * _SYNCS), 0)
         os.fsync(descriptor)
         for number in range(_SYNCS):
             begun = time.perf_counter()
             os.pwrite(descriptor, b"\x01" * _SYNC_BYTES, number * _SYNC_BYTES)
+            # The call that the journal makes.
             os.fdatasync(descriptor)
             times.append((time.perf_counter() - begun) * 1000)
     return times
@@ -223,6 +236,7 @@ async def _server(
     """What answers; `missing` is the verdict if nothing does (None: the ports must be free)."""
     protocol, protocol_error = await _protocol(url)
     admin, admin_error = await _admin(admin_url)
+    # One of the two answers: then the other one should, too.
     if protocol or admin or missing is not None:
         verdict = missing or CheckResult.FAILED
         return [
@@ -255,6 +269,7 @@ def _answer(check: str, url: str, found: str, error: str, missing: CheckResult) 
     if found:
         return Finding(check, CheckResult.OK, f"{url}: {found}")
     advice = "start a server with `magnetar serve`, or name the one to look at with --url"
+    # The folder is in use, and nothing answers at the default addresses: it listens elsewhere.
     if missing is CheckResult.WARNING:
         advice = "a process has the folder open: name its --url and --admin-url to look at it too"
     return Finding(check, missing, error, advice)
@@ -265,6 +280,7 @@ def _port(what: str, host: str, number: int) -> Finding:
     try:
         family, *_, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As the server does it: connections of a former one that are fading away do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:

@@ -52,6 +52,8 @@ def create(namespace: str, admin_url: str | None) -> None:
 
     async def work(admin: AdminClient) -> None:
         tenant = path.partition("/")[0]
+        # In Pulsar the tenant has to be there; for a quick try
+        # that would be one command too many.
         if await admin.get_or_none(f"tenants/{tenant}") is None:
             clusters = await admin.get("clusters")
             await admin.put(f"tenants/{tenant}", {"adminRoles": [], "allowedClusters": clusters})
@@ -104,6 +106,7 @@ def retention(
     as_json: bool,
 ) -> None:
     """Show, or set, how long NAMESPACE keeps messages that everyone has acknowledged."""
+    # The policy is one value with both limits: half of it cannot be set.
     if (minutes is None) != (megabytes is None):
         raise click.UsageError("--minutes and --megabytes go together (-1: no limit)")
     value = None
@@ -147,6 +150,7 @@ def auto_topics(
         value = {"allowAutoTopicCreation": switch == "on", "topicType": "non-partitioned"}
         if partitions is not None:
             value |= {"topicType": "partitioned", "defaultNumPartitions": partitions}
+    # Without `on` it would be read, and do nothing.
     elif partitions is not None:
         raise click.UsageError("--partitions goes with `on`")
     _policy(namespace, "autoTopicCreation", value, clear, admin_url, as_json)
@@ -183,6 +187,7 @@ def _policy(
     namespace: str, policy: str, value: object, clear: bool, admin_url: str | None, as_json: bool
 ) -> None:
     """Set it, clear it, or show it."""
+    # Three uses by what was given: nothing shows, a value sets, --clear goes back to the default.
     if clear and value is not None:
         raise click.UsageError("--clear goes alone")
     path = f"namespaces/{namespace_path(namespace)}/{policy}"
@@ -192,7 +197,9 @@ def _policy(
             await admin.delete(path)
         elif value is not None:
             await admin.post(path, value)
+        # Always read back: what is shown is what the server has now.
         found = await admin.get(path)
+        # An empty answer means that the namespace has no value of its own.
         return None if found == "" else found
 
     found = ask(admin_url, work)
@@ -203,5 +210,6 @@ def _policy(
     elif isinstance(found, dict):
         print_table(("setting", "value"), list(found.items()), none="")
     else:
+        # Policies are words or switches by now: those with several settings went into the table.
         shown = found if isinstance(found, str) else "on" if found else "off"
         click.echo(f"{policy} of {namespace}: {shown}")

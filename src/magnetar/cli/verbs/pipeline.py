@@ -41,6 +41,7 @@ def init(file: Path) -> None:
     kinds = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
     if file.suffix not in kinds:
         raise ConfigError(f"{file} is not named as a pipeline file", hint="use .yaml or .toml")
+    # Never over a file that somebody has edited.
     if file.exists():
         raise NotAllowed(f"{file} exists", hint="choose another name: nothing was written")
     example = files("magnetar.spark") / f"example.{kinds[file.suffix]}"
@@ -57,6 +58,8 @@ def validate(file: Path, as_json: bool) -> None:
     found = _load(file)
     from magnetar.spark.pipeline.build import check_options, check_steps
 
+    # Beyond the file's own form: options of our sources and sinks,
+    # and the files and functions that steps name.
     check_options(found)
     check_steps(found)
     if as_json:
@@ -98,11 +101,13 @@ def run(
     as_json: bool,
 ) -> None:
     """Run FILE until it ends or is stopped (Ctrl-C, SIGTERM, `stop`)."""
+    # Read before Spark is loaded: a mistake in the file is said at once.
     found = _load(file)
     from magnetar.cli.verbs.pipeline_view import summary, watching
     from magnetar.spark.pipeline.run import Where, run
     from magnetar.spark.pipeline.session import DEFAULT_MASTER
 
+    # A flag goes before the file, the file before the default.
     where = Where(
         master or found.spark.master or DEFAULT_MASTER,
         environment,
@@ -114,6 +119,7 @@ def run(
         print_json(_as_json(state, running=False))
     else:
         summary(state)
+    # Stopped and finished are good ends; the summary is printed for all three.
     if state.phase == "failed":
         context.exit(1)
 
@@ -128,6 +134,7 @@ def status(file: Path, as_json: bool) -> None:
     from magnetar.spark.pipeline.state import is_running, read_state, state_folder
 
     folder = state_folder(_load(file))
+    # The lock tells whether it runs: a killed process leaves a state that says so still.
     state, running = read_state(folder), is_running(folder)
     if state is None:
         if as_json:
@@ -156,6 +163,7 @@ def stop(file: Path, timeout: float) -> None:
     from magnetar.spark.pipeline.state import state_folder
     from magnetar.spark.pipeline.state import stop as stop_run
 
+    # By a signal to the process in the state file; returns when the lock is free.
     state = stop_run(state_folder(_load(file)), timeout)
     batches = ", ".join(f"{name}: batch {each.batch}" for name, each in state.queries.items())
     click.echo(f"{state.phase}; last committed: {batches}")
@@ -165,6 +173,7 @@ def stop(file: Path, timeout: float) -> None:
 
 
 def _load(file: Path) -> Pipeline:
+    # Said before an import fails half-way, and with the extra that brings them all.
     need("yaml", "pyspark", "pyarrow")
     from magnetar.spark.pipeline.file import parsed
 
@@ -200,6 +209,7 @@ def _in_words(state: RunState, running: bool) -> str:
         since = f"process {state.pid} since {started}"
         return f"{state.name}: {state.phase}, {since}, as of {age:.0f} s ago"
     ended = datetime.fromtimestamp(state.updated_at, UTC).isoformat(" ", "seconds")
+    # It does not run, yet its last words are those of a run: it was killed.
     if state.phase in ("starting", "running", "stopping"):
         return (
             f"{state.name}: killed while {state.phase}, last seen {ended}; run it again: it goes on"

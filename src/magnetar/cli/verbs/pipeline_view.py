@@ -1,4 +1,4 @@
-"""How a running pipeline is shown: a live table on a terminal, a line per batch elsewhere.
+"""The view of a running pipeline: a live table on a terminal, a line per batch elsewhere.
 
 Owns: the two watchers of a run, and the summary at its end. Everything goes to stderr but the
 summary, which is the product.
@@ -27,7 +27,7 @@ _FRAMES_PER_SECOND: Final = 4.0
 
 
 class _Lines:
-    """For logs: every step, and each sink at most once a second."""
+    """The watcher for logs: every step, and each sink at most once a second."""
 
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
@@ -43,7 +43,7 @@ class _Lines:
 
 
 class _Table:
-    """For people: one row per sink, in its place."""
+    """The watcher for people: one row per sink, in its place."""
 
     def __init__(self, live: Live, title: str) -> None:
         self._live = live
@@ -62,6 +62,7 @@ class _Table:
         """Drawn anew for every frame."""
         age = duration(time.monotonic() - self._started)
         head = Text(f"{self._title}: {self._what}, {age}  (Ctrl-C stops it after its batch)")
+        # Spark is still starting: there is a title and nothing to list.
         if self._state is None:
             return Group(head)
         table = Table()
@@ -72,12 +73,14 @@ class _Table:
         return Group(head, table)
 
 
+# Columns of names and words; all others are numbers.
 _LEFT: Final = frozenset({"sink", "last commit", "group", "transactions"})
 
 
 @contextmanager
 def watching(title: str) -> Iterator[Watcher]:
     console = Console(stderr=True)
+    # A log file, a container or CI: redrawing would fill it with control characters.
     if not console.is_terminal:
         yield _Lines()
         return
@@ -93,6 +96,7 @@ def rows(state: RunState) -> list[Sequence[str]]:
 
 def summary(state: RunState) -> None:
     """What the run did, for whoever comes back to the terminal."""
+    # Wall time, which may have been set back during the run.
     seconds = max(0.0, state.updated_at - state.started_at)
     batches = sum(each.batches for each in state.queries.values())
     read = sum(each.input_rows for each in state.queries.values())

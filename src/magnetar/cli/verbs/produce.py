@@ -20,6 +20,7 @@ from magnetar.wire.commands import NAMES, TYPES
 from magnetar.wire.messages import Received, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# Below the thousand at which a server stops reading a connection.
 _IN_FLIGHT_MAX = 500
 _MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 _STDIN = "-"
@@ -53,16 +54,20 @@ async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | 
     """Send everything, at most `_IN_FLIGHT_MAX` without receipt; the ids, in order."""
     async with ServerConnection(url) as link:
         parts = await link.partitions_of(topic)
+        # One producer for each partition, with its partition as id.
         names = {number: await _open(link, number, part) for number, part in enumerate(parts)}
         ids: list[str] = []
         unconfirmed: deque[tuple[int, int]] = deque()
         found: dict[tuple[int, int], str] = {}
         for sequence_id, text in enumerate(texts):
+            # Round robin without a key; messages with one stay together, which keeps their order.
             partition = sequence_id % len(parts)
             if key is not None:
                 partition = partition_of(key_hash(key), len(parts))
             link.send(partition, sequence_id, _entry(names[partition], sequence_id, text, key))
             unconfirmed.append((partition, sequence_id))
+            # Receipts of several partitions come in any order:
+            # `found` keeps those whose turn it is not.
             while len(unconfirmed) >= _IN_FLIGHT_MAX:
                 ids += await _confirmed(link, unconfirmed, found)
         while unconfirmed:
@@ -75,6 +80,7 @@ async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | 
 async def _open(link: ServerConnection, producer_id: int, topic: TopicName) -> str:
     await link.look_up(topic)
     opened = await link.request("PRODUCER", topic=str(topic), producer_id=producer_id)
+    # Another producer has the topic for itself, and the server lets us queue: the CLI does not.
     if not opened.producer_ready:
         raise NotAllowed(f"{topic} has a producer that does not share it")
     return str(opened.producer_name)
@@ -92,8 +98,10 @@ async def _confirmed(
         if isinstance(body, pb.CommandSendReceipt):
             place = f"{body.message_id.ledgerId}:{body.message_id.entryId}"
             found[body.producer_id, body.sequence_id] = place
+        # Refused: later ones may be stored, but nobody could tell which, so the verb ends.
         elif isinstance(body, pb.CommandSendError):
             raise RequestError(body.message or f"a message was refused: error {body.error}")
+        # The topic moved or was deleted while messages were in flight.
         elif received.type == TYPES["CLOSE_PRODUCER"]:
             raise ServiceNotReady("the server closed the producer; not every message was stored")
         else:

@@ -1,4 +1,4 @@
-"""What the verbs of `magnetar topics` do with scalable topics (`topic://` names).
+"""The verbs of `magnetar topics` for scalable topics (`topic://` names).
 
 Owns: the verbs that only they have, and how their lists, layouts and statistics are shown.
 """
@@ -26,6 +26,7 @@ def is_scalable(topic: str) -> bool:
 def scalable_path(topic: str) -> str:
     """The path of a scalable topic below the prefix."""
     name = TopicName.parse(topic)
+    # A regular topic of the same name may exist: a verb must not change the other one.
     if name.domain is not Domain.TOPIC:
         raise InvalidTopicName(
             f"{name} is not a scalable topic", hint="use topic://tenant/namespace/name"
@@ -41,6 +42,7 @@ async def listed_topics(admin: AdminClient, namespace: str) -> list[dict[str, An
     """The scalable topics of a namespace; none where they are switched off."""
     found = []
     answer = await admin.exchange("GET", f"scalable/{namespace}")
+    # A server without scalable topics refuses the path: it has none of them.
     names = json.loads(answer.data) if answer.status == _OK else []
     for name in names:
         record = await admin.get_or_none(scalable_path(name))
@@ -61,6 +63,7 @@ async def listed_topics(admin: AdminClient, namespace: str) -> list[dict[str, An
 @admin_options
 def split(topic: str, segment: int, at: str | None, by_load: bool, admin_url: str | None) -> None:
     """Split SEGMENT of TOPIC in two: in the middle, at a point, or by load."""
+    # Two answers to the question where; without either it is the middle.
     if by_load and at is not None:
         raise click.UsageError("--at and --by-load exclude each other")
     path = scalable_path(topic)
@@ -68,6 +71,7 @@ def split(topic: str, segment: int, at: str | None, by_load: bool, admin_url: st
     query |= {"byLoad": "true"} if by_load else {}
 
     async def work(admin: AdminClient) -> dict[str, Any]:
+        # Answered when the change is done; the record then names the children.
         await admin.post(f"{path}/split/{segment}", **query)
         return await _record(admin, path)
 
@@ -91,6 +95,7 @@ def merge(topic: str, segments: tuple[int, ...], admin_url: str | None) -> None:
         return await _record(admin, path)
 
     record = ask(admin_url, work)
+    # All parents have the same child, so any of them names it.
     children = record["segments"].get(str(segments[0]), {}).get("childIds", [])
     merged = ", ".join(map(str, segments))
     click.echo(f"merged segments {merged} of {topic} into {_ranges(record, children)}")
@@ -109,6 +114,7 @@ def layout(topic: str, admin_url: str | None, as_json: bool) -> None:
         return
     segments = record["segments"].values()
     active = sum(each["state"] == "ACTIVE" for each in segments)
+    # Ids are given once, so the counter tells how many there ever were.
     gone = record["nextSegmentId"] - len(segments)
     counts = f"{active} active, {len(segments) - active} sealed, {gone} removed"
     click.echo(f"{topic}  epoch {record['epoch']}  {counts}")
@@ -123,6 +129,7 @@ def layout(topic: str, admin_url: str | None, as_json: bool) -> None:
 def migrate(topic: str, force: bool, admin_url: str | None) -> None:
     """Make the regular TOPIC, partitioned or not, a scalable one; there is no way back."""
     name = TopicName.parse(topic)
+    # Non-persistent topics hold nothing, and scalable ones are what they become.
     if name.domain is not Domain.PERSISTENT:
         raise InvalidTopicName(f"{name} is not a regular topic", hint="only those are migrated")
     flag = "true" if force else "false"
@@ -137,6 +144,7 @@ VERBS: Final = (split, merge, layout, migrate)
 
 
 def print_statistics(found: dict[str, Any]) -> None:
+    # Present while a split, merge or migration is under way, and the step that it is at.
     change = found.get("change")
     what = [
         ("epoch", found["epoch"]),
@@ -189,6 +197,7 @@ async def _record(admin: AdminClient, path: str) -> dict[str, Any]:
 def _ranges(record: dict[str, Any], segment_ids: list[int]) -> str:
     found = [record["segments"].get(str(number)) for number in segment_ids]
     shown = [f"{each['segmentId']} ({_range_text(each)})" for each in found if each is not None]
+    # Pruned or split again before we looked: the change was made all the same.
     return " and ".join(shown) if shown else "others since"
 
 

@@ -22,8 +22,10 @@ from magnetar.runtime import logs
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig, load
 
+# Allocations before the youngest generation is looked at: far above Python's default.
 _GC_ALLOCATIONS = 50_000
 
+# Calm: the loop used less than a fifth of the time of one look.
 _CALM_SECONDS = 0.02
 _CALM_CPU_SECONDS = 0.004
 _BUSY_SECONDS_MAX = 1.0
@@ -42,6 +44,7 @@ _BUSY_SECONDS_MAX = 1.0
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 def serve(as_json: bool, **flags: str | int | None) -> None:
     """Serve Pulsar clients and the admin interface until SIGTERM or SIGINT."""
+    # Flags that were not given must not hide what the file or the environment says.
     given = {name: value for name, value in flags.items() if value is not None}
     config = load(given, os.environ)
     logs.configure(sys.stderr, level=config.log_level, as_json=config.log_format == "json")
@@ -54,6 +57,7 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     told_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
+        # Before the start: a signal that comes during recovery is not lost.
         loop.add_signal_handler(number, told_to_stop.set)
     gc.disable()  # a start makes much that stays, and hardly anything to collect
     await server.start()
@@ -86,6 +90,7 @@ def _calm_collector() -> None:
 
     With the default thresholds the collector looks at every object alive several times a second.
     """
+    # What the start made stays for ever: it need not be walked again.
     gc.freeze()
     gc.enable()
     gc.set_threshold(_GC_ALLOCATIONS, 20, 100)
@@ -94,6 +99,7 @@ def _calm_collector() -> None:
 async def _until_stopped_or_failed(server: Server, told_to_stop: asyncio.Event) -> None:
     waits = {
         asyncio.ensure_future(told_to_stop.wait()),
+        # A part that crashed ends the server: half of one would be worse than none.
         asyncio.ensure_future(server.failed.past(0)),
     }
     try:

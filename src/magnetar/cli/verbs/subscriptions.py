@@ -32,6 +32,7 @@ from magnetar.model.isolation import ReadIsolation
 _ID: Final = re.compile(r"(\d+):(\d+)")
 _AGO: Final = re.compile(r"(\d+)([smhd])")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+# The forms of a place, as help texts and errors name them; `_place` understands them.
 _PLACES: Final = "earliest, latest, LEDGER:ENTRY, a time (2026-01-31T12:00:00Z) or an age (90m)"
 
 
@@ -49,6 +50,7 @@ def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> Any:
+        # A partitioned topic has no statistics of its own, only the sum of its partitions.
         counted = await admin.get(f"{path}/partitions")
         which = "partitioned-stats" if counted["partitions"] else "stats"
         return (await admin.get(f"{path}/{which}"))["subscriptions"]
@@ -57,6 +59,7 @@ def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None
     if as_json:
         print_json(found)
         return
+    # Servers leave out what does not apply, hence the defaults.
     rows = [
         (
             name,
@@ -87,6 +90,8 @@ def create(
     properties = {"properties": isolation_properties(read_uncommitted)}
 
     async def work(admin: AdminClient) -> None:
+        # A time cannot be given at the creation: it starts at the
+        # first message and is moved at once.
         if isinstance(place, int):
             await admin.put(path, _id(*EARLIEST.position) | properties)
             await admin.post(f"{path}/resetcursor/{place}")
@@ -122,6 +127,7 @@ def reset(topic: str, subscription: str, target: str, admin_url: str | None) -> 
     place = _place(target)
 
     async def work(admin: AdminClient) -> None:
+        # The admin interface has two forms: by time in the path, by message id in the body.
         if isinstance(place, int):
             await admin.post(f"{path}/resetcursor/{place}")
         else:
@@ -141,6 +147,7 @@ def skip(
     topic: str, subscription: str, count: int | None, everything: bool, admin_url: str | None
 ) -> None:
     """Leave messages of SUBSCRIPTION out, as if they were acknowledged."""
+    # Neither and both are refused: leaving messages out cannot be taken back.
     if (count is None) != everything:
         raise click.UsageError("give --count N or --all")
     path = _path(topic, subscription)
@@ -173,8 +180,10 @@ def peek(topic: str, subscription: str, count: int, admin_url: str | None, as_js
 
     async def work(admin: AdminClient) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
+        # The interface shows one entry at a time: the n-th from the subscription's place on.
         for place in range(1, count + 1):
             answer = await admin.exchange("GET", f"{path}/position/{place}")
+            # For the first one a 404 is about the topic or the subscription, and is an error.
             if answer.status == NOT_FOUND and place > 1:
                 break  # there are fewer
             check(answer)
@@ -199,6 +208,7 @@ def _path(topic: str, subscription: str) -> str:
 
 def _place(text: str) -> dict[str, Any] | int:
     """A place in a topic: a message id as the admin interface takes it, or a time in ms."""
+    # From the strictest form to the loosest: an ISO time comes last.
     if text in ("earliest", "latest"):
         return _id(*(EARLIEST if text == "earliest" else LATEST).position)
     if match := _ID.fullmatch(text):
@@ -209,6 +219,7 @@ def _place(text: str) -> dict[str, Any] | int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is no place in a topic: use {_PLACES}") from None
+    # Without a zone: UTC, which servers and their logs use.
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp() * 1000)
@@ -221,9 +232,11 @@ def _id(ledger_id: int, entry_id: int) -> dict[str, Any]:
 def _shown(headers: Mapping[str, str], data: bytes) -> list[dict[str, Any]]:
     """The messages of an entry that the server showed."""
     where = headers.get("X-Pulsar-Message-ID", "")
+    # The interface gives payloads as they are stored: only plain ones can be opened here.
     if compression := headers.get("X-Pulsar-compression"):
         note = f"{len(data)} bytes, compressed with {compression}"
         return [{"id": where, "note": note, **_content(data, is_text=False)}]
+    # A batch: each message has its key and properties inside, not in headers.
     if count := headers.get("X-Pulsar-num-batch-message"):
         return [
             _with_key(
@@ -240,6 +253,7 @@ def _shown(headers: Mapping[str, str], data: bytes) -> list[dict[str, Any]]:
 
 def _content(data: bytes, *, is_text: bool = True) -> dict[str, Any]:
     if is_text:
+        # JSON holds text only: bytes that are none go as base64.
         with suppress(UnicodeDecodeError):
             return {"text": data.decode()}
     return {"base64": b64encode(data).decode()}

@@ -49,6 +49,7 @@ def list_topics(namespace: str, admin_url: str | None, as_json: bool) -> None:
 
     async def work(admin: AdminClient) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
+        # Partitions are listed as topics of their own: those whose topic is listed are left out.
         for domain in _DOMAINS:
             partitioned = await admin.get(f"{domain}/{path}/partitioned")
             for name in partitioned:
@@ -59,6 +60,7 @@ def list_topics(namespace: str, admin_url: str | None, as_json: bool) -> None:
                 for name in await admin.get(f"{domain}/{path}")
                 if _partitioned_name(name) not in partitioned
             ]
+        # Scalable topics have an interface of their own, and segments instead of partitions.
         found += await listed_topics(admin, path)
         return sorted(found, key=lambda each: str(each["topic"]))
 
@@ -77,6 +79,7 @@ def list_topics(namespace: str, admin_url: str | None, as_json: bool) -> None:
 @admin_options
 def create(topic: str, partitions: int | None, segments: int | None, admin_url: str | None) -> None:
     """Create TOPIC; topic://tenant/namespace/name is a scalable one."""
+    # Partitions and segments are not the same thing: a mistaken option is refused, not translated.
     if is_scalable(topic):
         if partitions is not None:
             raise click.UsageError("a scalable topic has --segments, not --partitions")
@@ -113,6 +116,7 @@ def delete(topic: str, force: bool, admin_url: str | None) -> None:
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> None:
+        # A partitioned topic is deleted as a whole, by a path of its own.
         partitions = (await admin.get(f"{path}/partitions"))["partitions"]
         await admin.delete(f"{path}/partitions" if partitions else path, force=_flag(force))
 
@@ -147,6 +151,7 @@ def partitions(topic: str, to: int | None, admin_url: str | None, as_json: bool)
 @json_option
 def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
     """Show what TOPIC holds, who produces and who consumes."""
+    # A scalable topic: statistics by segment.
     if is_scalable(topic):
         found = ask(admin_url, lambda admin: admin.get(f"{scalable_path(topic)}/stats"))
         print_json(found) if as_json else print_statistics(found)
@@ -154,6 +159,7 @@ def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> Any:
+        # A partitioned topic has sums; anything else, single partitions included, has its own.
         counted = await admin.get_or_none(f"{path}/partitions")
         if counted is not None and counted["partitions"]:
             return await admin.get(f"{path}/partitioned-stats")
@@ -163,6 +169,7 @@ def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    # Two tables, for the topic and for its subscriptions.
     print_table(("what", "value"), _topic_rows(found), none="")
     rows = [
         (
@@ -243,6 +250,7 @@ def _topic_rows(found: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "bytes stored", found.get("storageSize", 0)
     yield "bytes of backlog", found.get("backlogSize", 0)
     yield "producers", len(found.get("publishers", ()))
+    # Only in the statistics of partitioned topics.
     if "metadata" in found:
         yield "partitions", found["metadata"]["partitions"]
     yield "deduplication", found.get("deduplicationStatus")
@@ -254,6 +262,7 @@ def _id_text(found: dict[str, int]) -> str:
 
 
 def _partitioned_name(name: str) -> str:
+    # By the name alone: the list says nothing else of a topic.
     head, separator, number = name.rpartition("-partition-")
     return head if separator and number.isdigit() else name
 

@@ -21,6 +21,7 @@ from magnetar.model.names import Domain, TopicName
 from magnetar.txn.ids import from_text
 
 _PREFIX: Final = "/admin/v3/transactions"
+# A transaction may have thousands of participants, and a row has one line.
 _NAMES_SHOWN: Final = 2
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "m"))
 
@@ -46,6 +47,7 @@ def list_open(
     as_json: bool,
 ) -> None:
     """List open transactions, the oldest first."""
+    # The server filters and sorts: there may be many more than are shown.
     query = {"limit": str(limit)}
     query |= {} if owner is None else {"owner": owner}
     query |= {} if group is None else {"application": group}
@@ -70,6 +72,7 @@ def list_open(
     where = ("writes to", "acknowledges on")
     headings = ("transaction", "state", "age", "time left", "owner", "group", *where)
     print_table(headings, rows, none="no open transactions")
+    # The total is a lower bound: the server stops counting as well.
     if found["truncated"]:
         click.echo(f"these are the {len(rows)} oldest of {found['total']} or more; see --limit")
 
@@ -104,13 +107,16 @@ def why_blocked(topic: str, admin_url: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    # Segments whose maxReadPosition an undecided transaction keeps below their end.
     held = [each for each in found["segments"] if each["blocker"] is not None]
     headings = ("segment", "held by", "visible up to", "end", "entries behind", "bytes behind")
     print_table(headings, map(_held_row, held), none=f"no transaction holds {topic} up")
+    # One transaction may hold several segments up: told once.
     holders = {each["blocker"]["id"]: each["blocker"] for each in held}
     if holders:
         headings = ("transaction", "state", "age", "time left", "owner", "group")
         print_table(headings, map(_holder_row, holders.values()), none="")
+    # A segment without entries behind the holder keeps nobody waiting (None: not known).
     waiting = [each for each in held if each["entriesBehind"] != 0]
     if waiting:
         first = waiting[0]["blocker"]["id"]
@@ -142,6 +148,7 @@ def _id_path(text: str) -> str:
 
 def _any_topic_path(text: str) -> str:
     name = TopicName.parse(text)
+    # A segment's name has a `/` more, which the interface takes as one part.
     if name.domain is not Domain.SEGMENT:
         return topic_path(text)
     return f"segment/{name.namespace}/{part(f'{name.local_name}/{name.descriptor}')}"
@@ -161,6 +168,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, object]]:
         ("deadline", _moment(found["deadline"])),
         ("ended", None if found["ended"] is None else _moment(found["ended"])),
     ]
+    # Part of a transaction group: what its group has committed decides about it.
     if found["group"] is not None:
         member, group = found["group"], found["groupRecord"]
         facts.append(("group", _group_text(found)))
@@ -174,6 +182,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, object]]:
 def _print_participants(found: dict[str, Any]) -> None:
     rows: list[tuple[str, str, str | None]]
     rows = [(each["segment"], "writes", f"from {each['from']} on") for each in found["pins"]]
+    # Legacy ones are known by their coordinator's log, which has no positions.
     if found["kind"] != "metadata":
         rows += [(topic, "writes", None) for topic in found["producedPartitions"]]
         rows += [
@@ -203,6 +212,8 @@ def _held_row(found: dict[str, Any]) -> tuple[object, ...]:
     return (
         found["segment"],
         holder["id"],
+        # A segment that is not loaded has no ceiling to show; the
+        # first position of its holder bounds it all the same.
         found["ceiling"] if found["loaded"] else f"before {holder['from']}",
         found["end"],
         found["entriesBehind"],
@@ -211,6 +222,7 @@ def _held_row(found: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _holder_row(holder: dict[str, Any]) -> tuple[object, ...]:
+    # Its pin is there, its header is not: it ended long ago.
     if holder["status"] is None:
         return (holder["id"], "forgotten", None, None, None, None)
     return (
@@ -242,6 +254,7 @@ def _shortened(names: Iterable[str]) -> str:
 def _duration(ms: int) -> str:
     seconds = ms / 1000
     for size, unit in _UNITS:
+        # From two of a unit on: `90 s` says more than `1.5 m`.
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s"

@@ -26,12 +26,13 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.config import limits_from
 from magnetar.server.embedded import open_storage
 
+# A broken disk damages thousands of entries alike; JSON has them all.
 _DAMAGE_SHOWN = 20
 
 
 @dataclass(slots=True)
 class Report:
-    """What is in a data folder."""
+    """The report on a data folder: what is in it, and what is damaged."""
 
     ledgers: int = 0
     entries: int = 0
@@ -54,6 +55,7 @@ class Report:
 @click.pass_context
 def verify(context: click.Context, folder: Path, as_json: bool) -> None:
     """Read everything in the data folder FOLDER; exit 1 if anything is damaged."""
+    # Asked first: opening storage on an empty folder would make a store of it.
     if not (folder / "FORMAT").exists():
         raise StorageError(f"{folder} holds no store", hint="name a data folder")
     console = Console(stderr=True)
@@ -78,6 +80,7 @@ async def verify_folder(folder: Path, limits: Limits, console: Console) -> Repor
                 await _read_ledger(storage.ledgers, ledger_id, report)
     finally:
         await storage.close()
+    # Behind the close: everything is in the database by then, and nobody else has it open.
     metadata = look_at_metadata(folder, LocalDisk())
     report.records = metadata.records
     report.index_entries = metadata.index_entries
@@ -89,6 +92,7 @@ async def _read_ledger(ledgers: LedgerStore, ledger_id: int, report: Report) -> 
     report.ledgers += 1
     try:
         info = await ledgers.info(ledger_id)
+    # The whole ledger cannot be opened: noted, and the others are read.
     except CorruptData as error:
         report.damaged.append(str(error))
         return
@@ -96,10 +100,12 @@ async def _read_ledger(ledgers: LedgerStore, ledger_id: int, report: Report) -> 
     while entry_id <= info.last_entry:
         try:
             entries = await ledgers.read(ledger_id, entry_id, info.last_entry)
+        # One entry: those behind it can still be read, so the walk goes on with the next.
         except CorruptEntry as error:
             report.damaged.append(str(error))
             entry_id += 1
             continue
+        # The ledger says that it has more than it gives.
         if not entries:
             report.damaged.append(f"ledger {ledger_id} ends before entry {entry_id}")
             return

@@ -22,6 +22,7 @@ from magnetar.testing.kits.metadata_base import WAIT_S, item_number, refuses
 
 __all__ = ["ITEMS", "LedgerKitBase", "LedgerWorld", "item", "refuses"]
 
+# Also in the docs: item 0 of every kit fails if a number has neither a test nor a reason.
 ITEMS: Final = 26
 
 
@@ -41,18 +42,21 @@ class LedgerWorld(ABC):
         """Another client of this world's ledgers."""
 
     async def connect(self) -> LedgerStore:
+        # An exclusive store (one folder, one process) cannot be
+        # opened twice: both "clients" are one.
         if self.shared or not self._stores:
             self._stores.append(await self.open_store())
         return self._stores[-1]
 
     async def restart(self) -> None:
         """Close every store object; what is opened next finds what they left."""
+        # Forgotten first: a close that fails must not be tried again when the world is closed.
         stores, self._stores = self._stores, []
         for store in stores:
             await store.close()
 
     async def crash(self) -> None:
-        """As `restart`, but the store objects die as they are, if the world can do that."""
+        """End the store objects as they are, if the world can do that; else as `restart` does."""
         await self.restart()
 
     async def settle(self) -> None:
@@ -76,7 +80,7 @@ class LedgerWorld(ABC):
 
 
 class LedgerKitBase(ABC):
-    """What a subclass says about its backend."""
+    """The base of the kit: what a subclass says about its backend, and how an item is played."""
 
     NOT_APPLICABLE: ClassVar[Mapping[int, str]] = {}
     """Items that mean nothing for this backend, with the reason."""
@@ -94,9 +98,11 @@ class LedgerKitBase(ABC):
     def play(self, name: str, body: Body, folder: Path) -> None:
         number = item_number(name)
         assert number is not None, f"{name} is not named test_NN_what"
+        # A backend may do without an item, but not in silence: the runner shows the reason.
         for listed in (self.NOT_APPLICABLE, self.ELSEWHERE):
             if number in listed:
                 raise SkipTest(listed[number])
+        # A loop of its own for each item: what one leaves behind cannot disturb the next.
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(self._play(body, folder))
 
@@ -153,6 +159,7 @@ async def read_all(
     payloads: list[bytes] = []
     while True:
         first = len(payloads)
+        # No upper bound: "all that is durable" is what the store answers, not what we expect.
         found = await store.read(ledger_id, first, 2**62, bytes_max=bytes_max)
         if not found:
             return payloads

@@ -21,19 +21,22 @@ from magnetar.testing.kits.ledger_base import (
 
 LARGE_ENTRIES = 3000
 CRASHES = 4
+# Every way in which a ledger can end, the orders of fence and close included.
 ENDS = ("open", "fenced", "closed", "fenced-closed", "closed-fenced", "deleted")
 RANDOM_SEED = 26
+# Enough for each of the rarer steps to come about twenty times.
 RANDOM_STEPS = 600
 
 
 class DurabilityItems(LedgerKitBase):
-    """What is there later, and with how much memory."""
+    """Items about durability: what is there later, and with how much memory."""
 
     @item
     async def test_21_states_survive_a_restart(self, world: LedgerWorld) -> None:
         payloads = [b"%d" % n for n in range(100)]
         infos: dict[int, LedgerInfo] = {}
         gone: list[int] = []
+        # From the journal alone, from files at rest, and after a proper end: three ways to recover.
         for at_rest, again in ((False, world.crash), (True, world.crash), (False, world.restart)):
             store = await world.connect()
             ids = [(await written(store, payloads)).ledger_id for _ in ENDS]
@@ -56,7 +59,9 @@ class DurabilityItems(LedgerKitBase):
             writer = await written(store, [b"a", b"b"])
             await end()
             store = await world.connect()
+            # A dead writer closes nothing: the ledger is open until somebody fences it.
             assert (await store.info(writer.ledger_id)).state is LedgerState.OPEN
+            # The fence fixes the end, and that is durable: the next start must find the same one.
             info = await store.fence(writer.ledger_id)
             assert (info.state, info.last_entry, info.size_bytes) == (LedgerState.FENCED, 1, 2)
             assert await read_all(store, writer.ledger_id) == [b"a", b"b"]
@@ -71,6 +76,7 @@ class DurabilityItems(LedgerKitBase):
             store = await world.connect()
             writers = [await store.create() for _ in range(5)]
             appends = {writer: [writer.append(b"%d" % n) for n in range(200)] for writer in writers}
+            # Another moment in each round: before the first write, then later and later.
             for _ in range(3 * crash):
                 await asyncio.sleep(0)
             told = {
@@ -83,6 +89,8 @@ class DurabilityItems(LedgerKitBase):
             store = await world.connect()
             for writer, count in told.items():
                 info = await store.fence(writer.ledger_id)
+                # More may be there than was acknowledged: durable, and
+                # the answer was lost with the process.
                 assert info.last_entry + 1 >= count, "an acknowledged entry is lost"
                 found = await read_all(store, writer.ledger_id)
                 assert found == [b"%d" % n for n in range(info.last_entry + 1)]
@@ -95,6 +103,7 @@ class DurabilityItems(LedgerKitBase):
             payloads = [_payload(n) for n in range(start, start + 500)]
             await acknowledged(*[writer.append(payload) for payload in payloads])
         await world.settle()
+        # Pages of some dozen entries, of some hundred, and all at once.
         for bytes_max in (5_000, 50_000, 10_000_000):
             seen = 0
             while seen < LARGE_ENTRIES:
@@ -112,12 +121,14 @@ class DurabilityItems(LedgerKitBase):
         writer = await written(store, [b"a"])
         settled = await written(store, [b"b"])
         await world.settle()
+        # Submitted and not awaited: `close` has to finish it or fail it, not forget it.
         queued = writer.append(b"queued")
         await world.restart()
         assert queued.done(), "closing finishes queued work"
         for closed in (writer, settled):
             with refuses(LedgerClosed, StorageClosed):
                 await closed.append(b"late")
+        # Every call of a closed store is refused at once; hanging would be as bad as doing it.
         async with asyncio.timeout(5):
             with refuses(StorageClosed):
                 await store.create()
@@ -132,6 +143,7 @@ class DurabilityItems(LedgerKitBase):
             with refuses(StorageClosed):
                 await ids_of(store)
         again = await world.connect()
+        # What its future said decides: acknowledged means there, failed means not there.
         expected = [b"a", b"queued"] if queued.exception() is None else [b"a"]
         assert await read_all(again, writer.ledger_id) == expected
 
@@ -165,6 +177,7 @@ class _RandomRun:
         self.writers.clear()
 
     async def step(self) -> None:
+        # Weights: mostly writes and reads, sometimes an end, seldom a delete or a death.
         choices = [self.write] * 12 + [self.check] * 6 + [self.begin] * 3
         choices += [self.end] * 3 + [self.world.settle] * 2 + [self.delete, self.die]
         await self.choose.choice(choices)()
@@ -189,6 +202,7 @@ class _RandomRun:
             fence = self.choose.random() < 0.5
             how = self.store.fence if fence else self.store.close_ledger
             info = await how(ledger_id)
+            # Closed is final: fencing a closed ledger leaves it closed (item 13).
             fenced = fence and state is not LedgerState.CLOSED
             after = LedgerState.FENCED if fenced else LedgerState.CLOSED
             assert (info.state, info.last_entry) == (after, len(payloads) - 1)
@@ -235,12 +249,14 @@ async def _is_as_it_was(
     for ledger_id in gone:
         with refuses(LedgerMissing):
             await store.info(ledger_id)
+    # A deleted ledger's id must not return either: positions would name other entries.
     newest = await store.create()
     assert newest.ledger_id > max(*infos, *gone), "an id came back"
     await store.delete(newest.ledger_id)
 
 
 async def _end(store: LedgerStore, ledger_id: int, kind: str) -> None:
+    # "open" stands for doing nothing.
     for word in kind.split("-"):
         if word == "fenced":
             await store.fence(ledger_id)

@@ -18,17 +18,19 @@ from magnetar.testing.kits.ledger_base import (
     written,
 )
 
+# Appends that a fence or a close meets half-way.
 IN_FLIGHT = 300
 
 
 class EndItems(LedgerKitBase):
-    """How a ledger gets its end, and who may still do what."""
+    """Items about the end of a ledger: how it gets one, and who may still do what."""
 
     @item
     async def test_12_fence_against_appends_in_flight(self, world: LedgerWorld) -> None:
         """Each append is acknowledged and readable, or failed: decided when fence returns."""
         store = await world.connect()
         other = await world.connect()
+        # A few turns of the loop more each time, so that the fence meets every stage of an append.
         for turns in range(12):
             writer = await store.create()
             appends = [writer.append(b"%d" % n) for n in range(IN_FLIGHT)]
@@ -40,8 +42,10 @@ class EndItems(LedgerKitBase):
             with refuses(LedgerFenced):
                 await writer.append(b"late")
             done = [not isinstance(each, BaseException) for each in await outcomes(appends)]
+            # Acknowledged ones are a prefix: a hole would be an entry that is lost.
             assert done == sorted(done, reverse=True), "an append after a failed one succeeded"
             assert (info.state, info.last_entry) == (LedgerState.FENCED, len(at_fence) - 1)
+            # Durable but not acknowledged is allowed; the other way round breaks recovery.
             assert sum(done) <= len(at_fence), "acknowledged after the fence"
             assert await read_all(other, writer.ledger_id) == at_fence
             assert at_fence == [b"%d" % n for n in range(len(at_fence))]
@@ -52,6 +56,7 @@ class EndItems(LedgerKitBase):
         store = await world.connect()
         writer = await written(store, [b"a"])
         info = await store.fence(writer.ledger_id)
+        # Whoever recovers may die and begin again, or two may try at once: all get the same end.
         assert await store.fence(writer.ledger_id) == info
         await world.settle()
         assert await store.fence(writer.ledger_id) == info
@@ -73,11 +78,13 @@ class EndItems(LedgerKitBase):
         other = await world.connect()
         writer, bystander = await written(store, [b"a"]), await written(store, [b"b"])
         await other.fence(writer.ledger_id)
+        # Not only the first call: the writer must learn it each time.
         for _ in range(2):
             with refuses(LedgerFenced):
                 await writer.append(b"late")
             with refuses(LedgerFenced):
                 await writer.close()
+        # Fencing is about one ledger; the store of its writer lives on.
         assert await bystander.append(b"fine") == Position(bystander.ledger_id, 1)
         assert await read_all(other, writer.ledger_id) == [b"a"]
 
@@ -88,6 +95,7 @@ class EndItems(LedgerKitBase):
         appends = [writer.append(b"%d" % n) for n in range(IN_FLIGHT)]
         closing = asyncio.ensure_future(writer.close())
         await asyncio.sleep(0)
+        # While it closes it takes nothing new, or it would have no end.
         with refuses(LedgerClosed):
             await writer.append(b"late")
         info = await closing
@@ -111,6 +119,7 @@ class EndItems(LedgerKitBase):
         info = await other.close_ledger(writer.ledger_id)
         assert (info.state, info.last_entry) == (LedgerState.CLOSED, 1)
         assert await other.close_ledger(writer.ledger_id) == info
+        # Without a fence before: closing shuts a living writer out as well.
         open_one = await written(store, [b"c"])
         info = await other.close_ledger(open_one.ledger_id)
         assert info.state is LedgerState.CLOSED
@@ -127,8 +136,10 @@ class EndItems(LedgerKitBase):
         await read_all(store, settled)
         writer = await written(store, [b"c"])
         kept = (await written(store, [b"kept"])).ledger_id
+        # One that has its end, one at rest in its file, one that is being written.
         for ledger_id in (closed, settled, writer.ledger_id):
             await store.delete(ledger_id)
+            # Again: garbage collection repeats what it is not sure of.
             await store.delete(ledger_id)
             for _ in range(2):
                 with refuses(LedgerMissing):
@@ -153,6 +164,7 @@ class EndItems(LedgerKitBase):
         await world.settle()
         full = world.disk_bytes()
         for writer in writers:
+            # Read first, so that caches and open files hold something that has to go.
             await read_all(store, writer.ledger_id)
             await store.delete(writer.ledger_id)
         await world.settle()
@@ -167,6 +179,7 @@ class EndItems(LedgerKitBase):
         given: list[int] = []
         for n in range(20):
             writer = await store.create()
+            # Growing, not only new: the order of ids is the order of a managed ledger's list.
             assert writer.ledger_id > max(given, default=-1)
             given.append(writer.ledger_id)
             if n % 3:

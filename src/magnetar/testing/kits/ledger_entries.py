@@ -18,6 +18,7 @@ from magnetar.testing.kits.ledger_base import (
     written,
 )
 
+# Enough entries for several batches, since the items yield to the loop in between.
 PIPELINED = 500
 FOLLOWED = 400
 WRITERS = 50
@@ -47,6 +48,7 @@ class AppendItems(LedgerKitBase):
             append = writer.append(b"%d" % n)
             append.add_done_callback(lambda done: resolved.append(done.result().entry_id))
             appends.append(append)
+            # Lets batches begin in between: the order has to hold over several of them.
             if n % 100 == 99:
                 await asyncio.sleep(0)
         positions = await acknowledged(*appends)
@@ -62,6 +64,7 @@ class AppendItems(LedgerKitBase):
         for payload in payloads:
             await writer.append(payload)
         assert await read_all(store, writer.ledger_id) == payloads
+        # Once from memory, once from where the entries rest: both know sizes of their own.
         await world.settle()
         assert await read_all(store, writer.ledger_id) == payloads
         info = await store.info(writer.ledger_id)
@@ -71,6 +74,7 @@ class AppendItems(LedgerKitBase):
     async def test_04_an_entry_too_large_is_refused(self, world: LedgerWorld) -> None:
         store = await world.connect()
         writer = await store.create()
+        # In flight while the refusal comes.
         early = writer.append(b"early")
         with refuses(InvalidArgument):
             writer.append(bytes(world.entry_bytes_max + 1))
@@ -88,6 +92,7 @@ class AppendItems(LedgerKitBase):
         appends = [writer.append(b"%d" % n) for n in range(rounds) for writer in writers]
         await acknowledged(*appends)
         after = world.batches()
+        # Group commit: a sync for each ledger would make many topics as slow as the disk's syncs.
         if before is not None and after is not None:
             assert after - before < len(appends) // 10, "each ledger was made durable alone"
         for writer in writers:
@@ -102,6 +107,7 @@ class AppendItems(LedgerKitBase):
             writer = await store.create()
             for n in range(20):
                 await writer.append(b"%d:%d" % (number, n))
+            # Open and closed ones side by side.
             if number % 2:
                 await writer.close()
             return writer.ledger_id
@@ -115,7 +121,7 @@ class AppendItems(LedgerKitBase):
 
 
 class ReadItems(LedgerKitBase):
-    """What a reader gets, at rest and behind a writer."""
+    """Items about reading: what a reader gets, at rest and behind a writer."""
 
     @item
     async def test_07_ranges(self, world: LedgerWorld) -> None:
@@ -141,6 +147,7 @@ class ReadItems(LedgerKitBase):
                 len(await store.read(ledger_id, first, 9, bytes_max=bytes_max))
                 for first, bytes_max in ((0, 1), (0, 5), (0, 9), (0, 10), (3, 1), (0, 5010))
             ]
+            # One entry always comes, however large: a reader must get on.
             assert counts == [1, 2, 2, 3, 1, 4], "at least one, then as many as fit"
             assert len(await read_all(store, ledger_id, bytes_max=1)) == 4
             await world.settle()
@@ -152,6 +159,7 @@ class ReadItems(LedgerKitBase):
         empty = (await store.create()).ledger_id
         for _ in range(2):
             assert [entry.payload for entry in await store.read(ledger_id, 2, 50)] == [b"c"]
+            # Behind the end is nothing yet, and no error: a reader that caught up asks just this.
             assert await store.read(ledger_id, 3, 50) == []
             assert await store.read(ledger_id, 2, 1) == []
             assert await store.read(empty, 0, 50) == []
@@ -174,6 +182,7 @@ class ReadItems(LedgerKitBase):
         async def write() -> None:
             for n in range(FOLLOWED):
                 appends.append(writer.append(b"%d" % n))
+                # Uneven steps, and entries that move to their file under the reader's eyes.
                 if n % 7 == 0:
                     await asyncio.sleep(0)
                 if n % 100 == 50:
@@ -188,7 +197,10 @@ class ReadItems(LedgerKitBase):
             for entry in found:
                 assert entry.payload == b"%d" % entry.position.entry_id
             seen += len(found)
+            # What is read and then lost in a crash would have been
+            # delivered, and never have existed.
             assert seen <= writer.last_durable + 1, "read before it was durable"
+            # A writer that failed would leave the loop waiting for entries that never come.
             if writing.done():
                 writing.result()
             if not found:

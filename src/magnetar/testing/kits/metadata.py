@@ -27,6 +27,7 @@ from magnetar.testing.kits.metadata_watches import WatchItems
 
 __all__ = ["NO_CHANGE_LOG", "NO_DISK", "NO_NETWORK", "MetadataKit", "MetadataWorld", "partition_of"]
 
+# Ready-made reasons, for `NOT_APPLICABLE` of a backend: item number to why it means nothing.
 NO_NETWORK: Final = {
     44: "there is no connection to cut: the store is in the process",
     48: "the owner's death is the store's: its next start drops ephemeral records (item 51)",
@@ -61,6 +62,7 @@ class MetadataKit(RecordItems, ScanItems, SequenceItems, IndexItems, WatchItems,
         assert accounted == set(range(1, ITEMS + 1)), "an item that the suite does not have"
 
     def test_62_random_operations(self, tmp_path: Path) -> None:
+        # Not made by `item`: the state machine brings a loop and a world for each of its runs.
         for listed in (self.NOT_APPLICABLE, self.ELSEWHERE):
             if ITEMS in listed:
                 raise SkipTest(listed[ITEMS])

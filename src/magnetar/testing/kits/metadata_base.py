@@ -31,6 +31,7 @@ QUIET_S: Final = 0.1
 """How long an item listens for what must not happen."""
 
 _POLL_S = 0.005
+# The number in a test's name is the item's: lists of exceptions and the docs go by it.
 _ITEM_NAME = re.compile(r"test_(\d\d)_\w+")
 
 Item = TypeVar("Item")
@@ -65,6 +66,7 @@ class MetadataWorld(ABC):
         """Another client of this world's store."""
 
     async def connect(self) -> MetadataStore:
+        # An exclusive store cannot be opened twice: both "clients" are one then.
         if self.shared or not self._stores:
             self._stores.append(await self.open_store())
         return self._stores[-1]
@@ -91,7 +93,7 @@ class MetadataWorld(ABC):
 
 
 class MetadataKitBase(ABC):
-    """What a subclass says about its backend."""
+    """The base of the kit: what a subclass says about its backend, and how an item is played."""
 
     NOT_APPLICABLE: ClassVar[Mapping[int, str]] = {}
     """Items that mean nothing for this backend, with the reason."""
@@ -116,6 +118,7 @@ class MetadataKitBase(ABC):
     def play(self, name: str, body: Body, folder: Path) -> None:
         number = item_number(name)
         assert number is not None, f"{name} is not named test_NN_what"
+        # A backend may do without an item, but not in silence: the runner shows the reason.
         for listed in (self.NOT_APPLICABLE, self.ELSEWHERE):
             if number in listed:
                 raise SkipTest(listed[number])
@@ -167,6 +170,7 @@ def refuses(*kinds: type[MagnetarError]) -> Iterator[Caught]:
     caught = Caught()
     try:
         yield caught
+    # Other errors pass: the test fails with them, and not with "nothing was raised".
     except kinds as error:
         caught.error = error
         return
@@ -202,10 +206,11 @@ async def upcoming(news: AsyncIterator[Item], *, within_s: float = WAIT_S) -> It
 
 
 async def drain(news: AsyncIterator[Item]) -> list[Item]:
-    """Everything until it is quiet."""
+    """Take all items until it is quiet."""
     items = []
     while True:
         try:
+            # Virtual time makes the quiet free; on a real loop it is a tenth of a second.
             items.append(await asyncio.wait_for(anext(news), QUIET_S))
         except (TimeoutError, StopAsyncIteration):
             return items

@@ -30,8 +30,11 @@ from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record, Stat
 from magnetar.metadata.judge import parse_sequence, split_key
 from magnetar.testing.kits.metadata_base import MetadataKitBase, refuses
 
+# Of one run; a failure is shrunk, which takes longer the longer the run is.
 STEPS = 40
 
+# Few names, chosen to collide: one directory is a prefix of another, one name
+# of another, and two have more bytes than characters.
 _PARENTS = ["", "/d", "/d/s", "/d0"]
 _NAMES = ["a", "a-", "a0", "b", "é", "\U00010000"]
 _PREFIXES = ["a", "a-0", "b"]
@@ -52,7 +55,7 @@ Result = TypeVar("Result")
 
 
 class _Known(NamedTuple):
-    """What the model knows of a record."""
+    """A record as the model knows it."""
 
     value: bytes
     version: int
@@ -75,6 +78,7 @@ class MetadataMachine(RuleBasedStateMachine):
         super().__init__()
         self.kit = kit
         self.model: dict[str, _Known] = {}
+        # Every (key, version) ever given, and the last version that is out of date of each key.
         self.given: set[tuple[str, int]] = set()
         self.stale: dict[str, int] = {}
         self.loop = kit.new_loop()
@@ -88,6 +92,8 @@ class MetadataMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self.wait(self.world.close())
+            # Tasks of the backend may outlive its store objects; a
+            # loop must not be closed under them.
             self.wait(_end_tasks())
             self.wait(self.loop.shutdown_asyncgens())
         finally:
@@ -101,6 +107,7 @@ class MetadataMachine(RuleBasedStateMachine):
 
     @rule(key=_keys, value=_values, indexes=_indexes)
     def create(self, key: str, value: bytes, indexes: list[Index]) -> None:
+        # Compare-and-set that loses: the version in the error is the one that is there.
         if key in self.model:
             with refuses(BadVersion) as caught:
                 self._put(key, value, ABSENT, indexes)
@@ -119,6 +126,7 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule(data=st.data(), value=_values, indexes=_indexes)
     def replace_stale(self, data: st.DataObject, value: bytes, indexes: list[Index]) -> None:
         key = data.draw(st.sampled_from(sorted(self.stale)))
+        # A version of the past, of a record that is changed, gone or made anew: never accepted.
         with refuses(BadVersion) as caught:
             self._put(key, value, self.stale[key], indexes)
         known = self.model.get(key)
@@ -133,6 +141,7 @@ class MetadataMachine(RuleBasedStateMachine):
         path = f"{parent}/{prefix}"
         options: dict[str, Any] = {"deltas": deltas, "indexes": indexes}
         stat: Stat = self.wait(_await(self.store, "append", path, b"appended", **options))
+        # Only keys of the same sequence count: `a` must not take `a-0` for its own.
         same = [key for key in self.model if parse_sequence(path, key, len(deltas))]
         assert parse_sequence(path, stat.key, len(deltas)) is not None
         assert stat.key > max(same, default="")
@@ -155,6 +164,7 @@ class MetadataMachine(RuleBasedStateMachine):
     @rule(parent=_parents, start=st.sampled_from(["", *_NAMES]), end=_bounds)
     def delete_range(self, parent: str, start: str, end: str | None) -> None:
         self.wait(self.store.delete_range(parent, start, end))
+        # A list: forgetting changes the dictionary that is walked.
         for key in list(self._children(parent, start, end)):
             self._forget(key)
 
@@ -175,6 +185,7 @@ class MetadataMachine(RuleBasedStateMachine):
     )
     def scan(self, parent: str, start: str, end: str | None, limit: int | None) -> None:
         keys = self.wait(self.store.scan_keys(parent, start, end, limit=limit))
+        # By UTF-8 bytes, which is what backends compare.
         assert keys == sorted(self._children(parent, start, end), key=str.encode)[:limit]
 
     @rule(index=st.sampled_from(_INDEX_NAMES), low=_index_bounds, high=_index_bounds)
@@ -210,6 +221,7 @@ class MetadataMachine(RuleBasedStateMachine):
         before = self.model.get(key)
         assert stat.key == key
         assert stat.mods == (0 if before is None else before.mods + 1)
+        # Versions are opaque, but never repeat: a stale compare-and-set must not win by chance.
         assert (key, stat.version) not in self.given, "a version came back"
         self.given.add((key, stat.version))
         if before is not None:
@@ -264,6 +276,7 @@ def run_machine(kit: MetadataKitBase, folder: Path, *, examples: int) -> None:
         def __init__(self) -> None:
             nonlocal runs
             runs += 1
+            # Hypothesis makes the machine anew for each run, and shrinking does so, too.
             own = folder / f"run-{runs}"
             own.mkdir()
             super().__init__(kit, own)

@@ -25,6 +25,7 @@ from magnetar.testing.kits.metadata_base import (
     value_of,
 )
 
+# Enough tasks for nearly every round to have losers.
 INCREMENT_TASKS = 50
 INCREMENTS_PER_TASK = 20
 CONCURRENT_PUTS = 10_000
@@ -39,6 +40,7 @@ async def _increment(store: MetadataStore, key: str, times: int, won: list[int])
             number = int(record.value) + 1
             try:
                 await store.put(key, b"%d" % number, expected=record.version)
+            # Lost the race: read again and decide anew, which is what the error's hint says.
             except BadVersion:
                 continue
             won.append(number)
@@ -55,6 +57,7 @@ async def _increments_are_exact(first: MetadataStore, second: MetadataStore) -> 
     )
     total = INCREMENT_TASKS * INCREMENTS_PER_TASK
     assert await value_of(first, "/cas/n") == b"%d" % total
+    # The sum alone would not show two writers that won with the same number.
     assert sorted(won) == list(range(1, total + 1)), "a round had no winner, or two"
 
 
@@ -111,6 +114,7 @@ class RecordItems(MetadataKitBase):
     async def test_06_delete(self, world: MetadataWorld) -> None:
         store = await world.connect()
         assert await store.delete("/d") is False
+        # Without `expected` an absent record is fine; with one it is a lost compare-and-set.
         with refuses(BadVersion):
             await store.delete("/d", expected=3)
         old = await store.put("/d", b"1")
@@ -129,6 +133,8 @@ class RecordItems(MetadataKitBase):
         old = await store.put("/again", b"1")
         await store.delete("/again")
         await store.put("/again", b"2")
+        # Were versions counted from 0 again, a client of before
+        # would overwrite the new record (ABA).
         with refuses(BadVersion):
             await store.put("/again", b"3", expected=old.version)
         with refuses(BadVersion):
@@ -138,6 +144,7 @@ class RecordItems(MetadataKitBase):
     @item
     async def test_08_versions_and_stat(self, world: MetadataWorld) -> None:
         store = await world.connect()
+        # Equal values: a put is a change all the same.
         stats = [await store.put("/s", b"same") for _ in range(5)]
         assert len({stat.version for stat in stats}) == len(stats)
         assert [stat.mods for stat in stats] == [0, 1, 2, 3, 4]
@@ -162,6 +169,7 @@ class RecordItems(MetadataKitBase):
         store = await world.connect()
         for round_number in range(50):
             key = f"/order/{round_number}"
+            # Submitted at the call, not at the await: the last of these needs the delete before it.
             submitted = [
                 store.put(key, b"first"),
                 store.delete(key),
@@ -183,6 +191,7 @@ class RecordItems(MetadataKitBase):
             *(store.put(f"/many/{n:05d}", b"%d" % n) for n in range(CONCURRENT_PUTS))
         )
         after = world.batches()
+        # Group commit: one sync for many writes, where it can be seen.
         if before is not None and after is not None:
             assert after - before < CONCURRENT_PUTS // 10, "writes were not batched"
         found = await everything(store, "/many")
@@ -210,6 +219,7 @@ class RecordItems(MetadataKitBase):
                 await store.put(key, b"")
             with refuses(InvalidArgument):
                 await store.get(key)
+        # Limits are in bytes of UTF-8: half as many `é` fit.
         longest = "/" + "k" * (KEY_BYTES_MAX - 1)
         with refuses(LimitExceeded):
             await store.put(longest + "k", b"")
@@ -240,6 +250,8 @@ class RecordItems(MetadataKitBase):
         names = sorted(
             ["%2F", "a:b", "a-b", "a.b", "~", "é", "日本", "\U0001f30c", "\uffff", "0", " "]
         )
+        # Neighbours in byte order on both sides of `/dir/`, which
+        # a careless prefix scan would include.
         for parent in ("/dir", "/dir/0", "/dir0", "/dir.", "/dir%", "/dir~", "/Dir"):
             for name in names:
                 await store.put(f"{parent}/{name}", parent.encode())
@@ -247,6 +259,7 @@ class RecordItems(MetadataKitBase):
             assert await names_of(store, parent) == names
             records = await everything(store, parent)
             assert {record.value for record in records.values()} == {parent.encode()}
+        # Deleting ends at the directory, too: what is below or beside it stays.
         await store.delete_range("/dir")
         assert await names_of(store, "/dir") == []
         for parent in ("/dir/0", "/dir0", "/dir.", "/dir%", "/dir~", "/Dir"):

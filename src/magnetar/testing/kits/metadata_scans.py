@@ -17,6 +17,7 @@ from magnetar.testing.kits.metadata_base import (
     partition_of,
 )
 
+# Several pages of any backend.
 LARGE_DIRECTORY = 25_000
 
 
@@ -29,6 +30,7 @@ class ScanItems(MetadataKitBase):
         names = ["b", "a", "a-", "a.", "a0", "aa", "B", "é", "z", "\uffff", "\U00010000", "-"]
         for name in names:
             await store.put(f"/s/{name}", name.encode())
+            # Grandchildren, the directory's own record and a neighbour: none of them is a child.
             await store.put(f"/s/{name}/below", b"")
         await store.put("/s", b"the directory's own record")
         await store.put("/sa", b"a neighbour")
@@ -69,10 +71,13 @@ class ScanItems(MetadataKitBase):
         assert await store.scan_keys("/l", limit=3) == ["/l/0000", "/l/0001", "/l/0002"]
         assert await store.scan_keys("/l", "2999", limit=3) == ["/l/2999"]
         assert await store.scan_keys("/l", limit=0) == []
+        # More than the snapshots that may be open at a time: a
+        # closed scan has to give its own back.
         for _ in range(100):
             records = store.scan("/l")
             assert (await anext(records)).key == "/l/0000"
             await records.aclose()
+        # Not begun, so they hold nothing: writers and other scans go on.
         unread = [store.scan("/l") for _ in range(100)]
         await store.put("/l/9999", b"after")
         for records in unread:
@@ -89,6 +94,7 @@ class ScanItems(MetadataKitBase):
         async for record in store.scan("/w", "00100", "03900"):
             order.append(record.key)
             seen[record.key] = record.value
+            # Ahead of the scan, between its records, outside its range, and a delete far ahead.
             if len(order) % 50 == 1:
                 number = len(order) + 200
                 await asyncio.gather(
@@ -111,6 +117,8 @@ class ScanItems(MetadataKitBase):
         for n in range(10):
             await store.put(f"/dr/{n}", b"", indexes=entry("dr", str(n)))
             await store.put(f"/dr/{n}/child", b"", indexes=entry("dr", f"child-{n}"))
+        # Twice: the second finds nothing, and that is no error.
+        # Index entries go with their records.
         for _ in range(2):
             await store.delete_range("/dr", "3", "7")
             left = [f"/dr/{n}" for n in (0, 1, 2, 7, 8, 9)]
@@ -135,6 +143,7 @@ class ScanItems(MetadataKitBase):
                 for n in range(100)
                 for client in (store, other)
             ]
+            # A put comes before the delete or after it; either way record and index entry agree.
             await asyncio.gather(store.delete_range("/race", "025", "075"), *puts)
             await index_is_consistent(store, "/race", "race")
             names = await names_of(store, "/race")
@@ -148,6 +157,7 @@ class ScanItems(MetadataKitBase):
         keys = [f"/part/{p}:{n:03d}" for p in ("k1", "k2", "k3", "k4") for n in range(50)]
         await asyncio.gather(*(store.put(key, b"") for key in keys))
         for partition in ("k1", "k2", "k3", "k4"):
+            # `;` is the character behind `:`.
             bounds = (f"{partition}:", f"{partition};")
             found = await store.scan_keys("/part", *bounds, partition=partition)
             assert found == [key for key in keys if partition_of(key) == partition]
@@ -173,6 +183,8 @@ class ScanItems(MetadataKitBase):
         hits = [record async for record in store.scan_index("found", "x", "x")]
         assert len(hits) == 20
         for record in hits:
+            # A hit names the record by its full key, partition
+            # included, so it can be changed at once.
             assert await store.get(record.key) == record
             assert await store.delete(record.key, expected=record.version)
         assert await everything(store, "/found") == {}

@@ -21,6 +21,7 @@ from magnetar.testing.kits.metadata_base import (
     value_of,
 )
 
+# Several pages of any backend.
 INDEX_HITS = 10_000
 
 
@@ -39,6 +40,7 @@ class SequenceItems(MetadataKitBase):
         keys = [(await store.append("/q/one", b"%d" % n)).key for n in range(5)]
         assert keys == sorted(set(keys))
         assert await store.scan_keys("/q") == keys
+        # Twenty digits: every 64-bit number, and byte order is the order of numbers.
         assert [len(key) for key in keys] == [len("/q/one-") + 20] * 5
         steps = [_numbers("/q/one", key)[0] for key in keys]
         assert steps[0] >= 1
@@ -67,6 +69,7 @@ class SequenceItems(MetadataKitBase):
     async def test_27_prefix_of_another_prefix(self, world: MetadataWorld) -> None:
         store = await world.connect()
         await store.put("/q/(1,1)", b"header", expected=ABSENT)
+        # Look like keys of the sequence and are none: other widths, no digits, another prefix.
         decoys = ["(1,1)-5", "(1,1)-zz", f"(1,1)-{9:021d}", f"(1,1)-{9:019d}", f"(1,1)x-{9:020d}"]
         for name in decoys:
             await store.put(f"/q/{name}", b"decoy")
@@ -86,6 +89,7 @@ class SequenceItems(MetadataKitBase):
         store = await world.connect()
         kept = [await store.append("/q/del", b"kept") for _ in range(5)]
         await store.delete(kept.pop().key)
+        # The highest was deleted: its number may come again, but no living key may be overwritten.
         again = await store.append("/q/del", b"again")
         assert again.key > kept[-1].key
         assert again.mods == 0
@@ -116,6 +120,7 @@ class SequenceItems(MetadataKitBase):
         async with store.watch_sequence("/q/w") as watch:
             assert await upcoming(watch) == first.key, "the present key comes first"
             await other.append("/q/w2", b"of another sequence")
+            # A watch may leave keys out, if the last one comes: readers want the newest.
             for _ in range(50):
                 last = await other.append("/q/w", b"")
             keys = await drain(watch)
@@ -139,6 +144,7 @@ class IndexItems(MetadataKitBase):
         for n, index_key in enumerate(index_keys):
             await store.put(f"/ix/{n}", index_key.encode(), indexes=entry("ix", index_key))
             await store.put(f"/ix2/{n}", b"", indexes=entry("ix-other", index_key))
+        # Both ends are included, unlike those of a scan of keys.
         bounds: list[tuple[str | None, str | None]] = [
             *[(key, key) for key in index_keys],
             ("a", "b"),
@@ -157,6 +163,7 @@ class IndexItems(MetadataKitBase):
                 if (low is None or low <= key) and (high is None or key <= high)
             ]
             assert sorted(found) == sorted(expected), (low, high)
+            # Order is a capability: a backend with partitions may merge its hits as they come.
             if store.capabilities.ordered_index_scan:
                 assert found == sorted(found)
         assert await indexed_keys(store, "unknown") == []
@@ -168,6 +175,7 @@ class IndexItems(MetadataKitBase):
         await store.put("/mv", b"2", indexes=entry("mv", "new"))
         assert await indexed_keys(store, "mv", "old", "old") == []
         assert await indexed_keys(store, "mv", "new", "new") == ["/mv"]
+        # A put without indexes takes the entry away: they belong to the write, not to the key.
         await store.put("/mv", b"3")
         assert await indexed_keys(store, "mv") == []
         await store.put("/mv", b"4", indexes=entry("mv", "back"))
@@ -182,6 +190,7 @@ class IndexItems(MetadataKitBase):
         store = await world.connect()
         old = await store.put("/keep", b"1", indexes=entry("keep", "a"))
         await store.put("/keep", b"2", indexes=entry("keep", "b"))
+        # A lost race must have no effect at all, on the index neither.
         for expected in (ABSENT, old.version):
             with refuses(BadVersion):
                 await store.put("/keep", b"3", expected=expected, indexes=entry("keep", "c"))
@@ -201,6 +210,7 @@ class IndexItems(MetadataKitBase):
         assert await indexed_keys(store, "m", "2", "2") == ["/multi/a", "/multi/b"]
         assert await indexed_keys(store, "m") == ["/multi/a", "/multi/b"], "each record once"
         assert await indexed_keys(store, "n") == ["/multi/a"]
+        # Named twice, held once: else deleting would leave one behind.
         twice = (Index("m", "2"), Index("m", "2"))
         await store.put("/multi/c", b"", indexes=twice)
         await store.delete("/multi/a")
@@ -247,10 +257,12 @@ class IndexItems(MetadataKitBase):
         async for record in store.scan_index("gone", "0000", "2499"):
             seen.append(record.key)
             if len(seen) % 20 == 0:
+                # Far ahead of the scan: one record goes, another loses its entry.
                 victim = 2400 - len(seen) // 20
                 await asyncio.gather(
                     store.delete(f"/gone/{victim:04d}"), store.put(f"/gone/{victim - 500:04d}", b"")
                 )
+        # Changed ones may be there or not; untouched ones are, once.
         assert len(seen) == len(set(seen))
         assert all(key.startswith("/gone/") and key <= "/gone/2499" for key in seen)
         untouched = {f"/gone/{n:04d}" for n in range(1500)}

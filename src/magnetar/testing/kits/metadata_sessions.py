@@ -24,6 +24,7 @@ from magnetar.testing.kits.metadata_base import (
 )
 
 CANDIDATES = 5
+# On top of the session timeout: to notice, and to take the record.
 TAKEOVER_SLACK_S = 2.0
 ELECTION_SEED = 55
 ELECTION_ROUNDS = 60
@@ -56,6 +57,7 @@ class _Candidates:
         for election in self.elections:
             await election.close()
         for task in self._tasks:
+            # Done means failed here: a check that found two leaders speaks up now.
             if task.done():
                 task.result()
             task.cancel()
@@ -65,7 +67,9 @@ class _Candidates:
         while True:
             seen = await election.changes.past(seen)
             leading = [each for each in self.elections if each.leading]
+            # At every change, not now and then: two leaders for a moment are two leaders.
             assert len(leading) <= 1 or not self._exclusive, "two leaders at a time"
+            # Epochs grow: by them what a former leader still does is told from the new one's.
             if election.epoch is not None and election.epoch not in self.epochs:
                 assert election.epoch > max(self.epochs, default=0), "an epoch did not grow"
                 self.epochs.append(election.epoch)
@@ -101,6 +105,7 @@ class SessionItems(MetadataKitBase):
         stat = await owner.put("/eph/a", b"mine", ephemeral=True)
         assert (stat.ephemeral, stat.mine) == (True, True)
         await owner.put("/eph/kept", b"")
+        # Nobody else can look: the next start has to.
         if not world.shared:
             await world.restart()
             owner = await world.connect()
@@ -135,8 +140,10 @@ class SessionItems(MetadataKitBase):
         states = owner.session_events()
         assert await upcoming(states) is SessionEvent.CONNECTED
         await world.cut(owner)
+        # SUSPENDED says that the store is not heard of; only LOST ends what the owner holds.
         while (state := await upcoming(states)) is not SessionEvent.LOST:
             assert state is SessionEvent.SUSPENDED
+        # Told later, a former leader would act beside the new one for a moment.
         assert await other.get("/eph/paused") is not None, "told after it happened"
         with refuses(SessionLost, Unavailable):
             await owner.put("/eph/late", b"", ephemeral=True)
@@ -187,6 +194,7 @@ class SessionItems(MetadataKitBase):
                 leader = await field.leader()
                 assert leader not in gone
                 gone.append(leader)
+                # By death where it can be played, else by resignation.
                 if self.faults:
                     await world.cut(field.stores[leader])
                 else:
@@ -257,6 +265,7 @@ class SessionItems(MetadataKitBase):
                 if position in cut:
                     cut.discard(position)
                     await world.heal(field.stores[position])
+                # One is always connected: without any there is no leader to wait for.
                 elif len(cut) < CANDIDATES - 1:
                     cut.add(position)
                     await world.cut(field.stores[position])
@@ -282,6 +291,7 @@ class SessionItems(MetadataKitBase):
         other = await world.connect()
         for number in range(5):
             pending = [store.put(f"/pending/{number}-{n}", b"") for n in range(100)]
+            # A turn later each time: before, within and after the sending.
             for _ in range(number):
                 await asyncio.sleep(0)
             await world.cut(store)
@@ -290,6 +300,7 @@ class SessionItems(MetadataKitBase):
                 known = isinstance(outcome, (Stat, Unavailable, OutcomeUnknown))
                 assert known, f"{outcome!r}"
                 there = await other.get(f"/pending/{number}-{n}") is not None
+                # Whoever gets a definite answer can rely on it; OutcomeUnknown allows both.
                 if not isinstance(outcome, OutcomeUnknown):
                     assert there == isinstance(outcome, Stat), f"{outcome!r}"
             with refuses(Unavailable):
@@ -302,6 +313,7 @@ class SessionItems(MetadataKitBase):
     async def test_61_close(self, world: MetadataWorld) -> None:
         store = await world.connect()
         queued = [store.put(f"/queued/{n:03d}", b"") for n in range(500)]
+        # Queued before the close: acknowledged, and durable.
         closing = asyncio.ensure_future(store.close())
         stats = await asyncio.gather(*queued)
         await closing

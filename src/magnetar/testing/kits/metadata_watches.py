@@ -40,6 +40,7 @@ async def _load(store: MetadataStore, seed: int) -> None:
     choose = random.Random(seed)
     for n in range(LOAD_WRITES):
         key = f"/load/{choose.randrange(40):02d}"
+        # On forty keys only: puts, deletes and ranges of several writers meet all the time.
         kind = choose.randrange(10)
         if kind < 6:
             await store.put(key, b"%d-%d" % (seed, n))
@@ -59,6 +60,7 @@ class WatchItems(MetadataKitBase):
         writer = await world.connect()
         async with store.watch(key="/k/watched") as watch:
             created = await writer.put("/k/watched", b"1")
+            # A sibling and, later, a child: not the key that is watched.
             await writer.put("/k/other", b"")
             modified = await writer.put("/k/watched", b"2")
             await writer.delete("/k/watched")
@@ -118,6 +120,7 @@ class WatchItems(MetadataKitBase):
             await writer.put("/rng/end", b"")
             gone = set()
             for event in await events_until(directory, key="/rng/end"):
+                # A backend may tell a range as one event or key by key; a reader understands both.
                 if event.kind is EventKind.RANGE_DELETED:
                     assert event.end is not None
                     gone |= {key for key in ("/rng/b", "/rng/c") if event.key <= key < event.end}
@@ -136,6 +139,7 @@ class WatchItems(MetadataKitBase):
         async with store.watch(parent="/read") as watch:
             writes = [writer.put(f"/read/{n:03d}", b"%d" % n) for n in range(200)]
             for _ in range(200):
+                # Told after the fact, never before: whoever reads at once finds it.
                 event = await upcoming(watch)
                 record = await store.get(event.key)
                 assert record is not None, f"{event.key} was announced and is not there"
@@ -146,6 +150,7 @@ class WatchItems(MetadataKitBase):
     async def test_43_slow_reader_gets_resync(self, world: MetadataWorld) -> None:
         store = await world.connect()
         async with store.watch(parent="/slow") as watch:
+            # Twice over the limit: one RESYNC stands for all that was dropped.
             for _ in range(2):
                 puts = [store.put(f"/slow/{n}", b"") for n in range(2 * world.watch_limit + 10)]
                 await asyncio.gather(*puts)
@@ -169,6 +174,8 @@ class WatchItems(MetadataKitBase):
             await world.heal(store)
             for watch, missed in ((directory, {"/cut/a", "/cut/b"}), (one, {"/cut/a"})):
                 events = await drain(watch)
+                # Either what was missed comes later, or a RESYNC asks to
+                # read again; silence is the bug.
                 resync = any(event.kind is EventKind.RESYNC for event in events)
                 assert resync or missed <= {event.key for event in events}
             await writer.put("/cut/c", b"")
@@ -183,6 +190,7 @@ class WatchItems(MetadataKitBase):
         watch.close()
         await store.put("/closed/b", b"")
         assert [event async for event in watch] == [], "a closed watch delivers nothing"
+        # Closed watches must be let go: a store that keeps them would grow without end.
         alive: weakref.WeakSet[Watch[Event] | Watch[str]] = weakref.WeakSet()
         for n in range(1000):
             opened = (
@@ -197,6 +205,7 @@ class WatchItems(MetadataKitBase):
         await asyncio.sleep(0)
         gc.collect()
         assert len(alive) == 0
+        # A reader in the middle of its wait is woken, and its loop ends.
         waiting = asyncio.ensure_future(_next_or_end(store.watch(key="/closed/a")))
         await asyncio.sleep(0)
         await store.close()
@@ -210,5 +219,5 @@ async def _next_or_end(watch: Watch[Event]) -> Event | None:
 
 
 def _plain(records: Mapping[str, Record]) -> dict[str, tuple[int, bytes]]:
-    """Without what depends on who looks."""
+    """Version and value of each record: what does not depend on who looks."""
     return {key: (record.version, record.value) for key, record in records.items()}

@@ -47,8 +47,11 @@ class SimulatedDisk:
         self.model = model or DiskModel()
         self.stopped = Signal()
         self.open_files = 0
+        # For torn writes and failed syncs; apart from the plan's
+        # chance, whose draws stay what they are.
         self._random = Random(seed)
         self._locked: set[str] = set()
+        # SQLite works on real files below `_scratch`; `_Mirror` tells the model of every change.
         self._databases: list[_TrackedDatabase] = []
         self._scratch: Path | None = None
         self._listener = _Mirror(self)
@@ -78,6 +81,7 @@ class SimulatedDisk:
 
     def make_folder(self, folder: Path) -> None:
         with disk_errors("make folder", folder):
+            # One step for each folder, the outermost first: a crash may leave some of them.
             missing = [each for each in (folder, *folder.parents) if not self.exists(each)]
             for each in reversed(missing):
                 self.step(Operation.NAME, _relative(each), takes_space=True)
@@ -99,6 +103,8 @@ class SimulatedDisk:
         name = _relative(path)
         with disk_errors("remove", path):
             self.check_running()
+            # Removing what is not there is no operation: it must not
+            # shift the numbers of `crash_at`.
             if self.model.exists(name):
                 self.step(Operation.NAME, name)
                 self.model.remove(name)
@@ -132,6 +138,7 @@ class SimulatedDisk:
         """Count an operation; raise what the plan wants instead of it."""
         self.check_running()
         error = self.plan.error_for(operation, name, takes_space=takes_space)
+        # Asked even if the operation fails anyway, so that every operation is counted once.
         if self.plan.crashes_now(operation, name):
             self.stop()
         if error is not None:
@@ -165,6 +172,7 @@ class SimulatedDisk:
         """Do a part of a write that did not end well: some whole sectors from its begin on."""
         end = offset + self._random.randrange(len(data) + 1)
         if end < offset + len(data):
+            # A sector is atomic: the torn write ends at the border of one (invariant 2).
             end -= end % SECTOR_BYTES
         file.write(offset, data[: max(0, end - offset)])
 
@@ -172,6 +180,8 @@ class SimulatedDisk:
         try:
             self.step(Operation.SYNC, name)
         except OSError:
+            # Invariant 2: some sectors are written and the others
+            # lost, and no later sync repeats them.
             file.fail_sync(self._random)
             raise
         file.sync()
@@ -183,6 +193,8 @@ class SimulatedDisk:
             self._scratch = Path(tempfile.mkdtemp(prefix="magnetar-", dir=where))
             self._listener.scratch = self._scratch
         live = self._scratch / _relative(path)
+        # The first use of this disk: SQLite begins with what the model has, which
+        # after a crash is the database and the journals that survived.
         if not live.exists():
             live.parent.mkdir(parents=True, exist_ok=True)
             for name in self.list(path.parent):
@@ -220,6 +232,7 @@ class SimulatedFile:
             grows = offset + len(data) > self._file.size()
             try:
                 self._disk.step(Operation.WRITE, self._name, takes_space=grows)
+            # Invariant 2: neither an error nor a crash says how much of it was written.
             except (OSError, SimulatedCrash):
                 self._disk.write_part(self._file, offset, data)
                 raise
@@ -302,6 +315,8 @@ class _Mirror:
         grows = offset + len(data) > file.size()
         try:
             self._disk.step(Operation.WRITE, name, takes_space=grows)
+        # Only a crash tears the write: after an error neither the
+        # real file nor the model has changed.
         except SimulatedCrash:
             self._disk.write_part(file, offset, data)
             raise

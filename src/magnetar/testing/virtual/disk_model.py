@@ -29,7 +29,7 @@ Choice = TypeVar("Choice")
 
 
 class Chance(Protocol):
-    """Where decisions come from; `random.Random` is one."""
+    """A source of chance, from which decisions come; `random.Random` is one."""
 
     def random(self) -> float: ...
 
@@ -62,8 +62,10 @@ class ModelFile:
     def write(self, offset: int, data: bytes) -> None:
         if not data:
             return
+        # Whole sectors: what was in them beside the new bytes is at risk, too (invariant 1).
         touched = range(offset // SECTOR_BYTES, -(-(offset + len(data)) // SECTOR_BYTES))
         self._remember(touched)
+        # A write behind the end leaves a hole of zeros, as on a real file system.
         if offset > len(self.data):
             self.data.extend(bytes(offset - len(self.data)))
         self.data[offset : offset + len(data)] = data
@@ -71,6 +73,7 @@ class ModelFile:
 
     def truncate(self, size: int) -> None:
         """Cut the file, or let it grow with zeros."""
+        # Cutting and growing touch the same sectors: those between the old end and the new one.
         low, high = sorted((size, len(self.data)))
         touched = range(low // SECTOR_BYTES, -(-high // SECTOR_BYTES))
         self._remember(touched)
@@ -91,9 +94,12 @@ class ModelFile:
         newest = _odds(chance)
         for sector, versions in self._sectors.items():
             chosen = _pick(versions, newest, chance)
+            # Read as written, and gone at a power loss: what a page
+            # cache does after a failed fsync.
             if chosen != versions[-1]:
                 self._dropped[sector] = chosen
         self._sectors.clear()
+        # The size, too, may have stayed behind on the disk.
         self._sizes = [_pick(self._sizes, newest, chance), len(self.data)]
 
     def survive(self, chance: Chance) -> bytes:
@@ -102,8 +108,11 @@ class ModelFile:
             return bytes(self.data)
         newest = _odds(chance)
         size = _pick(self._sizes, newest, chance)
+        # Room for the longest past of the file: a cut that did
+        # not reach the disk brings bytes back.
         longest = max(*self._sizes, -(-len(self.data) // SECTOR_BYTES) * SECTOR_BYTES)
         content = self.data + bytes(longest - len(self.data))
+        # Given up by a failed sync, and not written since.
         for sector, held in self._dropped.items():
             start = sector * SECTOR_BYTES
             content[start : start + SECTOR_BYTES] = held
@@ -118,6 +127,8 @@ class ModelFile:
     def _remember(self, sectors: range) -> None:
         for sector in sectors:
             if sector not in self._sectors:
+                # The first version is what the disk holds, which after a
+                # failed sync is not what is read.
                 held = self._dropped.pop(sector, b"")
                 self._sectors[sector] = [held or self._sector(sector)]
 
@@ -153,6 +164,7 @@ class _Folder:
         newest = _odds(chance)
         lost: set[str] = set()
         for change in self.changes:
+            # Invariant 3: a change of a name whose earlier change was lost is lost with it.
             if lost.isdisjoint(change) and chance.random() < newest:
                 _apply(entries, change)
             else:
@@ -173,6 +185,7 @@ class DiskModel:
             parent, name = self._parent(path, create=True)
             file = ModelFile(bytearray(content))
             file.sync()
+            # From an image: all of it has survived already.
             parent.entries[name] = parent.durable[name] = file
 
     # --- files
@@ -226,10 +239,12 @@ class DiskModel:
         """Give a file another name in the same folder; a file of that name is replaced."""
         parent, old_name = self._parent(old)
         new_parent, new_name = self._parent(new)
+        # A rename over folders would change two of them as one; the model has no such change.
         if new_parent is not parent:
             _refuse(errno.EXDEV, new)
         file = self.open(old)
         if new_name != old_name:
+            # One change of two names: invariant 3 wants it whole or not at all.
             parent.change({old_name: None, new_name: file})
 
     def remove(self, path: str) -> None:
@@ -304,6 +319,7 @@ def _files(folder: _Folder, prefix: str, chance: Chance | None) -> list[tuple[st
 
 def _odds(chance: Chance) -> float:
     """How likely a change reached the disk: often all did or none, else something between."""
+    # Extremes are the likeliest to break a recovery: all or nothing in half of the cases.
     kind = chance.randrange(4)
     return (0.0, 1.0, 0.5, chance.random())[kind]
 

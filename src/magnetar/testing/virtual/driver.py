@@ -45,6 +45,7 @@ PUSHES_MAX: Final = 10_000
 _PUSH_REQUEST_ID: Final = 2**64 - 1
 """The id of what answers no request; also that of a handshake."""
 
+# The protocol answers most requests with `<NAME>_RESPONSE`; these, and those below, are exceptions.
 _SUCCESS_REPLY: Final = frozenset(
     {
         "SUBSCRIBE",
@@ -78,7 +79,7 @@ class _Waiter(NamedTuple):
 
 
 class Pushes:
-    """What arrived without being asked for, oldest first."""
+    """The queue of commands that arrived without being asked for, oldest first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -98,6 +99,7 @@ class Pushes:
     def get_nowait(self) -> Command:
         """The next one; IndexError if there is none."""
         item = self._items.popleft()
+        # Not at the limit at once: reading would stop and go with every single push (invariant 2).
         if self._paused and len(self._items) <= self._limit // 2 and self.transport is not None:
             self._paused = False
             if not self.transport.is_closing():
@@ -128,9 +130,12 @@ class Driver(asyncio.Protocol):
         self.answer_pings = True
         self._wire = Connection(max_frame_bytes or frame_bytes_max(), side=Side.CLIENT)
         self._transport: asyncio.Transport | None = None
+        # Who waits, by request id and by (producer, sequence).
+        # Lists, because a test may use an id twice on purpose.
         self._requests: dict[int, list[_Waiter]] = {}
         self._receipts: dict[tuple[int, int], deque[asyncio.Future[Message]]] = {}
         self._request_id = 0
+        # Set unless the transport asked us to pause: a connection begins with an empty buffer.
         self._writable = asyncio.Event()
         self._writable.set()
         self._lost = asyncio.Event()
@@ -176,11 +181,13 @@ class Driver(asyncio.Protocol):
         numbers requests itself unless a `request_id` is given.
         """
         request_id = _PUSH_REQUEST_ID
+        # CONNECT has no request id; there is one at a time, so a fixed one will do.
         if type_name != "CONNECT":
             self._request_id += 1
             request_id = cast("int", fields.setdefault("request_id", self._request_id))
         waiter = _Waiter(_reply_type(type_name), asyncio.get_running_loop().create_future())
         waiting = self._requests.setdefault(request_id, [])
+        # Before the command is sent: no answer can come too early for it.
         waiting.append(waiter)
         try:
             self.send(type_name, **fields)
@@ -188,6 +195,7 @@ class Driver(asyncio.Protocol):
         finally:
             if waiter in waiting:
                 waiting.remove(waiter)
+            # The list of another request of that id, made meanwhile, stays.
             if not waiting and self._requests.get(request_id) is waiting:
                 del self._requests[request_id]
         return _accepted(type_name, reply)
@@ -281,6 +289,7 @@ class Driver(asyncio.Protocol):
             commands = []  # What it was stays in `error`.
         for command in commands:
             self._take(command)
+        # Behind the loop: commands from before the broken frame have been taken.
         if self._wire.error is not None:
             self._fail(self._wire.error)
             self.abort()
@@ -293,6 +302,7 @@ class Driver(asyncio.Protocol):
 
     def _take(self, command: Command) -> None:
         if isinstance(command, Received | ReceivedEntries):
+            # A test may leave pings unanswered, to see whether the server gives the client up.
             if command.type == TYPES["PING"] and self.answer_pings:
                 if self._transport is not None and not self._transport.is_closing():
                     self.send("PONG")
@@ -305,12 +315,14 @@ class Driver(asyncio.Protocol):
 
     def _waiting_for(self, command: Received | ReceivedEntries) -> asyncio.Future[Any] | None:
         body: Any = command.body
+        # Receipts have no request id: producer and sequence name the send.
         if command.type in (TYPES["SEND_RECEIPT"], TYPES["SEND_ERROR"]):
             receipts = self._receipts.get((body.producer_id, body.sequence_id))
             return _first_open(receipts) if receipts else None
         request_id = _request_id_of(command)
         waiting = self._requests.get(request_id, [])
         is_error = command.type == TYPES["ERROR"]
+        # Invariant 1: an ERROR names only the request, so it goes to the oldest of that id.
         for waiter in waiting:
             if (is_error or waiter.reply == command.type) and not waiter.answer.done():
                 return waiter.answer
@@ -319,6 +331,7 @@ class Driver(asyncio.Protocol):
     def _fail(self, error: MagnetarError) -> None:
         if self._failure is None:
             self._failure = error
+        # Whoever waits for room, a push or an answer must wake and hear of it (invariant 3).
         self._writable.set()
         self.pushes.fail(self._failure)
         waiting = [waiter.answer for waiters in self._requests.values() for waiter in waiters]
@@ -380,6 +393,8 @@ def _first_open(futures: deque[asyncio.Future[Message]]) -> asyncio.Future[Messa
 
 def _accepted(type_name: str, reply: Any) -> Any:
     """The reply, unless it is a refusal: most replies have a field for that."""
+    # Two forms of refusal: ERROR has `error` and `message`, most
+    # responses have them too, some the other pair.
     for error, text in (("error", "message"), ("error_code", "error_message")):
         if error in reply.DESCRIPTOR.fields_by_name and reply.HasField(error):
             code = getattr(reply, error)

@@ -19,7 +19,7 @@ class SimulatedCrash(BaseException):
 
 
 class Operation(Enum):
-    """What is done to a disk."""
+    """A kind of operation on a disk."""
 
     READ = "read"
     WRITE = "write"
@@ -41,7 +41,7 @@ class FaultRule:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """Without arguments: a disk without faults. Rates are chances per operation."""
+    """A plan of faults; without arguments there are none. Rates are chances per operation."""
 
     chance: Chance | None = None
     read_error_rate: float = 0.0
@@ -59,6 +59,7 @@ class FaultPlan:
     crash_on: Operation | None = None
     crash_pattern: str = "*"
     """Which operations `crash_at` counts: all, or those of one kind or on such paths."""
+    # What has happened so far, for reports of a run.
     operations: int = 0
     faults: int = 0
     io_errors: int = 0
@@ -71,6 +72,7 @@ class FaultPlan:
         self.operations += 1
         if self.is_paused:
             return None
+        # A rule comes before chance: a test that asks for one certain fault gets that one.
         found = self._by_rule(operation, path)
         if found is None and takes_space and self.is_full:
             found = errno.ENOSPC
@@ -88,7 +90,7 @@ class FaultPlan:
         return self._counted >= self.crash_at
 
     def end_faults(self) -> None:
-        """From here on the disk does what it is told."""
+        """End all faults: the disk does what it is told from here on."""
         self.read_error_rate = self.write_error_rate = self.sync_error_rate = 0.0
         self.no_space_rate = 0.0
         self.rules.clear()
@@ -98,12 +100,15 @@ class FaultPlan:
         found = None
         for place, rule in enumerate(self.rules):
             if rule.operation is operation and fnmatchcase(path, rule.pattern):
+                # Every rule counts, even if an earlier one has found its
+                # fault: numbers stay what they were.
                 self._seen[place] = self._seen.get(place, 0) + 1
                 if self._seen[place] == rule.number:
                     found = rule.error
         return found
 
     def _by_chance(self, operation: Operation, chance: Chance) -> int | None:
+        # One draw per operation, whatever its kind: other rates do not shift the draws that follow.
         drawn = chance.random()
         if operation is Operation.READ:
             return errno.EIO if drawn < self.read_error_rate else None
@@ -111,4 +116,5 @@ class FaultPlan:
             return errno.EIO if drawn < self.sync_error_rate else None
         if operation is Operation.WRITE and drawn < self.no_space_rate:
             return errno.ENOSPC
+        # From the other end, so that one draw decides between both faults of a write.
         return errno.EIO if drawn > 1 - self.write_error_rate else None

@@ -29,10 +29,13 @@ from magnetar.server.machine import Listener, NewProtocol
 
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
+# The most that a piece is on its way, by kind: as within a rack, over a busy line, and
+# stuck. Below the timeouts of connections, so that only silence and cuts break them.
 _FAST_S: Final = 0.0004
 _SLOW_S: Final = 0.03
 _STUCK_S: Final = 0.8
 _WRITE_HIGH_BYTES: Final = 64 * 1024
+# Clients get ports as a kernel gives them: each connection another one.
 _PORT_FIRST: Final = 50_000
 
 
@@ -51,15 +54,20 @@ class End(asyncio.Transport):
         """What this side writes does not arrive for now."""
         self.lost_words = False
         """It was silent once: what it wrote may never have arrived."""
+        # Whose end this is, and who listens at it.
         self._link = link
         self._is_client = is_client
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._protocol: asyncio.BaseProtocol = asyncio.Protocol()
+        # The write buffer: what was written and when, with the marks at which the
+        # protocol is told to pause and to go on (a quarter, as asyncio does it).
         self._unsent: deque[tuple[float, bytes]] = deque()
         self._unsent_bytes = 0
         self._high = _WRITE_HIGH_BYTES
         self._low = _WRITE_HIGH_BYTES // 4
+        # The stages of an end: it reads, it is closing (what was written still goes), it is lost.
+        # `_moving` is a piece on its way: one at a time keeps them in order (invariant 1).
         self._is_read = True
         self._closing = False
         self._lost = False
@@ -118,6 +126,7 @@ class End(asyncio.Transport):
             return
         self._unsent.append((self._link.now(), bytes(data)))
         self._unsent_bytes += len(data)
+        # Once per crossing: a protocol that was told to pause is not told again (invariant 3).
         if self._unsent_bytes > self._high and not self._is_paused:
             self.pauses.append((self._link.now(), None))
             self._protocol.pause_writing()
@@ -147,6 +156,7 @@ class End(asyncio.Transport):
     def move(self) -> None:
         """Bring the next piece over, after a while, if it can go now."""
         waiting = self._unsent or self._has_ended
+        # A silent side keeps its bytes; `recover` lets them go on.
         if waiting and not self._moving and not self.is_silent and not self._lost:
             self._moving = True
             self._loop.call_later(self._link.delay(), self._arrive)
@@ -154,23 +164,31 @@ class End(asyncio.Transport):
     def _arrive(self) -> None:
         self._moving = False
         peer = self.peer
+        # Looked at again: the link may have been cut or fallen
+        # silent while the piece was on its way.
         if self._lost or self.is_silent:
             return
+        # Nothing but the end was on its way: `write_eof` behind the last byte.
         if not self._unsent:
             if self._has_ended:
                 peer.close()
             return
+        # Nobody takes it any more: bytes for an end that has closed are lost, as on a real socket.
         if peer._closing:
             self._unsent.clear()
             self._unsent_bytes = 0
+        # Back-pressure: `resume_reading` of the peer moves on (invariant 3).
         elif not peer._is_read:
             return
         else:
+            # Invariant 2: set before the bytes are handed over, whose latency is measured by it.
             peer.sent_at = self._unsent[0][0]
             piece = self._next_piece(self._link.piece_bytes())
             protocol = peer._protocol
             assert isinstance(protocol, asyncio.Protocol)
             protocol.data_received(piece)
+        # `data_received` may have ended the connection: a lost
+        # side is told nothing more (invariant 4).
         if self._is_paused and self._unsent_bytes <= self._low and not self._lost:
             self.pauses[-1] = (self.pauses[-1][0], self._link.now())
             self._protocol.resume_writing()
@@ -187,6 +205,7 @@ class End(asyncio.Transport):
                 data = data[:size]
             taken.append(data)
             size -= len(data)
+            # Invariant 2: bytes for a client end where those of one write do.
             if not self._is_client:
                 break
         piece = b"".join(taken)
@@ -204,7 +223,7 @@ class End(asyncio.Transport):
     # --- the end
 
     def _leave(self) -> None:
-        """This side is gone; the other one learns of it later, unless the link is silent."""
+        """End this side; the other one learns of it later, unless the link is silent."""
         if self._lost:
             return
         self.lose(None)
@@ -250,6 +269,7 @@ class Link:
 
     def cut(self) -> None:
         """The connection breaks: what is on its way is lost, and each side learns of it."""
+        # First, so that nothing that is on its way arrives between the cut and the news of it.
         self.fall_silent()
         loop = asyncio.get_running_loop()
         for end in (self.client, self.server):
@@ -266,6 +286,7 @@ class Link:
         for end in (self.client, self.server):
             end.is_silent = False
             end.move()
+        # An end that nobody could hear of while the link was silent.
         if self.is_over:
             for end in (self.client, self.server):
                 end.tell_of_end()
@@ -285,7 +306,7 @@ class Network:
         self._connections = 0
 
     async def listen(self, new_protocol: NewProtocol, host: str, port: int) -> Listener:
-        """As `server.machine.listen`."""
+        """Listen; called like `server.machine.listen`."""
         self.host, self.port = host, port
         self._new_protocol = new_protocol
         return _Listener(self)
@@ -293,7 +314,7 @@ class Network:
     async def connect(
         self, factory: Callable[[], ProtocolT], host: str, port: int, /
     ) -> tuple[End, ProtocolT]:
-        """As `loop.create_connection`; refused while nobody listens."""
+        """Connect, called like `loop.create_connection`; refused while nobody listens."""
         await asyncio.sleep(self.delay())
         if not self._accepting or self._new_protocol is None or port != self.port:
             raise ConnectionRefusedError(f"nobody listens at {host}:{port}")

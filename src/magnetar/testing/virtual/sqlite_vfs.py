@@ -31,7 +31,7 @@ _JOURNALS: Final = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_WAL
 
 
 class ChangeListener(Protocol):
-    """Who is told of changes. Paths are those of the real files."""
+    """The listener that is told of changes. Paths are those of the real files."""
 
     def opened(self, path: Path) -> None:
         """The file is opened and made if it is not there yet."""
@@ -77,6 +77,7 @@ class ReportingVfs:
             self._vfs = None
 
     def translated(self, path: Path, error: apsw.Error) -> BaseException:
+        # What the listener raised says more than SQLite's code for "some error in a callback".
         if self.failure is not None:
             return self.failure
         code: int = getattr(error, "extendedresult", apsw.SQLITE_ERROR)
@@ -84,14 +85,17 @@ class ReportingVfs:
 
     def report(self, code: int, tell: Callable[[ChangeListener], None]) -> None:
         """Tell the listener; what it raises becomes an error that SQLite understands."""
+        # Invariant 3: clearing up after a crash is no change of the disk.
         if self.stopped:
             return
         try:
             tell(self._listener)
         except OSError as error:
+            # A full disk has a code of its own, which comes back as `DiskFull`.
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise apsw.exception_for(apsw.SQLITE_FULL if full else code) from error
         except BaseException as error:
+            # A crash is no error that SQLite knows: it gets a code, and the caller gets the crash.
             self.failure = error
             raise apsw.exception_for(code) from error
 
@@ -140,12 +144,14 @@ class _Vfs(apsw.VFS):
         if name is None:
             return apsw.VFSFile(_BASE, name, flags)  # a temporary file, gone when closed
         path = Path(name if isinstance(name, str) else name.filename())
+        # Reported before it is done (invariant 1), so that a refusal leaves no file behind.
         if flags[0] & apsw.SQLITE_OPEN_CREATE:
             self._owner.report(apsw.SQLITE_CANTOPEN, lambda to: to.opened(path))
         return _VfsFile(self._owner, path, name, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
         path = Path(filename)
+        # SQLite may delete what is not there; that is no change of the disk.
         if path.exists():
             self._owner.report(apsw.SQLITE_IOERR_DELETE, lambda to: to.remove(path))
         super().xDelete(filename, syncdir)
@@ -169,6 +175,7 @@ class _VfsFile(apsw.VFSFile):
         super().__init__(_BASE, name, flags)
 
     def xWrite(self, data: bytes, offset: int) -> None:
+        # The buffer is SQLite's and is used again once this returns.
         copy = bytes(data)
         self._owner.report(apsw.SQLITE_IOERR_WRITE, lambda to: to.write(self._path, offset, copy))
         super().xWrite(data, offset)

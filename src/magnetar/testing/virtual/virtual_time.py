@@ -36,6 +36,7 @@ TURNS_MAX: Final = 1_000_000
 """How often the loop may go round at one moment: more is a loop that never waits."""
 
 _TASKS_SHOWN = 10
+# A task that starts another one at every cancellation is not waited for.
 _CANCEL_ROUNDS = 5
 
 
@@ -76,10 +77,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now = 0.0
         self._until = until
         self._still = 0
+        # By it a call from a thread is told from one of our own: threads have no virtual time.
         self._owner = threading.get_ident()
         # asyncio treats timers within one clock tick as due together; virtual time is exact, but
         # a sum of floats is not: without a tick a timer could be asked for again and again.
         self._clock_resolution = 1e-9
+        # The order of birth, for `tasks`: sets of tasks have another order in every run.
         self._born: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._births = 0
         self.set_task_factory(self._number)
@@ -108,14 +111,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def _jump(self, timeout: float | None) -> None:
+        # No timer is left and nothing is ready: a real loop would wait for ever (invariant 2).
         if timeout is None:
             raise InvariantBroken(f"deadlock at {self._now:.3f} s: {self._waiting()}")
+        # Callbacks are ready: time stands still, but not without end (invariant 2).
         if timeout <= 0:
             self._still += 1
             if self._still > TURNS_MAX:
                 raise InvariantBroken(f"time stands still at {self._now:.3f} s: {self._waiting()}")
             return
         self._still = 0
+        # Background timers always wait for something: without an
+        # end a lost wake-up would never show.
         if self._now + timeout > self._until:
             raise DeadlineExceeded(f"virtual time reached {self._until:g} s: {self._waiting()}")
         self._now += timeout

@@ -21,6 +21,8 @@ from magnetar.testing.virtual.faults import SimulatedCrash
 
 Result = TypeVar("Result")
 
+# The most that a job takes, by kind: as a fast disk, a slow one, and one that hangs for a
+# moment. The last is longer than the server waits between two flushes of a cursor.
 _FAST_S: Final = 0.0005
 _SLOW_S: Final = 0.05
 _STUCK_S: Final = 2.0
@@ -43,9 +45,12 @@ class VirtualWorker:
             raise SimulatedCrash
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
+        # Invariant 1: a job begins when the one before it has ended, as on one thread.
         start = max(loop.time(), self._busy_until)
         seconds = self._seconds()
         self._busy_until = start + seconds
+        # Somewhere within its time: a crash may come before the effect, or after
+        # it and before the caller hears of it. Both must be survived.
         effect = start + seconds * self._chance.random()
         loop.call_at(effect, self._do, future, self._busy_until, job, args)
         return future
@@ -65,11 +70,13 @@ class VirtualWorker:
         job: Callable[..., Any],
         args: tuple[Any, ...],
     ) -> None:
+        # Invariant 2: the machine stopped while the job was waiting.
         if self._stopped.version:
             return
         loop = asyncio.get_running_loop()
         try:
             result = job(*args)
+        # The job itself met the crash: its caller is never answered.
         except SimulatedCrash:
             return
         except BaseException as error:  # noqa: BLE001  the future carries it to the caller
@@ -78,6 +85,7 @@ class VirtualWorker:
             loop.call_at(finish, self._tell, future.set_result, future, result)
 
     def _tell(self, how: Callable[[Any], None], future: asyncio.Future[Any], answer: Any) -> None:
+        # Done but not told: what a client cannot tell from not done.
         if not self._stopped.version and not future.done():
             how(answer)
 
