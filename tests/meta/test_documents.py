@@ -89,3 +89,37 @@ def _assert_documented(page: str, names: Iterable[str]) -> None:
     assert expected, "nothing to document: the list itself is broken"
     text = (REFERENCE / page).read_text("utf-8")
     assert not [name for name in expected if f"`{name}`" not in text]
+
+
+# --- paths that pages name
+
+FILE_NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")
+
+
+def test_every_row_of_the_glossary_names_a_file_that_exists() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    rows = [row for row in rows if not row.startswith("| here |")]
+    assert len(rows) > 40
+    for row in rows:
+        named = FILE_NAMED.findall(row)
+        assert named, f"no file: {row}"
+        for file in named:
+            assert (ROOT / "src" / "magnetar" / file).exists(), row
+    for word in ("maxReadPosition", "last stable offset"):
+        assert word in text
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    named = set(FILE_NAMED.findall(text))
+    assert len(named) > 60
+    homes = (ROOT / "src" / "magnetar", ROOT)
+    assert not [file for file in named if not any((home / file).exists() for home in homes)]
+
+
+def test_the_architecture_has_every_package() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    folders = [each for each in (ROOT / "src" / "magnetar").iterdir() if each.is_dir()]
+    packages = [each.name for each in folders if (each / "__init__.py").exists()]
+    assert not [name for name in packages if f"\n| `{name}` |" not in text]
