@@ -171,6 +171,10 @@ docs: $(STAMP) ## the API reference of the client as HTML: build/docs/index.html
 blocking: $(STAMP) ## write the blocking classes of the client from the asyncio ones
 	$(BIN)/python scripts/make_blocking.py
 
+.PHONY: test-map
+test-map: $(STAMP) ## write the page that says which tests belong to which module
+	$(BIN)/python scripts/make_test_map.py
+
 .PHONY: lock
 lock: $(STAMP) ## resolve pyproject.toml anew into requirements/*.txt
 	sh scripts/lock.sh

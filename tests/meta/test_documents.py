@@ -123,3 +123,11 @@ def test_the_architecture_has_every_package() -> None:
     folders = [each for each in (ROOT / "src" / "magnetar").iterdir() if each.is_dir()]
     packages = [each.name for each in folders if (each / "__init__.py").exists()]
     assert not [name for name in packages if f"\n| `{name}` |" not in text]
+
+
+def test_the_page_of_tests_by_module_is_up_to_date() -> None:
+    from scripts.make_test_map import PAGE, page
+
+    text = page()
+    assert "| none |" not in text, "a module that nothing tests"
+    assert PAGE.read_text("utf-8") == text, "run: make test-map"
