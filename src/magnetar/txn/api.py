@@ -21,7 +21,7 @@ from magnetar.wire.messages import TxnId
 
 
 class TransactionCoordinator(Protocol):
-    """The coordinator of one kind of transactions: begins, joins and decides them."""
+    """The coordinator of one kind of transactions: it adds participants, and decides."""
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False

@@ -97,7 +97,7 @@ class TxnStore:
         key, indexes = header_key(header.id), header_indexes(header)
         try:
             await self.metadata.put(key, encode(header), expected=version, indexes=indexes)
-        # Both mean that memory is behind the store: the caller falls back to reading it.
+        # In both cases only the store tells what stands there: the caller falls back to reading it.
         except (BadVersion, OutcomeUnknown):
             _CAS_LOST.inc()
             return False
@@ -277,7 +277,7 @@ class TxnStore:
             lost = attempts
             before = None if record is None else decode(record, kind)
             after = change(before)
-            # The outcome stands already: 'one decision' needs no second write for the same answer.
+            # What is wanted stands there already, as after a repeated END_TXN: no second write.
             if after is None or after == before:
                 return Fate.KEPT
             attempts += 1
