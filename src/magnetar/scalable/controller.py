@@ -59,9 +59,11 @@ from magnetar.scalable.records import (
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore, Superseded
 
+# Enough to find a point that halves the load within a few percent, from one read.
 KEY_SAMPLES: Final = 1000
 """Messages that are looked at to find where a segment is best split."""
 
+# A topic whose store or brokers do not answer must not spin; half a second is not felt.
 _RETRY_SECONDS: Final = 0.5
 _CHANGE_SECONDS: Final = 0.01
 """A change that waits for transactions is looked at again so soon: to look is to wait for them."""
@@ -72,7 +74,7 @@ _LOG: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControllerParts:
-    """What all controllers of one broker share."""
+    """The parts that all controllers of one broker share."""
 
     store: ScalableStore
     layouts: Layouts
@@ -91,6 +93,7 @@ class Controller:
 
     def __init__(self, topic: TopicName, parts: ControllerParts) -> None:
         self.topic = topic
+        # The one thing it waits for: record, state, brokers and groups all advance it.
         self.wake = Signal()
         """Advanced whenever something may have moved."""
         self.state = TopicState(parts.store.metadata, topic, self.wake)
@@ -113,7 +116,10 @@ class Controller:
         self._changes = LayoutChanges(
             topic, parts.store, parts.host, self._subscriptions, parts.txn_barrier, parts.clock
         )
+        # A whole interval first: a take-over begins with what clients wait for.
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
+        # Consumers that have just come, or a policy that was changed, do
+        # not wait for the next tick.
         self._wish_seen: tuple[int, AutoScaleOverride | None] = (0, None)
         """Consumers of the largest group, and the topic's own policy, when last looked at."""
 
@@ -123,9 +129,12 @@ class Controller:
         layouts.tell(self.topic, self.wake)
         try:
             while True:
+                # Before the look: whatever moves while it works makes it look again at once.
                 seen = self.wake.version
                 try:
                     record = await self._look_after()
+                # Another controller (a leadership that has just moved) was faster:
+                # read, and go on from there.
                 except Superseded:
                     continue
                 except StoreClosed:
@@ -134,6 +143,7 @@ class Controller:
                     _LOG.warning("topic-not-in-order", topic=str(self.topic), error=str(error))
                     await self._clock.sleep(_RETRY_SECONDS)
                     continue
+                # The topic is deleted, and with it the need for a controller.
                 if record is None:
                     return
                 await self._until_news(seen, record)
@@ -146,21 +156,28 @@ class Controller:
             return None
         if record.change is not None:
             record = await self._changes.carry_out(record)
+        # Not created yet, or being deleted, or the view is still loading: nothing to keep in order.
+        # The next news brings it back here.
         if record is None or record.layout is None or not self.state.is_loaded:
             return record
         layout = record.layout.layout()
+        # The view is enough to notice it; `keep` reads what is stored.
         if any(each.deleting or not each.established for each in self.state.subscriptions()):
             await self._subscriptions.keep(layout)
         if record.garbage:
             record = await self._sweep(record)
         await self._groups.balance(layout, layout.epoch)
+        # Only without a change under way: one that waits for transactions must stay the only one.
         if record is not None and record.change is None:
             record = await self._at_intervals(record)
         return record
 
     async def _until_news(self, seen: int, record: ScalableRecord) -> None:
         now = self._clock.monotonic()
+        # Nothing is polled: the next tick, or the end of the next grace
+        # period, whichever comes first.
         wait = min(self._tick_at - now, self._groups.grace_left())
+        # Being created or deleted: somebody waits for it, and no news may come of a failed attempt.
         if record.layout is None:
             wait = min(wait, _RETRY_SECONDS)
         if record.change is not None:
@@ -172,7 +189,10 @@ class Controller:
     async def _sweep(self, record: ScalableRecord) -> ScalableRecord | None:
         """Delete the topics of pruned segments."""
         doomed = record.garbage
+        # The topics before their names in the record: after a crash in between the names are still
+        # there, and deleting again is no error.
         await all_done(self._host.delete(TopicName.parse(name)) for name in doomed)
+        # The last migrated partition is gone: nothing needs the regular topic's partition count.
         if not any(each.legacy_topic_name for each in changes.layout_of(record).segments.values()):
             await self._host.forget_partitions(self.topic)
         swept = await self._store.change_topic(
@@ -191,6 +211,7 @@ class Controller:
         """Prune the segments that nobody needs any more, oldest first."""
         layout = changes.idle_layout(record)
         kept = await self._kept_seconds()
+        # Kept for ever by retention, or nothing is sealed: no backlog need be asked for.
         if kept is None or all(segment.is_active for segment in layout.segments.values()):
             return record
         sealed_before = self._clock.now_ms() - kept * _MS
@@ -199,6 +220,7 @@ class Controller:
         gone: set[int] = set()
         for segment in layout.segments.values():  # by id: parents come first
             is_due = not segment.is_active and segment.sealed_at_ms <= sealed_before
+            # Parents go first (invariant 4): the DAG loses its roots, never its middle.
             is_oldest = gone.issuperset(segment.parent_ids)
             if is_due and is_oldest and await self._is_spent(segment, subscriptions):
                 gone.add(segment.segment_id)
@@ -206,6 +228,8 @@ class Controller:
             return record
 
         def pruned(present: ScalableRecord) -> ScalableRecord:
+            # What was judged must be what is pruned: a split or merge that came
+            # between has its own DAG.
             if present.layout != record.layout or present.change is not None:
                 raise Superseded(present.name)
             return changes.pruned(present, gone)
@@ -221,17 +245,22 @@ class Controller:
         """Whether nobody needs what is in it."""
         name = segment_topic(self.topic, segment)
         for subscription in subscriptions:
+            # Marked durably: the segment need not even be loaded to know it.
             if segment.segment_id in self.state.drained(subscription.name):
                 continue
+            # None: it has no cursor there, so nothing there is owed to it.
             if await self._host.backlog(name, subscription.name) not in (0, None):
                 return False
             if not subscription.established:
                 return False
+        # Checkpoint groups keep their positions themselves; only their marks
+        # tell what they have read.
         groups_left = [each for each in self.state.groups() if each.kind == "CHECKPOINT"]
         if any(segment.segment_id not in self.state.done(each) for each in groups_left):
             return False
         if (await self._host.use(name)).readers:
             return False
+        # An undecided transaction may yet have to show entries here ('sealing is irrelevant').
         return not await self._host.undecided(name)
 
     async def _kept_seconds(self) -> float | None:
@@ -248,11 +277,13 @@ class Controller:
         consumers = max((len(each.members) for each in self.state.groups()), default=0)
         now = self._clock.monotonic()
         before, self._wish_seen = self._wish_seen, (consumers, record.auto_scale)
+        # More consumers than before, or another policy, are looked at now; fewer can wait.
         if now < self._tick_at and consumers <= before[0] and record.auto_scale == before[1]:
             return record
         present: ScalableRecord | None = record
         if now >= self._tick_at:
             self._tick_at = now + self._limits.scalable_auto_scale_interval_seconds
+            # Pruning before scaling: it makes room below the limit of segments.
             present = await self._collect(record)
         if present is not None and present.layout is not None:
             present = await self._scale(present)
@@ -262,6 +293,7 @@ class Controller:
         """Begin a split or a merge if the load, or the number of consumers, asks for it."""
         self.policy = await self._resolved(record)
         decision = await self._decided(record, self.policy)
+        # Counted for operators: a limit of the policy holds back what the load asks for.
         if decision is None:
             self._count_suppressed(changes.layout_of(record), self.policy)
             return record
@@ -269,6 +301,7 @@ class Controller:
             after = await self._store.change_topic(
                 self.topic, lambda present: self._begin(present, decision)
             )
+        # A request began a change meanwhile: it goes first, and the load is looked at again later.
         except (Conflict, InvalidLayout) as error:
             _LOG.info("auto-scale-refused", topic=str(self.topic), error=str(error))
             return record
@@ -289,6 +322,8 @@ class Controller:
                 last_merge_ms=record.last_merge_ms,
                 key_loads=key_loads,
             )
+            # Two rounds at most for each segment: first which one, then, with its keys, where, or
+            # that no point would help, and then perhaps another one.
             if not isinstance(decision, Split) or decision.segment_id in key_loads:
                 return decision
             name = segment_topic(self.topic, layout.segment(decision.segment_id))

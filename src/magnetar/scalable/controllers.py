@@ -1,4 +1,4 @@
-"""Which broker keeps which scalable topics in order.
+"""The controllers of scalable topics, and which broker runs each of them.
 
 Owns: `Controllers`: the elections of one broker, and the `Controller` of every topic that it leads.
 
@@ -28,6 +28,7 @@ from magnetar.runtime.service import Service
 from magnetar.scalable.controller import Controller, ControllerParts
 from magnetar.scalable.records import CONTROLLERS, ScalableRecord, topic_key
 
+# Fixed for a cluster: brokers that deal differently would run two controllers for one topic.
 SLOTS: Final = 16
 
 _LOG: Final = logger(__name__)
@@ -48,6 +49,7 @@ class Controllers(Service):
         super().__init__("controllers", stop_seconds=parts.limits.close_seconds)
         self._parts = parts
         self._url = url
+        # The first part tells processes apart, the second one tells clients where to go.
         value = f"{broker} {url}".encode()
         self._elections = [
             LeaderElection(parts.store.metadata, f"{CONTROLLERS}/{slot}", value)
@@ -63,6 +65,7 @@ class Controllers(Service):
         self.spawn(self._follow_brokers(), "brokers")
 
     async def _stop(self) -> None:
+        # Controllers before elections: while one still works here, no other broker begins.
         for running in list(self._running.values()):
             await running.stop()
         for election in self._elections:
@@ -90,9 +93,11 @@ class Controllers(Service):
     async def _follow_election(self, slot: int, election: LeaderElection) -> None:
         seen, another_led = 0, await self._is_led_by_another(slot)
         while True:
+            # For the count of failovers alone: a slot that nobody led before is not one.
             if election.leading and another_led:
                 SCALABLE_CONTROLLER_FAILOVERS.inc()
             another_led = not election.leading
+            # All topics, whichever slot: cheap, and the same code for coming and going.
             await self._arrange(self._parts.layouts.records.keys())
             seen = await election.changes.past(seen)
 
@@ -113,19 +118,25 @@ class Controllers(Service):
         seen = 0
         while True:
             seen = await self._parts.live_brokers.changes.past(seen)
+            # Consumers of a broker that died have lost their connections:
+            # each controller judges that.
             for running in self._running.values():
                 running.controller.wake.advance()
 
     async def _arrange(self, keys: Set[str]) -> None:
-        """Of these topics, run the controllers that are to run here, and no others."""
+        """Run the controllers of these topics that are to run here, and no others."""
         for key in list(keys):
             if self.stopping:
                 return
             record = self._parts.layouts.records.get(key)
             running = self._running.get(key)
+            # Over: the topic is gone, or its controller crashed, and a record
+            # that came anew starts one.
             if running is not None and (running.is_over or not self._is_led(record)):
                 del self._running[key]
                 await running.stop()
+            # Once more after the await: the leadership may be gone, or another
+            # call may have started it.
             if self._is_led(record) and key not in self._running and not self.stopping:
                 assert record is not None, "what is led exists"
                 self._running[key] = _Running(Controller(record.topic, self._parts))
@@ -155,6 +166,7 @@ class _Running:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("controller-crashed", error, task=task.get_name())
+        # Neither is of use alone: a view that nobody reads, a controller that sees nothing.
         for each in self._tasks:
             each.cancel()
 

@@ -1,4 +1,4 @@
-"""Which broker processes live.
+"""The broker processes that live, as ephemeral records.
 
 Owns: `LiveBrokers`: this process's ephemeral record under `BROKERS`, and a view of all of them.
 
@@ -33,11 +33,15 @@ from magnetar.runtime.signal import Signal
 from magnetar.scalable.records import BROKERS
 
 _LOG: Final = logger(__name__)
+# While the record is missing, consumers of this broker look lost: not a long pause.
 _RETRY_SECONDS: Final = 0.5
 
 
 class LiveBrokers(Service):
-    """This broker among the others. `start_seconds` is for the first look and the own record."""
+    """The view of one broker of all that live, itself included.
+
+    `start_seconds` is for the first look and the own record.
+    """
 
     def __init__(
         self,
@@ -68,8 +72,10 @@ class LiveBrokers(Service):
     async def _start(self) -> None:
         self.spawn(self._view.run(), "view")
         self.spawn(self._follow_session(), "session")
+        # Two ways to lose the record: with the session, or deleted by hand while the session lives.
         self.spawn(self._follow_view(), "own record")
         self.spawn(self._stay_registered(), "registration")
+        # A broker that does not see itself would take its own consumers for lost (invariant 1).
         try:
             async with asyncio.timeout(self._start_seconds):
                 await self._view.changes.past(0)
@@ -89,6 +95,7 @@ class LiveBrokers(Service):
 
     async def _stay_registered(self) -> None:
         while not self.stopping:
+            # The version first: news that comes while the record is written starts another round.
             seen = self._news.version
             try:
                 await self._register()
@@ -107,6 +114,8 @@ class LiveBrokers(Service):
         if found is not None:
             # Of this process's earlier session, which the store has yet to end.
             await self._metadata.delete(self._key, expected=found.version)
+        # Checked after the awaits: `_stop` deletes the record, and must not
+        # be overtaken by this put.
         if not self.stopping:
             value = self.broker_id.encode()
             await self._metadata.put(self._key, value, expected=ABSENT, ephemeral=True)

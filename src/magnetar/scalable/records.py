@@ -38,6 +38,8 @@ _STATE: Final = "/scalable/state"
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+# What is stored of a change: its kind says where it leads, its step how far it has come (see
+# `layout.changes` for the state machine).
 ChangeKind: TypeAlias = Literal["create", "split", "merge", "migrate", "delete"]
 ChangeStep: TypeAlias = Literal["prepare", "seal", "undo", "delete"]
 SubscriptionKind: TypeAlias = Literal["STREAM", "QUEUE"]
@@ -53,6 +55,8 @@ Ids: TypeAlias = tuple[int | tuple[int, int], ...]
 class SegmentRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A `Segment`, as it is stored."""
 
+    # One range of the ring and its place in the DAG; `NEVER` and the other defaults are left out,
+    # which keeps a large layout within one value of the store (invariant 3).
     segment_id: int
     start: int
     end: int
@@ -89,6 +93,7 @@ class LayoutChange(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
 
     kind: ChangeKind
     step: ChangeStep
+    # Fixed when the change begins: whoever carries it out, after whatever crash, makes the same.
     after: LayoutRecord | None = None
     """The layout once it is committed; None: the topic is deleted."""
     children: tuple[int, ...] = ()
@@ -101,7 +106,7 @@ class LayoutChange(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
 
 
 class AutoScaleOverride(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What a namespace or a topic sets of the auto-scale policy; None: nothing."""
+    """The auto-scale settings that a namespace or a topic gives; None: not set there."""
 
     enabled: bool | None = None
     max_segments: int | None = None
@@ -126,6 +131,7 @@ class ScalableRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
     name: str
     """`topic://...`"""
     created_ms: int
+    # The committed layout and the change beside it: readers never see a half-made layout.
     layout: LayoutRecord | None = None
     """What clients see; None: not created (or migrated) yet, or being deleted."""
     change: LayoutChange | None = None
@@ -133,6 +139,7 @@ class ScalableRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="ca
     """Topics of pruned segments that are still to be deleted."""
     properties: dict[str, str] = {}
     auto_scale: AutoScaleOverride | None = None
+    # In the record, not in memory: cool-downs outlive the controller that began them.
     last_split_ms: int = NEVER
     last_merge_ms: int = NEVER
     last_failure: str = ""
@@ -155,6 +162,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename
     kind: SubscriptionKind
     position: StartPosition
     created_ms: int
+    # Two steps: asked for, then established. The controller alone moves it on.
     established: bool = False
     """Whether every segment there was at its beginning has its cursor."""
     deleting: bool = False
@@ -165,6 +173,8 @@ class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
     """A consumer of a group; it stays for the grace period after its connection is lost."""
 
     name: str
+    # Who holds the connection: by these two a late detach, or the death of a broker, is told from a
+    # member that has connected again.
     broker: str
     """Which broker process holds its connection: `BROKERS/<this>` lives as long as that does."""
     connection: str
@@ -186,6 +196,8 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     """By name, ascending."""
     owners: dict[int, tuple[str, ...]] = {}
     """Members by segment; more than one: they share it by entry buckets."""
+    # Sessions compare it with the layout they know: an assignment never names segments that a
+    # client cannot have seen.
     layout_epoch: int = NEVER
     """Of the layout for which `owners` was made."""
     revision: int = 0
@@ -203,7 +215,7 @@ class DrainedRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
 
 
 class LoadRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """What an active segment takes and gives, per second, when it last moved."""
+    """The rates of an active segment, per second, when they last moved."""
 
     segment_id: int
     msg_rate_in: float = 0.0
@@ -226,6 +238,7 @@ def state_directory(topic: TopicName) -> str:
 
 
 def subscription_key(topic: TopicName, name: str) -> str:
+    # One directory for all of it: a controller follows its topic with one watch.
     return f"{state_directory(topic)}/sub-{encode_name(name)}"
 
 
@@ -234,12 +247,12 @@ def group_key(topic: TopicName, kind: GroupKind, name: str) -> str:
 
 
 def drained_key(topic: TopicName, segment_id: int, subscription: str) -> str:
-    """Of a subscription; it outlives the connections of its consumers."""
+    """The key of a subscription's mark; it outlives the connections of its consumers."""
     return f"{state_directory(topic)}/drained-{segment_id}-{encode_name(subscription)}"
 
 
 def done_key(topic: TopicName, segment_id: int, group: str) -> str:
-    """Of a checkpoint group."""
+    """The key of a checkpoint group's mark."""
     return f"{state_directory(topic)}/done-{segment_id}-{encode_name(group)}"
 
 
@@ -273,6 +286,7 @@ def decode(record: Record, kind: type[Body]) -> Body:
 
 def segment_topic(topic: TopicName, segment: Segment) -> TopicName:
     """The topic that holds a segment's messages: a regular one if it was migrated from that."""
+    # A migrated partition stays where it is: nothing is copied, it is only sealed.
     if segment.legacy_topic_name is not None:
         return TopicName.parse(segment.legacy_topic_name)
     return topic.segment(segment.descriptor)
@@ -309,12 +323,14 @@ def _segment_record(segment: Segment) -> SegmentRecord:
 
 
 def _packed(ids: tuple[int, ...]) -> Ids:
-    """In the same order: each partition of a migrated topic is a parent of each new segment."""
+    """Write ids as ranges, in order: a migrated topic's partitions are parents of each segment."""
+    # The usual case, all of them in a row, without the general search.
     if len(ids) > 2 and ids == tuple(range(ids[0], ids[-1] + 1)):
         return ((ids[0], ids[-1]),)
     found: list[int | tuple[int, int]] = []
     for _, run in groupby(enumerate(ids), key=lambda each: each[1] - each[0]):
         numbers = [number for _, number in run]
+        # A pair would be no shorter than two numbers.
         found += [(numbers[0], numbers[-1])] if len(numbers) > 2 else numbers
     return tuple(found)
 

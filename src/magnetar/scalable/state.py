@@ -1,4 +1,4 @@
-"""What stands beside one scalable topic, kept in memory by its controller.
+"""The state beside one scalable topic, kept in memory by its controller.
 
 Owns: `TopicState`: the records of a topic's state directory, followed by one watch.
 
@@ -38,6 +38,7 @@ class TopicState:
 
     def __init__(self, metadata: MetadataStore, topic: TopicName, changes: Signal) -> None:
         self._view = TableView(metadata, state_directory(topic), changes)
+        # Decoded once per version: a controller looks at everything each time that anything moves.
         self._decoded: dict[str, tuple[int, msgspec.Struct]] = {}
 
     @property
@@ -67,11 +68,13 @@ class TopicState:
         return {
             each.segment_id
             for each in self._all("done", DrainedRecord)
+            # What a former owner read does not count: the present one has no position
+            # there (see `assignment`).
             if each.group == group.name and each.member in group.owners.get(each.segment_id, ())
         }
 
     def keys_of(self, prefix: str, group: str) -> list[str]:
-        """Of the marks of one subscription or group."""
+        """The keys of the marks of one subscription or group."""
         return [
             key
             for key, each in self._view.records.items()
@@ -79,7 +82,7 @@ class TopicState:
         ]
 
     def keys_beside(self, segment_ids: Set[int]) -> list[str]:
-        """Of what is kept about other segments than these."""
+        """The keys of what is kept about other segments than these."""
         return [
             key
             for key in self._view.records

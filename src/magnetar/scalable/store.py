@@ -52,6 +52,7 @@ class ScalableStore:
         """Conflict if there is one already."""
 
         def created(present: ScalableRecord | None) -> ScalableRecord:
+            # The very same record is this call's own, stored although the answer was lost.
             if present is not None and present != record:
                 raise Conflict(f"{record.name} exists already")
             return record
@@ -77,6 +78,7 @@ class ScalableStore:
         """Move a change on from exactly where the caller saw it; None: the topic is gone."""
 
         def moved(record: ScalableRecord) -> ScalableRecord | None:
+            # Invariant 1: another controller took this step already, or undid the change.
             if record.change != expected:
                 raise Superseded(record.name)
             return transition(record)
@@ -85,6 +87,8 @@ class ScalableStore:
 
     async def forget(self, topic: TopicName) -> None:
         """Remove everything beside the topic's record."""
+        # Whatever a crash leaves of it, the step `delete` is repeated from the
+        # record, which goes last.
         await self.metadata.delete_range(state_directory(topic))
 
     # --- any record
@@ -94,7 +98,7 @@ class ScalableStore:
         return None if found is None else decode(found, kind)
 
     async def all(self, topic: TopicName, prefix: str, kind: type[Body]) -> list[Body]:
-        """Everything of one kind that stands beside a topic."""
+        """Read all records of one kind that stand beside a topic."""
         directory = state_directory(topic)
         start, end = f"{prefix}-", f"{prefix}."  # the character behind "-"
         async with aclosing(self.metadata.scan(directory, start, end)) as records:
@@ -110,6 +114,7 @@ class ScalableStore:
             nonlocal after
             before = None if record is None else decode(record, kind)
             after = change(before)
+            # No write, no event: watchers and other controllers are not woken for nothing.
             if after == before:
                 return Fate.KEPT
             return Fate.GONE if after is None else Content(encode(after))

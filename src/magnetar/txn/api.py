@@ -21,7 +21,7 @@ from magnetar.wire.messages import TxnId
 
 
 class TransactionCoordinator(Protocol):
-    """Whoever decides on transactions of one kind."""
+    """The coordinator of one kind of transactions: it adds participants, and decides."""
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
@@ -48,7 +48,7 @@ class TransactionCoordinator(Protocol):
         ...
 
     def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
-        """The same in a task, which is not to be cancelled."""
+        """Decide a transaction in a task of its own, which is not to be cancelled."""
         ...
 
 
@@ -56,8 +56,11 @@ class TransactionCoordinator(Protocol):
 class Transactions:
     """The records of all transactions, and what this broker knows of their ends."""
 
+    # One of these per broker, handed to every topic: buffers and subscriptions join `outcomes`.
     store: TxnStore
     outcomes: Outcomes
+    # Lets a buffer append behind a pin that is submitted but not yet durable: the journal keeps
+    # 'pin before entry' by its order alone.
     shares_journal: bool = False
     """Whether records and entries become durable in the order in which they are submitted."""
     limits: Limits = field(default_factory=Limits)

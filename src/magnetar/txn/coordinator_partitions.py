@@ -1,4 +1,4 @@
-"""Which broker coordinates which transactions.
+"""The coordinators of transactions, and which broker leads each of them.
 
 Owns: `CoordinatorPartitions`: the elections of one broker for all coordinators, who leads each of
 them, and the numbers of new transactions.
@@ -29,12 +29,14 @@ from magnetar.runtime.service import Service
 from magnetar.txn.ids import is_metadata, metadata_id, to_text
 from magnetar.wire.messages import TxnId
 
+# Ids carry the number, so it is fixed; 16 is also what Pulsar initialises a cluster with.
 PARTITIONS: Final = 16
 """The same for every broker of a cluster, and for as long as it has transactions."""
 
 LEADERS: Final = "/txn/tc"
 IDS: Final = "/txn/ids"
 
+# One compare-and-set per 10,000 transactions; with 62 bits, what a restart skips is nothing.
 _ID_BLOCK: Final = 10_000
 _RETRY_SECONDS: Final = 5.0
 """Changes of leaders are watched; this is for candidates whom the store did not answer."""
@@ -62,6 +64,7 @@ class CoordinatorPartitions(Service):
 
     def __init__(self, metadata: MetadataStore, *, broker: str, url: str, limits: Limits) -> None:
         super().__init__("coordinator elections", stop_seconds=limits.close_seconds)
+        # A candidate whose answer was lost recognises by it that the leader's record is its own.
         value = f"{broker} {url}".encode()  # no two processes share the first part
         self._elections = [
             LeaderElection(metadata, f"{LEADERS}/{number}", value, retry_s=_RETRY_SECONDS)
@@ -78,6 +81,8 @@ class CoordinatorPartitions(Service):
             self.spawn(election.run(), f"coordinator {number}")
         self.spawn(self._leaders.run(), "leaders")
         self.spawn(self._count(), "count")
+        # Clients ask for coordinators right after the start: a short wait saves
+        # them a round of retries.
         try:
             async with asyncio.timeout(_SETTLE_SECONDS):
                 await self._settled()
@@ -90,6 +95,7 @@ class CoordinatorPartitions(Service):
 
     async def _settled(self) -> None:
         while True:
+            # The version first, then the look: a change in between makes `past` return at once.
             seen = self.changes.version
             if all(each.url is not None for each in self.assignments()):
                 return
@@ -141,6 +147,8 @@ class CoordinatorPartitions(Service):
     def check_txn(self, txn: TxnId) -> None:
         """Raise unless this broker decides on a transaction."""
         if not is_metadata(txn):
+            # A legacy id: its number could be that of a partition here, but the
+            # other kind decides on it.
             raise TransactionNotFound(f"there is no transaction {to_text(txn)}")
         self.check(txn.most)
 

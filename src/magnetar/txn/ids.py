@@ -16,8 +16,11 @@ from typing import Final
 from magnetar.errors import RequestError
 from magnetar.wire.messages import TxnId
 
+# Stored in keys and known to clients: it can never move.
 METADATA_BIT: Final = 1 << 62
 
+# Operators paste ids from our logs (`1_2`) and from Java's (`(1,2)`): both forms, and a blank or a
+# colon between the halves, are read.
 _TEXT: Final = re.compile(r"\(?([0-9]{1,20})[,_ :]\s*([0-9]{1,20})\)?")
 _HALF_MAX: Final = 2**64 - 1
 _REMEMBERED: Final = 8192
@@ -38,13 +41,13 @@ def is_metadata(txn: TxnId) -> bool:
 
 @lru_cache(maxsize=_REMEMBERED)
 def to_text(txn: TxnId) -> str:
-    """As keys and logs name it."""
+    """Name a transaction as keys and logs do, `1_2`."""
     return f"{txn.most}_{txn.least}"
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def from_text(text: str) -> TxnId:
-    """From `1_2`, or as Java prints it, `(1,2)`."""
+    """Read an id from `1_2`, or as Java prints it, `(1,2)`."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or int(match[1]) > _HALF_MAX or int(match[2]) > _HALF_MAX:
         raise RequestError(

@@ -29,7 +29,7 @@ _COMPACT_AT: Final = 1024
 
 
 class Audience(Protocol):
-    """Who is told, on this broker, what becomes of transactions."""
+    """The parts of this broker that are told what becomes of transactions; `Outcomes` is one."""
 
     def opened(self, header: Header) -> None:
         """A transaction began here."""
@@ -46,7 +46,10 @@ class OpenTransactions:
     def __init__(self, audience: Audience, *, per_owner_max: int) -> None:
         self._audience = audience
         self._per_owner_max = per_owner_max
+        # What is open, and three ways to find it: by owner for the limit, by group for its
+        # decisions, by deadline for timeouts.
         self._headers: dict[TxnId, Header] = {}
+        # Lets END_TXN be one put without a read before it.
         self._versions: dict[TxnId, int] = {}
         """Of headers that only this broker has written."""
         self._owners: Counter[str] = Counter()
@@ -60,7 +63,7 @@ class OpenTransactions:
         return self._headers.get(txn)
 
     def version(self, txn: TxnId) -> int | None:
-        """Of the header that `get` returns, as it was stored here; None: not known."""
+        """The version of the header that `get` returns, as it was stored here; None: not known."""
         return self._versions.get(txn)
 
     def by_coordinator(self) -> Counter[int]:
@@ -75,6 +78,8 @@ class OpenTransactions:
 
     def reserve(self, owner: str) -> None:
         """Room for one more transaction of an owner, held until `release`."""
+        # Counted when it begins, not when it is stored: many NEW_TXN in flight at once must not
+        # slip past the limit together.
         if self._owners[owner] >= self._per_owner_max:
             whose = f"of {owner!r}" if owner else "of clients that are not identified"
             raise TooManyRequests(
@@ -93,6 +98,7 @@ class OpenTransactions:
     def add(self, header: Header) -> None:
         """A transaction that was found open."""
         txn = header.id
+        # The index of deadlines is read every second, and finds the same ones again.
         if txn in self._headers:
             return
         self._headers[txn] = header
@@ -104,11 +110,14 @@ class OpenTransactions:
 
     def over(self, txn: TxnId, state: State, now_ms: int, cause: Cause = "asked") -> None:
         """A transaction was decided: tell everyone, and forget it."""
+        # Even if the book does not have it: one that a former leader began is decided here all the
+        # same, and its participants must hear of it.
         self._audience.learn(txn, state)
         header = self._headers.get(txn)
         if header is None:
             return
         self._discard(txn, header)
+        # An abort by deadline is counted apart: it means that a client went away.
         outcome = "timeout" if cause == "timeout" else state.lower()
         TXN_ENDED.labels(str(txn.most), outcome).inc()
         TXN_OPEN_SECONDS.observe(max(now_ms - header.created_ms, 0) / 1000)
@@ -130,6 +139,8 @@ class OpenTransactions:
             if not members:
                 del self._groups[header.group.application]
         TXN_OPEN.set(len(self._headers))
+        # Most transactions end long before their deadline, and their heap entries with the far
+        # deadlines never come up by themselves ('no leak').
         if len(self._heap) > max(_COMPACT_AT, 2 * len(self._headers)):
             self._heap = sorted((each.deadline_ms, txn) for txn, each in self._headers.items())
 
@@ -141,7 +152,7 @@ class OpenTransactions:
     # --- deadlines
 
     def next_deadline_ms(self) -> int | None:
-        """Of those that are open; None: there are none."""
+        """The earliest deadline of all that are open; None: there are none."""
         while self._heap and self._heap[0][1] not in self._headers:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -161,4 +172,6 @@ class OpenTransactions:
 
     def try_again(self, header: Header, at_ms: int) -> None:
         if header.id in self._headers:
+            # `take_due` has taken its entry; without a new one it would never
+            # come up again (invariant 3).
             heappush(self._heap, (at_ms, header.id))

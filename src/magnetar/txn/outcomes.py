@@ -1,4 +1,4 @@
-"""What this broker knows of transactions, and which of its participants must be told.
+"""The outcomes of transactions that this broker knows, and the participants it must tell.
 
 Owns: `Outcomes`, and what a `Participant` is: a segment's buffer, a subscription's pending acks;
 `DecisionQueue`, the participant of those who stand above, and follow it.
@@ -37,9 +37,12 @@ from magnetar.txn.records import Header, State, group_key, header_key
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
+# Watches tell within milliseconds; this bounds what a lost watch or a failed read costs.
 REREAD_SECONDS: Final = 5.0
 """After how long a missed decision is found."""
 
+# The outcome cache: a send or acknowledgement that comes after the end is refused from memory
+# ('fence') instead of by a read of the store.
 FINAL_MAX: Final = 20_000
 """Decisions that are remembered, the latest ones."""
 
@@ -49,7 +52,7 @@ _LOG: Final = logger(__name__)
 
 
 class Participant(Protocol):
-    """What a transaction changes on this broker."""
+    """A part of this broker that a transaction changes: a segment's buffer, a subscription."""
 
     def decided(self, txn: TxnId, state: State) -> None:
         """COMMITTED or ABORTED. In memory, without an await and without an error."""
@@ -90,6 +93,8 @@ class _Followed:
     __slots__ = ("is_watched", "news", "participants", "since")
 
     def __init__(self, since: float) -> None:
+        # In the order of joining. The callback beside each is what a subscription needs: should
+        # there be no header, nothing else ends what it holds for the transaction.
         self.participants: dict[Participant, Missing | None] = {}
         self.news = Signal()
         self.since = since
@@ -115,6 +120,8 @@ class Outcomes(Service):
         self._clock = clock
         self._coordinates = coordinates
         self._participants_max = participants_max
+        # What memory knows: begun by an own coordinator, decided (bounded, the oldest is forgotten
+        # first), and those that somebody here waits for.
         self._open: set[TxnId] = set()
         self._final: OrderedDict[TxnId, State] = OrderedDict()
         self._followed: dict[TxnId, _Followed] = {}
@@ -138,6 +145,8 @@ class Outcomes(Service):
     async def state(self, txn: TxnId) -> State | None:
         """What memory says if that is certain, else the store; None: there is no header."""
         known = self.known(txn)
+        # OPEN is believed only of an own transaction (invariant 3): another broker may have decided
+        # it a moment ago, and its watch is still on the way.
         if known is not None and (known != "OPEN" or self._coordinates(txn)):
             return known
         return await self.read(txn)
@@ -147,10 +156,14 @@ class Outcomes(Service):
         state = await self._store.state(txn)
         if state is not None:
             self.learn(txn, state)
+        # While the store answered, the decision may have come by another path: that one is
+        # newer than an OPEN just read.
         return self._final.get(txn, state)
 
     def opened(self, header: Header) -> None:
         """A coordinator of this broker began a transaction, durably."""
+        # A deadline of a few milliseconds may have been decided before this is
+        # told: final stays final.
         if header.id not in self._final:
             self._open.add(header.id)
 
@@ -158,6 +171,7 @@ class Outcomes(Service):
         """Apply a decision to every participant; again, or OPEN: nothing."""
         if state == "OPEN":
             return
+        # The first one to tell wins, and a second one can only repeat it ('one decision').
         known = self._final.setdefault(txn, state)
         if known != state:
             raise InvariantBroken(f"transaction {to_text(txn)} is {known}, and then {state}")
@@ -165,8 +179,11 @@ class Outcomes(Service):
         if len(self._final) > FINAL_MAX:
             self._final.popitem(last=False)
         self._open.discard(txn)
+        # Taken out first: `decided` makes participants leave, and the loop must not see that.
         followed = self._followed.pop(txn, None)
         if followed is not None:
+            # No await in this loop: all topics and subscriptions of this broker change in one
+            # turn ('all or nothing').
             for participant in followed.participants:
                 participant.decided(txn, state)
             followed.news.advance()
@@ -182,12 +199,14 @@ class Outcomes(Service):
         if followed is None:
             followed = self._followed[txn] = _Followed(self._clock.monotonic())
         followed.participants[participant] = missing
+        # An own coordinator tells by itself; only others' decisions have to be watched.
         if not self._coordinates(txn):
             self._watch(txn, followed)
 
     def check_room(self, txn: TxnId, participant: Participant) -> None:
         """Raise if a transaction cannot have one more participant here; one it has is none more."""
         followed, most = self._followed.get(txn), self._participants_max
+        # Counted per transaction, so that telling all of them stays one short turn of the loop.
         if followed is None or len(followed.participants) < most:
             return
         if participant not in followed.participants:
@@ -197,13 +216,14 @@ class Outcomes(Service):
             )
 
     def leave(self, txn: TxnId, participant: Participant) -> None:
-        """It has nothing more to do with the transaction; not joined: nothing."""
+        """Take a participant off a transaction that it is done with; not joined: nothing."""
         followed = self._followed.get(txn)
         if followed is None:
             return
         followed.participants.pop(participant, None)
         if not followed.participants:
             del self._followed[txn]
+            # Nobody asks any more: `_follow` wakes and ends its watches.
             followed.news.advance()
 
     # --- following
@@ -227,6 +247,8 @@ class Outcomes(Service):
                         watches[key] = self._store.metadata.watch(key=key)
                         pumps.append(asyncio.create_task(_pump(watches[key], news)))
                 await self._look(txn, followed)
+                # Woken by the watch, by `leave`, or after the time in which
+                # a lost watch is repaired.
                 await news.past_within(seen, REREAD_SECONDS)
         except StoreClosed:
             return
@@ -245,6 +267,7 @@ class Outcomes(Service):
             raise
         except MagnetarError:
             header = None  # the next reading tells
+        # A member's header is only a copy, which comes later: the group's record decides.
         keys = [header_key(txn)]
         if header is not None and header.group is not None:
             keys.append(group_key(header.group.application))
@@ -258,6 +281,7 @@ class Outcomes(Service):
         except MagnetarError as error:
             _LOG.info("transaction-not-read", txn=to_text(txn), error=str(error))
             return
+        # Checked again after the read: a participant that left meanwhile must not be called.
         if state is None and self._followed.get(txn) is followed:
             for missing in list(followed.participants.values()):
                 if missing is not None:
@@ -270,8 +294,12 @@ class Outcomes(Service):
             late = self._clock.monotonic() - REREAD_SECONDS
             try:
                 for txn, followed in list(self._followed.items()):
+                    # The coordinator has moved to another broker: from now on its
+                    # decision must be watched.
                     if not self._coordinates(txn):
                         self._watch(txn, followed)
+                    # An own one that is long open: read it in case that a decision was stored and
+                    # its answer lost (OutcomeUnknown). Younger ones are given the time to be told.
                     elif followed.since <= late:
                         await self._look(txn, followed)
             except StoreClosed:

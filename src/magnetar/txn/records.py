@@ -37,6 +37,9 @@ OPS: Final = "/txn/op"
 ABORTED_RECORDS: Final = "/txn/aborted"
 GROUPS: Final = "/txn/group"
 
+# Each index is what one kind of reader scans: timeouts, the roll-forward of a group, GC, the
+# recovery of a segment and of a subscription, operators who look at one transaction, and again
+# the recovery of a segment.
 BY_DEADLINE: Final = "txn-deadline"
 BY_GROUP: Final = "txn-group"
 BY_END: Final = "txn-end"
@@ -47,6 +50,8 @@ ABORTED_BY_POSITION: Final = "txn-aborted"
 
 NEVER: Final = -1
 
+# There is no COMMITTING or ABORTING, as Pulsar's coordinator has: the compare-and-set is the
+# decision ('one decision'), and what follows is the participants' own.
 State: TypeAlias = Literal["OPEN", "COMMITTED", "ABORTED"]
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -85,6 +90,8 @@ class Pin(msgspec.Struct, frozen=True, rename="camel"):
 
     txn: str
     segment: str
+    # The lower bound, not the position of an entry: what was appended after it may be the
+    # transaction's, so nothing there is shown ('gate') or trimmed.
     ledger_id: int
     entry_id: int
     epoch: int
@@ -100,6 +107,8 @@ class AckedEntry(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 
     ledger_id: int
     entry_id: int
+    # Left-out messages, not acknowledged ones: an entry that is acknowledged whole, the usual
+    # case, needs no bits at all.
     unacked: str = ""
     """Hexadecimal, set bits: messages of the batch that it does not acknowledge; "": none."""
 
@@ -113,7 +122,7 @@ class AckedEntry(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 
 
 class AckOp(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What a transaction acknowledges with one command."""
+    """The acknowledgements of one command of a transaction: an intent until it is decided."""
 
     txn: str
     segment: str
@@ -129,6 +138,8 @@ class Aborted(msgspec.Struct, frozen=True, rename="camel"):
 
     txn: str
     segment: str
+    # The segment's end when the abort was carried out, at or above its last entry: an append in
+    # flight then is covered, too ('fence').
     ledger_id: int
     entry_id: int
 
@@ -155,6 +166,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """The last one that this generation committed."""
     past: int = NEVER
     """The highest one that an earlier generation committed."""
+    # Only of the last sequence, so that the record stays small: earlier ones stand in headers.
     decided: tuple[str, ...] = ()
     """The transactions of the commit that was the last."""
     note: str = ""
@@ -182,6 +194,8 @@ def header_key(txn: TxnId) -> str:
 
 def header_indexes(header: Header) -> tuple[Index, ...]:
     if header.is_final:
+        # A final header leaves the deadline and group indexes with the same put that decides it:
+        # timeouts and roll-forward never see it again, GC does.
         return (Index(BY_END, number(header.finalized_ms)),)
     deadline = Index(BY_DEADLINE, number(header.deadline_ms))
     if header.group is None:
@@ -191,6 +205,8 @@ def header_indexes(header: Header) -> tuple[Index, ...]:
 
 def pin_key(txn: TxnId, segment: str) -> OpKey:
     name = to_text(txn)
+    # By segment for recovery, which must find every pin of one segment; by transaction for
+    # operators, who ask what one of them still holds.
     indexes = (Index(WRITES_BY_SEGMENT, encode_name(segment)), Index(OPS_BY_TXN, name))
     return OpKey(f"{OPS}/{name}-w-{encode_name(segment)}", indexes)
 
@@ -198,11 +214,15 @@ def pin_key(txn: TxnId, segment: str) -> OpKey:
 def ack_key(txn: TxnId, segment: str, subscription: str, epoch: int, serial: int) -> OpKey:
     name, pair = to_text(txn), subscription_index(segment, subscription)
     indexes = (Index(ACKS_BY_SUBSCRIPTION, pair), Index(OPS_BY_TXN, name))
+    # Epoch and serial make the key unique: a repeated put of one owner is the same put, and two
+    # owners never write the same record.
     return OpKey(f"{OPS}/{name}-a-{pair}-{epoch}-{serial}", indexes)
 
 
 def subscription_index(segment: str, subscription: str) -> str:
-    """Of two names that may be long: one part for both."""
+    """Encode a segment and a subscription, which may both be long, as one part of an index key."""
+    # Two pairs that meet in one index key do no harm: who finds records compares
+    # both names (invariant 2).
     return encode_name(f"{segment}\n{subscription}")
 
 
@@ -212,6 +232,8 @@ def aborted_key(segment: str, txn: TxnId) -> str:
 
 def aborted_index(segment: str, last: Position) -> Index:
     name = encode_name(segment)
+    # Sorted by position behind the segment's name: one scan finds all records of a segment, in the
+    # order in which trim makes them needless.
     return Index(ABORTED_BY_POSITION, f"{name}:{number(last.ledger_id)}:{number(last.entry_id)}")
 
 
@@ -221,6 +243,7 @@ def group_key(application: str) -> str:
 
 def number(value: int) -> str:
     """Sorted as text like the number."""
+    # 20 digits hold every 64-bit number; NEVER (-1) sorts as 0.
     return f"{max(value, 0):020d}"
 
 

@@ -93,10 +93,11 @@ class TxnStore:
         return self.metadata.put(key, encode(header), expected=ABSENT, indexes=indexes)
 
     async def replace_header(self, header: Header, version: int) -> bool:
-        """Put a header where this version of it is; False: it is not there, or nobody can tell."""
+        """Put a header where this version of it is; False: it is not, or nobody can tell."""
         key, indexes = header_key(header.id), header_indexes(header)
         try:
             await self.metadata.put(key, encode(header), expected=version, indexes=indexes)
+        # In both cases only the store tells what stands there: the caller falls back to reading it.
         except (BadVersion, OutcomeUnknown):
             _CAS_LOST.inc()
             return False
@@ -120,6 +121,7 @@ class TxnStore:
     async def end(self, txn: TxnId, state: State, now_ms: int) -> Header | None:
         """Decide a transaction that is alone, or copy a group's decision; None: no header."""
 
+        # Called again for each lost race, so that a decision that came between is seen as final.
         def ended(header: Header | None) -> Header | None:
             return None if header is None else transitions.ended(header, state, now_ms)
 
@@ -167,6 +169,8 @@ class TxnStore:
             FoundPin(_op(record), decode(record, Pin))
             async for record in self._records(WRITES_BY_SEGMENT, name, name)
         ]
+        # Invariant 2: index keys of long names are hashes, so another
+        # segment's pins may be among them.
         return [each for each in found if each.pin.segment == segment]
 
     # --- acknowledgements
@@ -197,6 +201,8 @@ class TxnStore:
 
     async def delete_ops(self, ops: Iterable[StoredOp]) -> None:
         """Each only as it was seen; one that is gone, or another's by now, stays as it is."""
+        # Conditional on the version ('GC never forces'): a pin that a new owner has adopted
+        # meanwhile, or a record that it wrote anew, has another version and survives.
         results = await asyncio.gather(
             *(self.metadata.delete(op.key, expected=op.version) for op in ops),
             return_exceptions=True,
@@ -211,6 +217,8 @@ class TxnStore:
         """The higher of two last positions stays."""
 
         def merged(present: Aborted | None) -> Aborted:
+            # Two owners may each write the abort of one transaction, with the end that each of them
+            # saw; the lower one would show entries of the other ('aborted stays known').
             if present is not None and present.last >= last:
                 return present
             return Aborted(to_text(txn), segment, *last)
@@ -238,6 +246,7 @@ class TxnStore:
         try:
             stat = await self.metadata.put(target.key, value, indexes=target.indexes)
         except OutcomeUnknown:
+            # The key is this owner's alone (epoch and serial), so the same value there is this put.
             found = await self.metadata.get(target.key)
             if found is None or found.value != value:
                 raise
@@ -263,9 +272,12 @@ class TxnStore:
 
         def fate(record: Record | None) -> Content | Fate:
             nonlocal after, attempts, lost
+            # Called again: the attempt before lost its race. The last one was
+            # stored if no call follows.
             lost = attempts
             before = None if record is None else decode(record, kind)
             after = change(before)
+            # What is wanted stands there already, as after a repeated END_TXN: no second write.
             if after is None or after == before:
                 return Fate.KEPT
             attempts += 1

@@ -1,4 +1,4 @@
-"""What becomes of a transaction: the one decision, alone or in a group (pure).
+"""The one decision on a transaction, alone or in a group, as transitions of records (pure).
 
 Owns: the transitions of headers and group records, and how a member's state is read from the two.
 
@@ -61,8 +61,10 @@ def check_timeout(timeout_ms: int, most_seconds: float) -> None:
 
 def ended(header: Header, state: State, now_ms: int) -> Header:
     """The header with that outcome; InvalidTxnStatus if it has another one."""
+    # The same END_TXN again, after a lost answer or a failover: the same answer ('one decision').
     if header.state == state:
         return header
+    # The other outcome was stored first: by the deadline, an operator, or a second client.
     if header.state != "OPEN":
         raise InvalidTxnStatus(f"transaction {header.txn} is {header.state}, not {state}")
     return replace(header, state=state, finalized_ms=now_ms)
@@ -82,8 +84,12 @@ def state_of(header: Header, group: Group | None) -> State:
 
 
 def member_state(txn: str, member: GroupMembership, group: Group) -> State:
+    # The order matters: a decided member has a sequence that is at or below the last, and would
+    # count as aborted by the next test.
     if txn in group.decided:
         return "COMMITTED"
+    # Three ways to lose: aborted by name (END_TXN, deadline), fenced by a later epoch, or left out
+    # when its sequence, or a later one, was committed.
     if txn in group.aborted or member.epoch != group.epoch or member.sequence <= group.sequence:
         return "ABORTED"
     return "OPEN"
@@ -94,8 +100,11 @@ def is_surely_told(member: GroupMembership, group: Group) -> bool:
 
     Of a sequence before the last the record has forgotten what was committed: headers know it.
     """
+    # In the present epoch the record names all winners of its last sequence; those of earlier ones
+    # are forgotten, and absence proves nothing.
     if member.epoch == group.epoch:
         return member.sequence >= group.sequence
+    # Of an epoch that is over: what is beyond all that any generation committed was surely not.
     return member.sequence > max(group.sequence, group.past)
 
 
@@ -112,16 +121,24 @@ def opened(
     """A writer comes: the same one again, or a new one, whose epoch ends all older ones."""
     if not generation or not run or ANY_RUN in (generation, run):
         raise NotAllowed("a group needs a generation and a run", hint="use any text but '*'")
+    # First writer of this application, or the first after the record's retention.
     if group is None:
         return Group(application, 1, generation, run, changed_ms=now_ms, owner=owner)
+    # The same run again, after a lost answer: the same epoch, so it does not fence itself.
     if (group.generation, group.run) == (generation, run):
         return group
+    # A zombie: a run, or a whole generation, that another one has taken over from
+    # must not fence the living.
     former = (Retired(generation, run), Retired(generation, ANY_RUN))
     if any(each in group.retired for each in former):
         raise GroupFenced(f"run {run!r} of {application!r} was superseded")
+    # Another run of the present generation retires only that run; a new generation retires all runs
+    # of the one before with a single entry.
     over = Retired(group.generation, group.run if group.generation == generation else ANY_RUN)
     kept = [each for each in group.retired if each.generation != over.generation or not _all(over)]
     is_anew = _all(over)
+    # A restarted query (same generation) goes on behind its last sequence; a new query counts from
+    # its own first one, and `past` remembers what is no longer comparable.
     return replace(
         group,
         epoch=group.epoch + 1,
@@ -156,7 +173,7 @@ def check_new_member(group: Group | None, member: GroupMembership) -> None:
 
 
 class Committed(NamedTuple):
-    """What COMMIT_GROUP came to."""
+    """The outcome of COMMIT_GROUP, and the record that says so."""
 
     group: Group
     replayed: bool
@@ -179,11 +196,14 @@ def committed(
     Only once the ids of the last sequence are rolled forward, for they are forgotten here.
     """
     present = check_epoch(group, application, epoch)
+    # The batch is repeated after a crash: it was committed before, and nothing is decided twice.
     if sequence <= present.sequence:
         return Committed(present, replayed=True)
     if len(headers) > ids_max:
         raise too_many_in_commit(len(headers), ids_max)
     for txn, header in headers.items():
+        # All or nothing: one transaction that is not exactly of this writer and sequence, or is
+        # over, refuses the whole commit before anything is stored.
         member = None if header is None else header.group
         if header is None or member is None or member.application != application:
             raise TransactionNotFound(f"transaction {txn} is not one of {application!r}")
@@ -223,13 +243,16 @@ def member_aborted(
     """Abort one member: the group's record, or None if it is aborted without that."""
     member = header.group
     assert member is not None, "its caller has checked"
+    # Without its group a member counts as aborted already, see `state_of`.
     if group is None:
         return None
     state = member_state(header.txn, member, group)
     if state == "COMMITTED":
         raise InvalidTxnStatus(f"transaction {header.txn} is COMMITTED")
+    # By its epoch or sequence: naming it would only make the record larger.
     if state == "ABORTED":
         return None
+    # The record is one value of the store; the limit keeps it within what a value may have.
     if len(group.aborted) >= aborted_max:
         raise TooManyRequests(
             f"{group.application!r} has {aborted_max} aborted members, its limit",

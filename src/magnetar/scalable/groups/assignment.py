@@ -1,4 +1,4 @@
-"""Which member of a group gets which segment (pure).
+"""The assignment of segments to the members of a consumer group (pure).
 
 Owns: `assign`, a function of the layout, the members, what is drained and who had what before, and
 `bucket_ranges`, what the members that share a segment declare.
@@ -34,7 +34,7 @@ Owners = Mapping[int, tuple[str, ...]]
 
 
 class MemberView(NamedTuple):
-    """What matters of a member here; names are unique in a group."""
+    """The member of a group, as far as it matters here; names are unique in a group."""
 
     name: str
     shares: bool = False
@@ -50,15 +50,20 @@ def assign(
     """The owners of every segment that can be given out, by segment id, ascending."""
     if not members:
         return {}
+    # Sorted once: the result must not depend on the order of records (invariant 8).
     names = sorted(member.name for member in members)
     kept = _still_there(before, frozenset(names))
     finished = _finished(layout, kind, drained, kept)
     live = _ring_order(_unfinished(_cleared(layout, finished), finished))
     owned = {name for owners in kept.values() for name in owners}
+    # Checkpoint readers keep their own positions, so a move costs a second reading: as long as each
+    # has something, nothing moves (invariant 4). A member with nothing justifies a new deal.
     if kind == "CHECKPOINT" and owned.issuperset(names):
         owners = _where_they_are(layout, live, names, kept)
     else:
         owners = _one_owner_each(layout, live, names, kept)
+    # Stream members may share a segment by entry buckets; done segments of a checkpoint group stay
+    # with who read them (invariant 2).
     if kind == "STREAM":
         sharers = {member.name for member in members if member.shares}
         result = _shared_out(live, owners, sharers, kept)
@@ -97,6 +102,8 @@ def _cleared(layout: SegmentLayout, finished: Set[int]) -> list[Segment]:
     """Invariant 1: segments with nothing left to be read before them."""
     cleared: dict[int, Segment] = {}
     for segment_id, segment in layout.segments.items():  # ascending: parents come first
+        # Through `cleared`, not only `finished`: a mark of a parent whose own parents are not
+        # drained says nothing yet.
         if all(parent in finished and parent in cleared for parent in segment.parent_ids):
             cleared[segment_id] = segment
     return list(cleared.values())
@@ -123,6 +130,8 @@ def _where_they_are(
     for segment in live:
         if segment.segment_id not in owners:
             kin = _kin(layout, segment, kept)
+            # Balance first, then kinship (invariant 6), then the name,
+            # which makes it deterministic.
             name = min(names, key=lambda each: (loads[each], each not in kin, each))
             owners[segment.segment_id] = name
             loads[name] += 1
@@ -130,7 +139,7 @@ def _where_they_are(
 
 
 class _Loads:
-    """How many segments each member has, and who may have one more.
+    """The number of segments of each member, and who may have one more.
 
     Of n segments among m members, n % m members have one more than the others.
     """
@@ -141,6 +150,7 @@ class _Loads:
 
     def has_room(self, name: str) -> bool:
         load = self._loads[name]
+        # Below the floor anyone has room; at it only `extras` members may have one more.
         return load < self.floor or (load == self.floor and self.extras > 0)
 
     def give(self, name: str) -> None:
@@ -164,6 +174,7 @@ def _one_owner_each(
         loads.give(name)
         owners[segment.segment_id] = name
 
+    # First whoever had it, then kin, then anyone: each step takes only what balance leaves.
     _keep(live, names, kept, loads, owners)
     homeless = [segment for segment in live if segment.segment_id not in owners]
     kin = {segment.segment_id: _kin(layout, segment, kept) for segment in homeless}
@@ -202,7 +213,9 @@ def _keep(
 
 
 def _kin(layout: SegmentLayout, segment: Segment, kept: Owners) -> tuple[str, ...]:
-    """Who shared it before, else the owners of its parents."""
+    """The members that shared a segment before, else the owners of its parents."""
+    # Without its first owner, who did not get it again: the others who shared
+    # it have it open already.
     own = kept.get(segment.segment_id, ())[1:]
     inherited = [name for parent in segment.parent_ids for name in kept.get(parent, ())]
     return own or tuple(dict.fromkeys(inherited))
@@ -216,10 +229,13 @@ def _shared_out(
 ) -> dict[int, tuple[str, ...]]:
     """Let members without a segment share those that have entry buckets left."""
     busy = frozenset(owners.values())
+    # Only members that would have nothing at all: who owns a segment does not also share one.
     surplus = sorted(sharers - busy)
+    # Invariant 7: an owner that cannot share has the whole segment for itself.
     extra: dict[int, list[str]] = {
         segment.segment_id: [] for segment in live if owners[segment.segment_id] in sharers
     }
+    # One place is the owner's; more sharers than buckets would leave some without messages.
     limits = {segment.segment_id: segment.bucket_count - 1 for segment in live}
 
     def roomiest() -> int | None:
@@ -228,6 +244,7 @@ def _shared_out(
 
     waiting = []
     for name in surplus:
+        # Back to where they were, as long as there is room (invariant 5); the rest is dealt evenly.
         old = [each for each in extra if name in kept.get(each, ())]
         place = next((each for each in old if len(extra[each]) < limits[each]), None)
         if place is None:
@@ -249,6 +266,7 @@ def _level(extra: dict[int, list[str]], roomiest: Callable[[], int | None]) -> N
     """Move sharers from crowded segments until no move would make the numbers more even."""
     while (receiver := roomiest()) is not None:
         donor = max(extra, key=lambda each: len(extra[each]))
+        # A move would only swap the two: even enough, and it ends here.
         if len(extra[donor]) - len(extra[receiver]) < 2:
             return
         extra[receiver].append(extra[donor].pop())

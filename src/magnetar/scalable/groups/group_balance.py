@@ -60,6 +60,8 @@ class GroupBalance:
         established = {each.name for each in self._state.subscriptions() if each.established}
         for group in self._state.groups():
             if group.kind == "CHECKPOINT":
+                # Marks of former owners first: else a segment that comes back to
+                # one would count as read.
                 await self._forget_stale(group)
             await self._balance(group, layout, layout_epoch, group.name in established)
 
@@ -72,8 +74,10 @@ class GroupBalance:
             if member.lost_ms != NEVER
         ]
         if not lost:
+            # Nobody is lost: any time would do, for whoever gets lost is news.
             return self._grace_seconds
         due_ms = min(lost) + self._grace_seconds * _MS
+        # Never 0: a clock that stands still would make its caller spin.
         return max((due_ms - self._clock.now_ms()) / _MS, 0.001)
 
     async def remove(self, group: GroupRecord) -> None:
@@ -90,25 +94,32 @@ class GroupBalance:
         live_brokers = self._live_brokers.ids
         before: GroupRecord | None = None
 
+        # Called for the stored record, again after each lost race: members that joined meanwhile
+        # are in it. What is passed in was only seen in the view.
         def changed(present: GroupRecord | None) -> GroupRecord | None:
             nonlocal before
             before = present
             if present is None:
                 return None
+            # Connections of dead brokers count as lost from now on: their members
+            # get the grace period, too.
             kept = group_records.lost_brokers(present, live_brokers, now_ms)
             kept = group_records.expired(kept, now_ms, grace_ms)
             finished = self._finished(kept, established)
             return balanced(kept, layout, layout_epoch, finished)
 
         after = await self._store.change(self._key(group), GroupRecord, changed)
+        # Once per stored change; a lost race has counted nothing.
         if before is not None:
             count_rebalance(before, after)
+        # Its last member has gone, and the marks of what they had read mean nothing to others.
         if after is None and group.kind == "CHECKPOINT":
             await self._forget_done(group.name)
 
     def _finished(self, group: GroupRecord, established: bool) -> set[int]:
         if group.kind == "CHECKPOINT":
             return self._state.done(group)
+        # Without its cursors a stream group has drained nothing, whatever an old mark says.
         return self._state.drained(group.name) if established else set()
 
     async def _forget_stale(self, group: GroupRecord) -> None:
@@ -144,6 +155,7 @@ def balanced(
 
 def count_rebalance(before: GroupRecord, after: GroupRecord | None) -> None:
     """A controller has looked at a group: what came of it."""
+    # In one compare-and-set only expiry can make it fewer: leaving is a session's own write.
     gone = len(before.members) - (0 if after is None else len(after.members))
     if gone > 0:
         SCALABLE_EXPIRED_CONSUMERS.inc(gone)
@@ -155,6 +167,7 @@ def count_rebalance(before: GroupRecord, after: GroupRecord | None) -> None:
 
 def moves(before: GroupRecord, after: GroupRecord) -> int:
     """How many times a segment came to a consumer or left one."""
+    # As pairs: a segment that moves counts twice, once for who loses it and once for who gets it.
     had = Counter((segment, name) for segment, names in before.owners.items() for name in names)
     has = Counter((segment, name) for segment, names in after.owners.items() for name in names)
     return ((had - has) + (has - had)).total()

@@ -1,4 +1,4 @@
-"""How the record of a consumer group changes (pure).
+"""The transitions of a consumer group's record (pure).
 
 Owns: every transition of `GroupRecord`, and what one member is to read by it.
 
@@ -46,6 +46,7 @@ def attached(
     # What it was given while it could share may not be what it can take now, and the reverse.
     placed = known is not None and known.placed and known.shares == shares
     member = MemberRecord(name, broker, connection, NEVER, shares, placed)
+    # A write whose outcome was unknown, decided again: no change, no second revision.
     if member == known:
         return group
     others = [each for each in group.members if each.name != name]
@@ -56,6 +57,8 @@ def detached(group: GroupRecord, name: str, connection: str, now_ms: int) -> Gro
     """A connection was lost. If the member has another one by now, nothing happens."""
 
     def is_gone(member: MemberRecord) -> bool:
+        # By the connection, not the name alone (invariant 2): the consumer may be back already, and
+        # a detach of the old connection arrives late.
         return member.name == name and member.connection == connection
 
     return _lost(group, is_gone, now_ms)
@@ -79,6 +82,7 @@ def expired(group: GroupRecord, now_ms: int, grace_ms: int) -> GroupRecord:
     """Members that were without a connection for the whole grace period go."""
 
     def goes(member: MemberRecord) -> bool:
+        # Counted from the stored time: a new controller does not begin the grace period anew.
         return member.lost_ms != NEVER and now_ms - member.lost_ms >= grace_ms
 
     return _without(group, goes)
@@ -91,14 +95,17 @@ def assigned(
     group: GroupRecord, layout_epoch: int, owners: Mapping[int, tuple[str, ...]]
 ) -> GroupRecord:
     """The owners, as they were computed for the members of this very record."""
+    # A controller that has lost its leadership computed it: the newer one stands.
     if layout_epoch < group.layout_epoch:
         return group
     changed = group.owners != dict(owners)
     result = replace(
         group,
+        # `placed`: sessions wait for it, so that nobody takes the assignment of an earlier life.
         members=tuple(replace(member, placed=True) for member in group.members),
         owners=dict(owners),
         layout_epoch=layout_epoch,
+        # Counts changes of owners alone: that is what clients and metrics care about.
         revision=group.revision + changed,
     )
     return group if result == group else result
@@ -121,6 +128,7 @@ def assignment_of(
 
 def _lost(group: GroupRecord, is_gone: Callable[[MemberRecord], bool], now_ms: int) -> GroupRecord:
     members = tuple(
+        # The first loss counts: a second look must not prolong the grace period.
         replace(member, lost_ms=now_ms) if member.lost_ms == NEVER and is_gone(member) else member
         for member in group.members
     )
@@ -131,6 +139,7 @@ def _without(group: GroupRecord, goes: Callable[[MemberRecord], bool]) -> GroupR
     staying = tuple(member for member in group.members if not goes(member))
     if len(staying) == len(group.members):
         return group
+    # Invariant 3: owners follow in the same change, so no segment names a member that is gone.
     names = {member.name for member in staying}
     owners = {
         segment_id: here

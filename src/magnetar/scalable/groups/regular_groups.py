@@ -42,13 +42,14 @@ from magnetar.scalable.records import GroupRecord, ScalableRecord
 from magnetar.scalable.state import TopicState
 from magnetar.scalable.store import ScalableStore
 
+# Short, because a consumer that attaches waits for it; the deadline is its own.
 _PAUSE_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.5
 _LOG: Final = logger(__name__)
 
 
 class RegularTopics(Protocol):
-    """Which regular topics there are; `Topics` is one."""
+    """The regular topics that there are; `Topics` is one."""
 
     async def partitions(self, name: TopicName, *, create: bool = True) -> int:
         """How many partitions a topic has, 0 for none; TopicNotFound."""
@@ -56,6 +57,7 @@ class RegularTopics(Protocol):
 
 def is_regular(record: ScalableRecord | None) -> bool:
     """Whether a topic with such a record, if it is there at all, is (still) a regular one."""
+    # Regular until the commit of its migration: up to then its partitions take messages.
     if record is None:
         return True
     change = record.change
@@ -111,6 +113,7 @@ class RegularGroups(Service):
     def look_after(self, topic: TopicName) -> None:
         """Keep the groups of a regular topic in order; one of them was stored before."""
         followed = self._followed.get(topic)
+        # One that has just found nothing to do is not woken any more: a new one begins.
         if followed is not None and not followed.is_over:
             followed.wake.advance()
         elif not self.stopping:
@@ -129,6 +132,7 @@ class RegularGroups(Service):
 
     async def _run(self, followed: _RegularTopic) -> None:
         await followed.run()
+        # A new one may stand here by now, begun after this one was over.
         if self._followed.get(followed.topic) is followed:
             del self._followed[followed.topic]
 
@@ -167,6 +171,7 @@ class _RegularTopic:
 
     async def run(self) -> None:
         """Until there is nothing to do."""
+        # The view must run beside the look: what it shows is what gets balanced.
         async with asyncio.TaskGroup() as tasks:
             state = tasks.create_task(self._state.run())
             try:
@@ -188,6 +193,8 @@ class _RegularTopic:
                 _LOG.warning("groups-not-in-order", topic=str(self.topic), error=str(error))
                 await self._clock.sleep(_RETRY_SECONDS)
                 continue
+            # Not if there was news since the look: a session that was stored
+            # meanwhile counts on this.
             if is_over and self.wake.version == seen:
                 return
             await self._until_news(seen)
@@ -198,6 +205,9 @@ class _RegularTopic:
         # In this order: a topic that was migrated has its record for longer than its partitions.
         if not is_regular(await self._store.read(self.topic)):
             return True
+        # Three cases: the topic is gone, and its groups with it (invariant 4); it is
+        # there, and is balanced as soon as the view is whole; else only the store is
+        # asked whether a group is left.
         if layout is None:
             await self._remove_groups()
         elif self._state.is_loaded:

@@ -92,7 +92,7 @@ class Assignment:
 
 
 class _Wish(Enum):
-    """What the record shall say of the member; a session only moves down this list."""
+    """The state of the member that the record shall have; a session only moves down this list."""
 
     ATTACHED = "attached"
     LOST = "lost"
@@ -120,12 +120,14 @@ class ConsumerSession:
         self.shares = shares
         self.changes = Signal()
         """Advances after `assignment` changed; closed with the reason when the session is over."""
+        # What it wants the record to say, and with which token; written by one task (invariant 1).
         self._token = token
         self._clock = clock
         self._settle_seconds = settle_seconds
         self._wish = _Wish.ATTACHED
         self._lost_ms = NEVER
         self._was_attached = False
+        # What it last saw of the record, what it made of that, and why it is over, if so.
         self._record: GroupRecord | None = None
         self._assignment: Assignment | None = None
         self._end: MagnetarError | None = None
@@ -162,6 +164,7 @@ class ConsumerSession:
         return group_key(self.topic, self.kind, self.group)
 
     def _lose(self) -> None:
+        # Only from ATTACHED: a consumer that leaves for good is not turned back into a lost one.
         if self._wish is _Wish.ATTACHED:
             self._lost_ms = self._clock.now_ms()
             self._ask(_Wish.LOST)
@@ -187,12 +190,15 @@ class ConsumerSession:
         return True
 
     async def _placed(self) -> None:
+        # The end is looked at, too: a session that was taken over meanwhile is never placed.
         while self._assignment is None or self._end is not None:
             if self._end is not None:
                 raise self._end
             await self._news.past(self._news.version)
 
     def _must_write(self) -> bool:
+        # LOST and GONE are written in any case; ATTACHED only if the record does
+        # not show it (invariant 3).
         if self._wish is not _Wish.ATTACHED:
             return True
         member = None if self._record is None else member_of(self._record, self.name)
@@ -203,11 +209,14 @@ class ConsumerSession:
         if wish is not self._wish:
             # The store was away for long, and the consumer may have attached elsewhere meanwhile.
             return group
+        # Three wishes. Attached: unless a later connection of the same
+        # consumer has taken the place.
         if wish is _Wish.ATTACHED:
             present = group or GroupRecord(self.group, self.kind)
             if self._was_taken_over(present):
                 return group
             return attached(present, self.name, broker, self._token, self.shares)
+        # The group went with its topic, or its last member: there is nothing to be lost from.
         if group is None:
             return None
         if wish is _Wish.LOST:
@@ -219,12 +228,16 @@ class ConsumerSession:
         member = member_of(group, self.name)
         if member is None or member.connection == self._token:
             return False
+        # Another token there. Had this session been in the record, then it was
+        # replaced. Else it has yet to attach, and takes the place over, unless the
+        # other one came later at this broker.
         return self._was_attached or _is_later(member.connection, self._token)
 
     def _written(self, group: GroupRecord | None, wish: _Wish) -> None:
         who = f"{self.name} of {self.group}"
         if wish is not self._wish:
             return  # it has another one by now, which is written next
+        # Stored: LOST and GONE are the end of this session, and who waits for that is woken.
         if wish is not _Wish.ATTACHED:
             self._finish(ConsumerNotFound(f"{who} is {wish.value}"))
         elif group is not None and self._was_taken_over(group):
@@ -240,7 +253,9 @@ class ConsumerSession:
         if group is None or member is None or layout is None or self.is_over:
             return
         # A layout that is older than the assignment may lack segments: it will follow.
+        # Invariant 4: clients would get ids of segments that they cannot look up.
         up_to_date = group.layout_epoch <= layout.epoch
+        # Placed with this very connection: an assignment for a predecessor may be about to change.
         if member.connection == self._token and member.placed and up_to_date:
             self._take(Assignment(group.layout_epoch, self._segments(group, layout)))
 
@@ -256,6 +271,7 @@ class ConsumerSession:
         )
 
     def _take(self, assignment: Assignment) -> None:
+        # Any other member's change moves the record, too: clients are told only of their own.
         if assignment != self._assignment:
             self._assignment = assignment
             self.changes.advance()
@@ -271,6 +287,7 @@ class _FollowedTopic:
         self._layouts = layouts
         self._regular = regular
         self._topic = topic
+        # Opened before the first read, so that nothing between the two is missed.
         self._watch = store.metadata.watch(parent=state_directory(topic))
         self._sessions: dict[str, dict[ConsumerSession, None]] = {}
         """By the key of their group."""
@@ -309,6 +326,7 @@ class _FollowedTopic:
         try:
             await self._read(tuple(self._sessions))
             async for event in self._watch:
+                # After a resync any record may have changed: all of them are read again.
                 if event.kind in (EventKind.RESYNC, EventKind.RANGE_DELETED):
                     await self._read(tuple(self._sessions))
                 elif event.key in self._sessions:
@@ -320,12 +338,15 @@ class _FollowedTopic:
         for key in keys:
             try:
                 group = await self._store.get(key, GroupRecord)
+                # The group of a regular topic was given partitions that are not known here yet.
                 if group is not None and self._layout_for(group) is None:
                     await self._look_at_partitions(group)
+            # Its consumers are told at once instead of waiting for an assignment that never comes.
             except CorruptMetadata as error:
                 for session in self._sessions.get(key, ()):
                     session._finish(error)
                 continue
+            # Checked again after the await: the last session of the group may have gone.
             if key in self._sessions:
                 self._groups[key] = group
                 self._show((key,))
@@ -358,6 +379,7 @@ class _FollowedTopic:
         if group.layout_epoch != NEVER:
             return self._present_layout()
         partitions = self._partitions
+        # More partitions were given out than were known here at the last look.
         if partitions is None or not partitions.segments.keys() >= group.owners.keys():
             return None
         return partitions
@@ -428,6 +450,7 @@ class ConsumerSessions(Service):
             group,
             consumer_name,
             kind,
+            # Unique over all processes (invariant 2); the serial orders connections to this broker.
             f"{self._broker_id}/{connection}#{next(self._serial)}",
             shares,
             self._clock,
@@ -437,6 +460,8 @@ class ConsumerSessions(Service):
         try:
             async with asyncio.timeout(self._attach_seconds):
                 await session._placed()
+        # No controller has answered. The member, if it was stored at all, is lost from now on: it
+        # keeps its place for the grace period, and the client's next attempt finds it.
         except TimeoutError as error:
             session._lose()
             text = f"{topic}: no controller has placed {consumer_name} in {group} yet"
@@ -472,12 +497,15 @@ class ConsumerSessions(Service):
         """Make the record say what the session wishes until the session is over."""
         while not session.is_over:
             seen = session._news.version
+            # A topic that seems gone is looked at in the store: its deletion takes sessions along.
             if session._must_write() or self._seems_gone(session.topic):
                 try:
                     await self._write(session)
+                # The store is away: the wish stands, and the write is tried again (invariant 1).
                 except DeadlineExceeded as error:
                     _LOG.warning("session-write-delayed", key=session._key, error=str(error))
                     continue
+                # A topic that does not exist, a group that is full: trying again would not help.
                 except MagnetarError as error:
                     session._finish(error)
             if not session.is_over:
@@ -498,6 +526,8 @@ class ConsumerSessions(Service):
         session._written(written, wish)
         if wish is _Wish.ATTACHED and not session.is_over:
             try:
+                # Invariant 6: the topic may have been deleted between the check and the write, and
+                # nobody else would ever look at this group again.
                 regular = await self._check_topic(session.topic)
             except TopicNotFound:
                 await self._store.change(session._key, GroupRecord, lambda _: None)
@@ -528,6 +558,8 @@ class ConsumerSessions(Service):
                     await self._regular.layout(topic)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{topic}: not read in {self._settle_seconds:g} s") from error
+        # Four kinds of topic: regular (no record, or its migration is not committed), being
+        # deleted, being created, there.
         if record is None or is_regular(record):
             return True
         if _is_being_deleted(record):

@@ -1,4 +1,4 @@
-"""When a scalable topic gets more segments or fewer, and where a segment is split (pure).
+"""The rules of auto-scaling: whether to split or merge, and where a segment is split (pure).
 
 Owns: `AutoScalePolicy` and how it follows from broker, namespace and topic; `decide`; the choice of
 a split point; and which measured load is worth a report.
@@ -28,6 +28,7 @@ from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.limits import Limits
 from magnetar.scalable.records import AutoScaleOverride, LoadRecord
 
+# A hot key stays whole in either part: such a split would be followed by another, and another.
 ONE_SIDED: Final = 0.9
 """A split that leaves this share of the load on one side does not help."""
 
@@ -56,7 +57,7 @@ class Rates(NamedTuple):
         return Rates(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def per(self, thresholds: Rates) -> Rates:
-        """As shares of thresholds."""
+        """Express rates as shares of thresholds."""
         return Rates(*(rate / least for rate, least in zip(self, thresholds, strict=True)))
 
 
@@ -64,7 +65,7 @@ class Rates(NamedTuple):
 
 
 class AutoScalePolicy(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What holds for one topic; the fields are those of `AutoScaleOverride`."""
+    """The policy that holds for one topic; the fields are those of `AutoScaleOverride`."""
 
     enabled: bool
     reason: str = ""
@@ -136,8 +137,11 @@ def resolve(
 ) -> AutoScalePolicy:
     """The policy of a topic, field by field: its own, its namespace's, the broker's."""
     broker = broker_policy(limits, enabled=enabled)
+    # The narrower one wins, field by field: later parts of the union replace earlier ones.
     values = {name: getattr(broker, name) for name in _FIELDS} | _given(namespace) | _given(topic)
     problem = next(_problems(values), None)
+    # Each part may be sound and their sum is not, so it is judged again here; a contradiction turns
+    # scaling off instead of failing the controller.
     if problem is not None and values["enabled"]:
         values |= {"enabled": False, "reason": problem}
     return msgspec.structs.replace(broker, **values)
@@ -145,6 +149,7 @@ def resolve(
 
 def read_override(given: Mapping[str, object]) -> AutoScaleOverride:
     """What the admin interface or a namespace's policies say; NotAllowed if it is no override."""
+    # A misspelt name would silently change nothing.
     unknown = sorted(given.keys() - _JSON_NAMES)
     if unknown:
         raise NotAllowed(f"the auto-scale policy has no {unknown[0]!r}")
@@ -181,8 +186,10 @@ def _problems(values: Mapping[str, float | str]) -> Iterator[str]:
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
     for name, value in numbers.items():
+        # Also not-a-number, with which every comparison below would be false.
         if value <= 0 or not isfinite(value):
             yield f"{name} is {value}, not above 0"
+    # An override need not give both: what is missing contradicts nothing.
     if numbers.get("min_segments", 0) > numbers.get("max_segments", float("inf")):
         yield f"min_segments {numbers['min_segments']} is above max_segments"
     for metric in _METRICS:
@@ -240,7 +247,10 @@ def decide(
     if not policy.enabled:
         return None
     wanted = max(consumers_per_group, default=0)
+    # From the record or from the segments themselves, whichever is later: a new leader waits until
+    # the same time (invariant 1).
     split_at = max(last_split_ms, _last_created(layout, by_split=True))
+    # Splits first: too much load hurts now, too many segments only cost a little.
     if _is_over(now_ms, split_at, policy.split_cooldown_seconds):
         found = _split(layout, loads, wanted, policy, key_loads)
         if found is not None:
@@ -263,6 +273,7 @@ def suppressed(
         return []
     found = []
     active = layout.active
+    # What would be done without that limit, and is not: one count for each limit.
     overloaded = any(max(_rates(loads, each).per(policy.split_rates)) > 1 for each in active)
     wanted = max(consumers_per_group, default=0) > len(active)
     if (overloaded or wanted) and len(active) >= policy.max_segments:
@@ -284,21 +295,27 @@ def _split(
     key_loads: Mapping[int, Sequence[Sample]],
 ) -> Split | None:
     active = layout.active
+    # Two limits: of active segments, which the policy sets, and of all in the record,
+    # which a split makes two more.
     if len(active) >= policy.max_segments:
         return None
     if len(layout.segments) + 2 > policy.total_segments_max:
         return None
     rates = {each.segment_id: _rates(loads, each) for each in active}
     cause: Literal["load", "consumers"] = "consumers"
+    # A consumer without a segment is idle whatever the load: then the busiest one is split, though
+    # it may be far from its threshold.
     if wanted > len(active):
         rank = {number: each.msg_in for number, each in rates.items()}
     else:
         cause = "load"
         shares = {number: max(each.per(policy.split_rates)) for number, each in rates.items()}
         rank = {number: share for number, share in shares.items() if share > 1}
+    # The next one, if no point in this one would help (invariant 3).
     for number in sorted(rank, key=lambda each: (-rank[each], each)):
         segment = layout.segment(number)
         samples = key_loads.get(number, ())
+        # Halved by what made it hot: few large messages and many small ones lie differently.
         by_bytes = cause == "load" and _is_by_bytes(rates[number].per(policy.split_rates))
         after = split_point(segment, samples, by_bytes=by_bytes)
         if after is not None:
@@ -317,6 +334,7 @@ def split_point(
     if whole.size == 1:
         return None
     inside = [sample for sample in samples if sample.position in whole]
+    # No samples yet (the caller takes them, and asks again) or too few to tell.
     if len(inside) < SAMPLES_MIN:
         return whole.midpoint
     weights: dict[int, float] = {}
@@ -361,9 +379,13 @@ def _merge(
         for last in range(first, min(first + longest, len(active))):
             total = total.plus(_rates(loads, active[last]))
             shares = total.per(policy.merge_rates)
+            # A run ends at the first segment that is not cold, or with which all
+            # of them would be too hot.
             if not cold[last] or max(shares) >= 1:
                 break
             if last > first:
+                # Longest first, as a negative number, then the least load, then the
+                # lowest place: `min` takes it.
                 found = first - last, sum(shares), first
                 best = found if best is None else min(best, found)
     if best is None:
@@ -383,9 +405,11 @@ def _is_cold(
     load = loads.get(segment.segment_id)
     window = policy.merge_window_seconds
     return (
+        # Without a report nobody knows: a segment whose broker is away is not cold, it is unknown.
         load is not None
         and _is_over(now_ms, load.since_ms, window)
         and _is_over(now_ms, segment.created_at_ms, window)
+        # Merges and splits of one range in turn would make the DAG deeper each time.
         and layout.merge_depth(segment.segment_id) < policy.max_dag_depth
     )
 
@@ -404,6 +428,7 @@ def _last_created(layout: SegmentLayout, *, by_split: bool) -> int:
     made = (
         each.created_at_ms
         for each in layout.segments.values()
+        # A migrated topic's segments, with several partitions as parents, count as made by a merge.
         if each.parent_ids and (len(each.parent_ids) == 1) == by_split
     )
     return max(made, default=0)
@@ -431,6 +456,7 @@ def next_report(
     A load that stays below `noise` is reported like any other, but counts as unmoved: else a
     segment with a message now and then would never be cold for long.
     """
+    # The first report of a segment: its windows begin now.
     if before is None:
         return LoadRecord(segment_id, *rates, since_ms=now_ms)
     moved = [
@@ -440,6 +466,7 @@ def next_report(
     ]
     if not moved:
         return None
+    # The time moves only with a load that matters: the merge window counts from it.
     return LoadRecord(segment_id, *rates, since_ms=now_ms if any(moved) else before.since_ms)
 
 
@@ -449,4 +476,5 @@ def noise_of(limits: Limits) -> Rates:
 
 
 def _moved(old: float, new: float, change_percent: int) -> bool:
+    # From or to nothing is always a move: no percentage tells it.
     return (old == 0) != (new == 0) or abs(new - old) * 100 > change_percent * old

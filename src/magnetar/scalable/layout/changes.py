@@ -1,4 +1,4 @@
-"""How the record of a scalable topic moves on from step to step (pure).
+"""The state machine of a scalable topic's record, from step to step of a change (pure).
 
 Owns: the state machine of layout changes. Each function takes a record and returns the next one;
 who stores it does so by compare-and-set, so that of two movers one wins.
@@ -85,6 +85,7 @@ def begin_merge(
 ) -> ScalableRecord:
     """Replace adjacent segments by one."""
     layout = idle_layout(record)
+    # Sorted, without doubles: the same request gives the same record, whatever its order.
     parents = tuple(sorted(set(segment_ids)))
     wanted = layout.merge(parents, now_ms=now_ms)
     return _begin(record, layout, wanted, "merge", parents, segments_max, cause)
@@ -101,8 +102,11 @@ def begin_migrate(
 ) -> ScalableRecord:
     """Put as many segments behind the regular topics (the partitions) as there are of those."""
     count = len(regular)
+    # The partitions keep the ids 0 to n - 1 that consumer groups know them by (`synthetic_layout`).
     children = tuple(range(count, 2 * count))
     fresh = SegmentLayout.create(count, now_ms=now_ms, bucket_budget=bucket_budget)
+    # Each partition may hold any key, so each covers the whole ring and is a parent of every new
+    # segment; sealed from the start, for `after` shows it as it will be.
     segments = {
         number: Segment(
             number,
@@ -140,8 +144,11 @@ def begin_migrate(
 
 def begin_delete(record: ScalableRecord, *, force: bool) -> ScalableRecord:
     """Take the topic from its clients; its segments go with it."""
+    # Not during another change: what that has made would be left behind.
     layout = idle_layout(record)
     doomed = _topics(record, layout.segments.values())
+    # Clients lose it with this write; all that was in the layout is garbage from now on, so that a
+    # repeated step knows what to delete.
     return replace(
         record,
         layout=None,
@@ -159,6 +166,7 @@ def _begin(
     segments_max: int,
     cause: str,
 ) -> ScalableRecord:
+    # Sealed ones count: they stand in the record until they are pruned (invariant 3 of `records`).
     if len(wanted.segments) > segments_max:
         raise InvalidLayout(
             f"{record.name} would have {len(wanted.segments)} segments, sealed ones included; "
@@ -174,6 +182,7 @@ def _begin(
         parents=parents,
         cause=cause,
     )
+    # A request that waits sees by `last_failure` whether this change was undone: it starts empty.
     return replace(record, change=change, last_failure="")
 
 
@@ -183,6 +192,7 @@ def _begin(
 def prepared(record: ScalableRecord) -> ScalableRecord:
     """Every child is there with its cursors: seal the parents, or commit if there are none."""
     change = _at(record, "prepare")
+    # A new topic has no parents: nothing to seal, so it is committed at once.
     if not change.parents:
         return _commit(record, change)
     return replace(record, change=replace(change, step="seal"))
@@ -202,6 +212,7 @@ def begin_undo(record: ScalableRecord, reason: str) -> ScalableRecord:
 def undone(record: ScalableRecord) -> ScalableRecord | None:
     """Nothing of the children is left; None: nor of the topic."""
     change = _at(record, "undo")
+    # It was to be created or migrated: without a layout to go back to there is no topic.
     if record.layout is None:
         return None
     assert change.after is not None, "only a delete leads to nothing"
@@ -214,8 +225,10 @@ def _commit(record: ScalableRecord, change: LayoutChange) -> ScalableRecord:
     if change.after is None:
         raise InvariantBroken(f"{record.name}: a {change.kind} leads to no layout")
     change.after.layout().check_invariants()
+    # One record, one compare-and-set: the new layout shows and the change ends together.
     moved = replace(record, layout=change.after, change=None)
     created_ms = max(each.created_at_ms for each in change.after.segments)
+    # Cool-downs count from when the change began, as the children say: that is in the layout, too.
     if change.kind == "split":
         return replace(moved, last_split_ms=created_ms)
     if change.kind == "merge":
@@ -224,6 +237,7 @@ def _commit(record: ScalableRecord, change: LayoutChange) -> ScalableRecord:
 
 
 def _at(record: ScalableRecord, step: str) -> LayoutChange:
+    # Nobody can have overtaken it: `ScalableStore.step` has compared the change. A mistake in code.
     if record.change is None or record.change.step != step:
         at = "idle" if record.change is None else f"at step {record.change.step!r}"
         raise InvariantBroken(f"{record.name} is {at}, not at {step!r}")
@@ -238,6 +252,7 @@ def pruned(record: ScalableRecord, segment_ids: Iterable[int]) -> ScalableRecord
     layout = idle_layout(record)
     gone = tuple(segment_ids)
     doomed = _topics(record, [layout.segment(each) for each in gone])
+    # Layout and garbage change together: a crash can lose no topic that is still to be deleted.
     return replace(
         record,
         layout=LayoutRecord.of(layout.prune(gone)),

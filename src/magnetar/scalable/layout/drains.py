@@ -59,6 +59,7 @@ class Drains(Service):
         self._layouts = layouts
         self._store = store
         self._clock = clock
+        # One task for each loaded sealed segment; those of unloaded ones end by themselves.
         self._watched: dict[Topic, asyncio.Task[None]] = {}
 
     async def _start(self) -> None:
@@ -70,6 +71,8 @@ class Drains(Service):
     async def _follow_topics(self) -> None:
         seen, loads = -1, 0
         while True:
+            # A sealed segment is found when it is loaded, or, loaded already,
+            # when its layout says sealed.
             seen = await self._topics.loaded_changed.past(seen)
             loads, loaded = self._topics.loaded_since(loads)
             for topic in loaded:
@@ -96,6 +99,7 @@ class Drains(Service):
         number = None if record is None else sealed_topics(record).get(topic.name)
         if number is None:
             return
+        # Swept when one comes, so that the table does not grow with the history of the broker.
         for gone in [each for each, task in self._watched.items() if task.done()]:
             del self._watched[gone]
         self._watched[topic] = self.spawn(self._watch(topic, number), str(topic.name))
@@ -106,6 +110,8 @@ class Drains(Service):
         """Until the topic is unloaded."""
         while not topic.closing and topic.lost is None:
             try:
+                # The version before the look: an acknowledgement during it makes
+                # the next look immediate.
                 seen = topic.ends.version
                 for subscription in list(topic.subscriptions.values()):
                     await self._judge(topic, segment_id, subscription)
@@ -116,15 +122,20 @@ class Drains(Service):
 
     async def _judge(self, topic: Topic, segment_id: int, subscription: Subscription) -> None:
         scalable = topic.name.scalable_topic()
+        # Readers and checkpoint consumers have no durable cursor: how far
+        # they are is in their client.
         if not subscription.durable:
             await self._judge_readers(topic, segment_id, subscription)
             return
         drained = subscription.backlog() == 0
+        # Invariant 1: acknowledged in memory is not enough, a crash would bring messages back
+        # behind those of the children.
         if drained:
             await subscription.ack_durable()
             drained = subscription.backlog() == 0  # a seek may have come between
         wanted = DrainedRecord(segment_id, subscription.name) if drained else None
         key = drained_key(scalable, segment_id, subscription.name)
+        # Read first: nearly always the mark is as it should be, and nothing is written.
         if await self._store.get(key, DrainedRecord) != wanted:
             if not drained:
                 # A former owner must not take back what the present one has marked.
@@ -136,6 +147,7 @@ class Drains(Service):
         self, topic: Topic, segment_id: int, subscription: Subscription
     ) -> None:
         ending = f"-seg-{segment_id}"
+        # By name: a checkpoint consumer calls its reader of a segment after itself and the segment.
         for reader in list(subscription.consumers):
             if reader.name.endswith(ending) and await _has_all(topic, subscription, reader):
                 await self._mark_read(topic, segment_id, reader.name.removesuffix(ending))
@@ -165,6 +177,7 @@ async def _has_all(topic: Topic, subscription: Subscription, reader: Consumer) -
     if subscription.backlog() == 0:
         return True
     start = reader.options.start
+    # More than one message is left, or it did not begin at one: it has really not read it all.
     if start is None or subscription.backlog() > 1:
         return False
     last = await topic.last_message(subscription.isolation)

@@ -47,6 +47,8 @@ from magnetar.scalable.store import ScalableStore
 
 Result = TypeVar("Result")
 
+# Clients keep sending to the parents meanwhile, so it may take its time; then the
+# change gives way to others.
 PREPARE_SECONDS: Final = 10.0
 """How long the making of children is tried before it is undone."""
 
@@ -84,10 +86,14 @@ class LayoutChanges:
         """
         present: ScalableRecord | None = record
         began = self._clock.monotonic()
+        # Each round is one step of the record, and what it does can be repeated: a crash anywhere
+        # in here is a round that begins anew.
         while present is not None and present.change is not None:
             change = present.change
             match change.step:
                 case "prepare":
+                    # Back to the controller, which sees to consumers
+                    # meanwhile, and comes back soon.
                     if not await self._is_undisturbed(change):
                         return present
                     present = await self._prepare(present, change)
@@ -105,6 +111,7 @@ class LayoutChanges:
 
     async def _is_undisturbed(self, change: LayoutChange) -> bool:
         """Whether its parents can be sealed without harm to transactions, or have to be."""
+        # A new topic seals nothing that a transaction could write to.
         if change.after is None or not change.parents:
             return True
         parents = [self._name(each) for each in self._segments(change, change.parents)]
@@ -112,6 +119,8 @@ class LayoutChanges:
 
     async def _prepare(self, record: ScalableRecord, change: LayoutChange) -> ScalableRecord | None:
         deadline = self._clock.monotonic() + PREPARE_SECONDS
+        # Up to here nothing is visible to clients: it may be tried again, or undone
+        # (invariant 3 of `changes`).
         while True:
             try:
                 await self._make_children(record, change)
@@ -120,6 +129,8 @@ class LayoutChanges:
                 raise
             except MagnetarError as error:
                 _LOG.warning("segments-not-prepared", topic=str(self._topic), error=str(error))
+                # It cannot succeed, or has had its time: back to where it was, and
+                # others may change the topic.
                 if not error.retryable or self._clock.monotonic() >= deadline:
                     return await self._go_back(change, str(error))
             await self._clock.sleep(_PAUSE_SECONDS)
@@ -130,10 +141,14 @@ class LayoutChanges:
         )
 
     async def _make_children(self, record: ScalableRecord, change: LayoutChange) -> None:
+        # Promise 1: who has subscribed by now gets a cursor on the children. Later ones are
+        # established after the commit, on the children themselves.
         if record.layout is not None:
             await self._subscriptions.keep(record.layout.layout())
         known = await self._subscriptions.all()
         wanted = [
+            # From the beginning: children are empty now, and every message in them
+            # comes after the parent's.
             CursorWanted(each.name, "earliest", each.properties)
             for each in known
             if each.established and not each.deleting
@@ -144,13 +159,17 @@ class LayoutChanges:
     async def _seal(self, change: LayoutChange) -> ScalableRecord | None:
         parents = self._segments(change, change.parents)
         children = self._segments(change, change.children)
+        # Promise 2. From the first seal on the change can only be committed;
+        # producers wait for that.
         lineages = await all_done(self._host.seal(self._name(each)) for each in parents)
+        # Regular topics had subscriptions of their own, which no record knew of.
         if change.kind == "migrate":
             await self._copy_subscriptions(parents, children)
             if len(parents) == 1:
                 # Clients call their producer on a regular topic as on a segment of that number.
                 # Of several partitions nobody could say later which one a message was sent to.
                 lineages = [each.renamed(_without_segment) for each in lineages]
+        # Promise 4, by part of the ring: a child knows only what was sent for its own keys.
         known = reduce(Lineage.merged, lineages, NOTHING)
         await all_done(
             self._host.inherit(self._name(each), known.clipped(each.hash_range))
@@ -166,6 +185,7 @@ class LayoutChanges:
         by_name = {cursor.name: cursor for cursors in found for cursor in cursors}
         for cursor in by_name.values():
             await self._subscriptions.record_copied(cursor, self._clock.now_ms())
+        # What the partitions still hold is read there, so the new segments are read whole.
         wanted = [CursorWanted(each.name, "earliest", each.properties) for each in by_name.values()]
         names = [self._name(each) for each in children]
         await all_done(self._host.add_cursors(name, wanted) for name in names)
@@ -176,6 +196,7 @@ class LayoutChanges:
         return await self._store.step(self._topic, change, changes.undone)
 
     async def _delete(self, record: ScalableRecord, change: LayoutChange) -> ScalableRecord | None:
+        # The record goes last: as long as it is there, this step is repeated.
         await all_done(self._host.delete(TopicName.parse(name)) for name in record.garbage)
         await self._host.forget_schema(self._topic)
         await self._host.forget_partitions(self._topic)
@@ -199,6 +220,7 @@ def _without_segment(producer: str) -> str:
 
 def _count(change: LayoutChange, seconds: float) -> None:
     """A change has come to its end, at the step that it was at last."""
+    # Only an undo is a failure: any other last step has done what was asked for.
     outcome = "undone" if change.step == "undo" else "done"
     SCALABLE_CHANGES.labels(change.kind, outcome).inc()
     if outcome == "undone":
@@ -213,6 +235,7 @@ def _count(change: LayoutChange, seconds: float) -> None:
 
 async def all_done(work: Iterable[Awaitable[Result]]) -> list[Result]:
     """Do it all at once; every one has come to its end before the first error is raised."""
+    # All of them first: an error must not leave calls running that a repeated step would meet.
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,4 +1,4 @@
-"""Which connections watch the layout of which topic, and which layouts they were told.
+"""The connections that watch the layout of a topic, and the layouts they were told.
 
 Owns: `LayoutWatchers`. A connection is an identity and nothing else here.
 
@@ -34,6 +34,8 @@ class LayoutWatchers:
     def __init__(self) -> None:
         self.moved = Signal()
         """Advances when the last watch of a topic was told a layout, and when a watch ended."""
+        # Counted by connection, for who asks whether a client follows a layout at all, and by
+        # epoch, for who waits until all of them know one.
         self._watches: Counter[tuple[TopicName, int]] = Counter()
         self._epochs: dict[TopicName, Counter[int]] = {}
         """How many watches of a topic know which layout: nearly always one."""
@@ -49,15 +51,17 @@ class LayoutWatchers:
         epochs[epoch] += 1
         is_last = _dropped(epochs, follower.epoch)
         follower.epoch = epoch
+        # Only the last one that knew the old layout: whoever waits, waits for all of them.
         if is_last:
             self.moved.advance()
 
     def remove(self, follower: LayoutWatcher) -> None:
-        """Its watch has ended; once, before its connection is gone."""
+        """Take a watch out that has ended; once, before its connection is gone."""
         _dropped(self._watches, (follower.topic, id(follower.connection)))
         _dropped(self._epochs[follower.topic], follower.epoch)
         if not self._epochs[follower.topic]:
             del self._epochs[follower.topic]
+        # It may have been the one that had not been told.
         self.moved.advance()
 
     def follows(self, topic: TopicName, connection: object) -> bool:
@@ -65,6 +69,7 @@ class LayoutWatchers:
 
     def were_told(self, topic: TopicName, epoch: int) -> bool:
         """Whether every watch of a topic knows that layout, or a later one."""
+        # Nobody watches: there is nobody left to tell.
         return min(self._epochs.get(topic, ()), default=epoch) >= epoch
 
 

@@ -28,6 +28,7 @@ from magnetar.runtime.signal import Signal
 from magnetar.scalable.records import TOPICS, ScalableRecord, decode, topic_key
 from magnetar.scalable.store import ScalableStore
 
+# What controllers and drains may be behind without looking at every topic again.
 RECENT_MAX: Final = 10_000
 """Changes that are remembered one by one."""
 
@@ -43,6 +44,8 @@ class Layouts(Service):
         self.news = Signal()
         """Advances after any change of any record; its first version is the first whole load."""
         self._store = store
+        # The cache; then who waits for one topic, which controller follows
+        # it, who lists a namespace.
         self._records: dict[str, ScalableRecord] = {}
         self._changed: dict[str, Signal] = {}
         self._told: dict[str, Signal] = {}
@@ -57,7 +60,7 @@ class Layouts(Service):
     # --- looking
 
     async def read(self, topic: TopicName) -> ScalableRecord | None:
-        """As it is stored now."""
+        """Read the record of a topic as it is stored now."""
         return await self._store.read(topic)
 
     def cached(self, topic: TopicName) -> ScalableRecord | None:
@@ -65,7 +68,7 @@ class Layouts(Service):
 
     @property
     def records(self) -> Mapping[str, ScalableRecord]:
-        """By key; a live view."""
+        """The cached records by key; a live view."""
         return self._records
 
     def changed(self, topic: TopicName) -> Signal:
@@ -75,6 +78,8 @@ class Layouts(Service):
     def changed_since(self, version: int) -> Set[str]:
         """The keys of records that changed after a version of `news`; all, if that is long ago."""
         recent = self._recent
+        # Whoever asks was away for so long that changes have dropped out:
+        # everything may have changed.
         if len(recent) == RECENT_MAX and recent[0][0] > version:
             return self._records.keys()
         found = set()
@@ -114,6 +119,7 @@ class Layouts(Service):
     async def _follow(self) -> None:
         metadata = self._store.metadata
         try:
+            # Watch first, then load: a change between the two comes as an event.
             async with metadata.watch(parent=TOPICS) as watch:
                 await self._load()
                 async for event in watch:
@@ -122,10 +128,12 @@ class Layouts(Service):
             return
 
     async def _handle(self, event: Event) -> None:
+        # Events were lost, or a whole range went: only a scan tells what there is.
         if event.kind in (EventKind.RESYNC, EventKind.RANGE_DELETED):
             await self._load()
             return
         try:
+            # Read now, not taken from the event: the cache never goes back (invariant 2).
             record = await self._store.metadata.get(event.key)
         except Unavailable:
             await self._load()
@@ -140,6 +148,7 @@ class Layouts(Service):
                 break
             except Unavailable:
                 await asyncio.sleep(_PAUSE_SECONDS)
+        # Known ones, too: those that the scan does not have are gone.
         for key in [*self._records, *stored]:
             self._set(key, stored.get(key))
         self.news.advance()
@@ -152,17 +161,21 @@ class Layouts(Service):
                 after = decode(stored, ScalableRecord)
             except CorruptMetadata as error:
                 _LOG.error("layout-unreadable", error, key=key)
+        # A resync finds most of them unchanged: nobody is woken for those.
         if after == before:
             return
         if after is None:
             del self._records[key]
         else:
             self._records[key] = after
+        # After the cache (invariant 1), so that whoever wakes sees at least this change.
         for signals in (self._changed, self._told):
             signal = signals.get(key)
             if signal is not None:
                 signal.advance()
+        # The version that `news` will have: the caller advances it once, after all of them.
         self._recent.append((self.news.version + 1, key))
+        # Splits and merges do not concern those who list topics.
         if _listing(before) != _listing(after):
             present = after or before
             assert present is not None, "the two differ"

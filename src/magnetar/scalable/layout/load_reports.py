@@ -1,4 +1,4 @@
-"""What the segments of this broker take and give: reports for auto-scale, and samples of keys.
+"""Reports of the load of this broker's segments for auto-scale, and samples of their keys.
 
 Owns: `LoadReporter`, which measures every loaded active segment at an interval and keeps its
 `LoadRecord`; and `sample_positions`, which looks where on the ring a segment's load is.
@@ -43,8 +43,11 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 SAMPLED_BYTES_MAX: Final = 1024 * 1024
 """Read for one look at a segment's keys."""
 
+# Bounds the puts in flight of a broker with thousands of segments.
 _REPORTS_AT_ONCE: Final = 64
+# Keys of one batch are spread like any: some of them tell enough of the others.
 _BATCH_KEYS_MAX: Final = 16
+# Parsing a thousand entries in one turn would be felt by producers.
 _ENTRIES_PER_TURN: Final = 64
 _SIZE: Final = struct.Struct(">I")
 _LOG: Final = logger(__name__)
@@ -75,6 +78,7 @@ class _Totals:
         messages_out = bytes_out = 0
         for name, (messages, size) in self.out.items():
             messages_then, size_then = before.out.get(name, (0, 0))
+            # A subscription that was deleted and made anew counts from 0: all that it gave is new.
             same = messages >= messages_then and size >= size_then
             messages_out += messages - messages_then if same else messages
             bytes_out += size - size_then if same else size
@@ -100,7 +104,7 @@ class _Measured:
 
 
 class LoadedTopics(Protocol):
-    """What `broker.topics.Topics` shows of itself."""
+    """The part of `broker.topics.Topics` that is needed here."""
 
     @property
     def loaded(self) -> Mapping[TopicName, LoadedTopic]: ...
@@ -141,6 +145,8 @@ class LoadReporter(Service):
 
     def _begin(self) -> None:
         """Forget segments that have gone, and begin to measure those that have come."""
+        # By identity, for a topic that was unloaded and loaded again is
+        # another one, with new counters.
         present = {id(each): each for each in self._topics.loaded.values() if _is_measured(each)}
         self._measured = {
             number: self._measured.get(number) or self._first(topic)
@@ -160,11 +166,15 @@ class LoadReporter(Service):
     async def _measure(self, measured: _Measured) -> None:
         topic, segment = measured.topic, _descriptor(measured.topic)
         key = load_key(topic.name.scalable_topic(), segment.segment_id)
+        # The former owner's report goes on to hold (invariant 3): a move does
+        # not reset merge windows.
         if not measured.read:
             found = await self._metadata.get(key)
             measured.stored = None if found is None else decode(found, LoadRecord)
             measured.read = True
         now = self._clock.monotonic()
+        # Checked after the await: sealed or unloaded meanwhile, nothing more
+        # is written (invariant 2).
         if now <= measured.at or not self._is_ours(topic):
             return
         totals = _Totals.of(topic)
@@ -226,6 +236,7 @@ async def sample_positions(topic: Topic, entries_max: int) -> list[Sample]:
 def _near_end(ledger: ManagedLedger, entries: int) -> Position:
     """The position of the last but `entries` entry, or the first one."""
     for span in reversed(ledger.ledger_spans):
+        # Counted back over ledgers, without reading them.
         if span.entries >= entries:
             return Position(span.ledger_id, span.entries - entries)
         entries -= span.entries
@@ -235,6 +246,7 @@ def _near_end(ledger: ManagedLedger, entries: int) -> Position:
 def _samples(view: EntryView, hash_range: HashRange) -> Iterator[Sample]:
     """The keys of an entry; each stands for its share of the entry's messages."""
     keys = [*_batch_keys(view)] if view.is_batch else []
+    # Not a batch, or one that only its consumer can read: the entry's own key, if it has one.
     if not keys:
         keys = [view.metadata.partition_key if view.metadata.HasField("partition_key") else None]
     share = 1 / len(keys)
@@ -251,11 +263,13 @@ def _samples(view: EntryView, hash_range: HashRange) -> Iterator[Sample]:
 def _batch_keys(view: EntryView) -> Iterator[str | None]:
     """The keys of the first messages of a batch; none if the broker cannot read it."""
     metadata, data = view.metadata, view.payload
+    # Compressed or encrypted: a broker has no business inside.
     if metadata.compression != pb.NONE or metadata.encryption_keys:
         return
     offset = payload_offset(data)
     for _ in range(min(view.num_messages, _BATCH_KEYS_MAX)):
         body = offset + _SIZE.size
+        # Fewer messages than it says: what was found so far is good enough for a sample.
         if body > len(data):
             return
         (size,) = _SIZE.unpack_from(data, offset)

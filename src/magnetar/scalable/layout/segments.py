@@ -1,4 +1,4 @@
-"""What a controller asks of the broker that has a segment.
+"""The calls that a controller makes to the broker that has a segment.
 
 Owns: `SegmentHost`, the contract, and `LocalSegments`, which does it with this broker's topics.
 
@@ -47,7 +47,7 @@ class CursorFound(NamedTuple):
 
 
 class SegmentUse(NamedTuple):
-    """Who is connected to a segment."""
+    """The clients that are connected to a segment, by what they are."""
 
     producers: int
     consumers: int
@@ -79,7 +79,7 @@ class SegmentHost(Protocol):
         """Delete the topic with its data, whoever uses it; none is fine."""
 
     async def use(self, name: TopicName) -> SegmentUse:
-        """Who uses it now; nobody, if it is not there."""
+        """Count the clients that use it now; none, if it is not there."""
 
     async def cursors(self, name: TopicName) -> list[CursorFound]:
         """The durable subscriptions that it has."""
@@ -103,10 +103,10 @@ class SegmentHost(Protocol):
         """Where on the ring the last messages stand."""
 
     async def forget_schema(self, topic: TopicName) -> None:
-        """Of a scalable topic that is deleted."""
+        """Forget the schema of a scalable topic that is deleted."""
 
     async def forget_partitions(self, topic: TopicName) -> None:
-        """Of the regular topic that a scalable one was migrated from, if it had any."""
+        """Forget the partitions of the regular topic that one was migrated from, if it had any."""
 
     async def consumers(self, name: TopicName, subscription: str) -> int:
         """How many are connected to a subscription of a segment."""
@@ -125,13 +125,17 @@ class LocalSegments:
 
     async def prepare(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
         await self._topics.create(name)
+        # After the topic: a repeated call finds it there, and adds what is missing.
         await self.add_cursors(name, cursors)
 
     async def add_cursors(self, name: TopicName, cursors: Sequence[CursorWanted]) -> None:
         topic = await self._topic(name)
         for wanted in cursors:
+            # What it may see ends at maxReadPosition, or with uncommitted
+            # isolation at the last entry.
             end = topic.end_for(stored_isolation(wanted.properties))
             start = EARLIEST if wanted.position == "earliest" else end
+            # One that is there keeps its place: this is a repeated call.
             if wanted.name not in topic.subscriptions:
                 await topic.create_subscription(wanted.name, start, wanted.properties)
 
@@ -144,6 +148,7 @@ class LocalSegments:
 
     async def seal(self, name: TopicName) -> Lineage:
         topic = await self._topic(name)
+        # Sealed by an earlier attempt: only what it knew is asked for again.
         if not topic.terminated:
             await topic.terminate()
         return await topic.lineage()
@@ -158,12 +163,14 @@ class LocalSegments:
             return  # as it was wanted
 
     async def use(self, name: TopicName) -> SegmentUse:
+        # Without loading it: a segment that is not loaded has no clients.
         topic = self._topics.loaded.get(name)
         if not isinstance(topic, Topic):
             return SegmentUse(0, 0, 0, 0)
         subscriptions = topic.subscriptions.values()
         producers = [each.options for each in topic.producers.connected.values()]
         consumers = [each.options for found in subscriptions for each in found.consumers]
+        # Those with nothing left do not keep a drained segment from being pruned.
         reading = [each for each in subscriptions if not each.durable and each.backlog()]
         readers = sum(len(each.consumers) for each in reading)
         clients: list[ProducerRequest | SubscribeRequest] = [*producers, *consumers]
@@ -203,6 +210,7 @@ class LocalSegments:
 
     async def skip_all(self, name: TopicName, subscription: str) -> None:
         found = await self._subscription(name, subscription)
+        # Durable before the answer, as a seek is: a crash must not bring the backlog back.
         found.skip_all()
         await found.ack_durable()
 
@@ -239,4 +247,5 @@ class LocalSegments:
 
 def _kind(subscription: Subscription) -> SubscriptionKind:
     ordered = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+    # By its present or last consumers; one that had none yet is a queue, which promises no order.
     return "STREAM" if subscription.type in ordered else "QUEUE"

@@ -49,12 +49,14 @@ class Subscriptions:
         self._host = host
 
     async def all(self) -> list[SubscriptionRecord]:
-        """As they are stored now."""
+        """Read all subscriptions as they are stored now."""
         return await self._store.all(self._topic, "sub", SubscriptionRecord)
 
     async def keep(self, layout: SegmentLayout) -> None:
         """Establish what was asked for, and end what is to be deleted."""
         for record in await self.all():
+            # A deletion goes first, also of one that was never established: its
+            # name may be wanted anew.
             if record.deleting:
                 await self._end(record, layout)
             elif not record.established:
@@ -71,20 +73,25 @@ class Subscriptions:
             properties=dict(cursor.properties),
         )
         key = subscription_key(self._topic, cursor.name)
+        # A repeated migration step finds it there, and leaves it as it is.
         await self._store.change(key, SubscriptionRecord, lambda present: present or wanted)
 
     async def _establish(self, record: SubscriptionRecord, layout: SegmentLayout) -> None:
         wanted = [CursorWanted(record.name, record.position, record.properties)]
+        # Every segment, also sealed ones: at "earliest" it reads all that is kept. The record comes
+        # last, so a crash in between only repeats this.
         for segment in layout.segments.values():
             await self._host.add_cursors(segment_topic(self._topic, segment), wanted)
 
         def established(present: SubscriptionRecord | None) -> SubscriptionRecord | None:
+            # Should it be deleted meanwhile: `deleting` stays in it, and the next look ends it.
             return None if present is None else replace(present, established=True)
 
         key = subscription_key(self._topic, record.name)
         await self._store.change(key, SubscriptionRecord, established)
 
     async def _end(self, record: SubscriptionRecord, layout: SegmentLayout) -> None:
+        # Cursors, marks, then the record: whoever waits for its end sees nothing left of it.
         for segment in layout.segments.values():
             await self._host.drop_cursor(segment_topic(self._topic, segment), record.name)
         for mark in await self._store.all(self._topic, "drained", DrainedRecord):
@@ -96,7 +103,7 @@ class Subscriptions:
 
 
 class SubscriptionDesk:
-    """Where subscriptions of any topic are asked for, on any broker."""
+    """The desk at which any broker asks for a subscription of any topic."""
 
     def __init__(self, store: ScalableStore, clock: Clock, *, wait_seconds: float) -> None:
         self._store = store
@@ -123,6 +130,7 @@ class SubscriptionDesk:
             properties=dict(properties or {}),
         )
         key = subscription_key(topic, name)
+        # For the answer alone: a race of two first consumers may tell both that it is new.
         before = await self._store.get(key, SubscriptionRecord)
 
         async def is_established() -> bool:
@@ -148,6 +156,7 @@ class SubscriptionDesk:
 
         async def is_gone() -> bool:
             found = await self._store.get(key, SubscriptionRecord)
+            # Not deleting: gone, and somebody has asked for it anew in the meantime.
             return found is None or not found.deleting
 
         await self._until(topic, name, is_gone)
@@ -158,6 +167,7 @@ class SubscriptionDesk:
     ) -> None:
         key = subscription_key(topic, name)
         try:
+            # Watch first, then look: a change between the two is an event.
             async with (
                 asyncio.timeout(self._wait_seconds),
                 self._store.metadata.watch(key=key) as watch,

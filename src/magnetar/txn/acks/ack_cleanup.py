@@ -31,7 +31,7 @@ _LOG: Final = logger(__name__)
 
 
 class AckCleanup(Generic[Done]):
-    """What is left to discard of one subscription's records."""
+    """The records of one subscription that are left to discard, and the loop that does it."""
 
     def __init__(
         self, cursor: Cursor, discard: Callable[[list[Done]], Awaitable[None]], *, clock: Clock
@@ -39,6 +39,7 @@ class AckCleanup(Generic[Done]):
         self._cursor = cursor
         self._discard = discard
         self._clock = clock
+        # Two lists because of invariant 1: what the cursor must hold first, and what goes at once.
         self._merged: list[Done] = []
         self._dropped: list[Done] = []
         self._is_settling = False
@@ -58,6 +59,8 @@ class AckCleanup(Generic[Done]):
 
     def settle_soon(self, tasks: Service) -> None:
         """Have all discarded; one coroutine at a time, and none without work."""
+        # One loop at a time: a second one would discard the same records,
+        # and flush beside the first.
         if self.unsettled and not self._is_settling:
             self._is_settling = True
             tasks.spawn(self._settle_in_task(), "settled acks")
@@ -74,6 +77,8 @@ class AckCleanup(Generic[Done]):
         while self.unsettled:
             try:
                 await self.settle()
+            # The topic has moved, or the broker stops: the next owner reads the records and merges
+            # them again, which changes nothing.
             except (ManagedLedgerFenced, StorageClosed) as error:
                 _LOG.info("acks-left-to-next-owner", subscription=where, error=str(error))
                 return
@@ -86,10 +91,15 @@ class AckCleanup(Generic[Done]):
         """Make merges durable, then discard their records, until there are none left."""
         while self.unsettled:
             if self._merged:
+                # Counted before the flush: its snapshot is taken at or after the call,
+                # and what is merged while it is under way is not surely in it ('ack
+                # intents outlive the cursor').
                 covered = len(self._merged)
                 await self._cursor.flush()
                 self._dropped += self._merged[:covered]
                 del self._merged[:covered]
             gone = list(self._dropped)
+            # A copy, and cut off only afterwards: should it fail, all of them are tried again; a
+            # record that is gone already is no error.
             await self._discard(gone)
             del self._dropped[: len(gone)]

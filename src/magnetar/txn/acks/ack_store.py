@@ -6,9 +6,9 @@ deletes.
 Invariants:
 1. What `write` returned is durable. `confirm` returns only if this owner was still the owner after
    that: a later owner then finds the op, because it reads ops after it has become the owner.
-2. Ops of a committed transaction are `merged` (see `settling`); so are those from before a seek,
-   which then is durable. Those of an aborted one are `dropped`. Each is deleted only in the version
-   written or found.
+2. Ops of a committed transaction are `merged` (see `ack_cleanup`); so are those from before a
+   seek, which then is durable. Those of an aborted one are `dropped`. Each is deleted only in the
+   version written or found.
 3. Keys name the owner's epoch and a number that it uses once: owners never write the same record.
 
 Relies on: the managed ledger's record, whose epoch names the present owner.
@@ -59,6 +59,7 @@ class MetadataPendingAckStore(AckCleanup[StoredOp]):
         self._segment = segment
         self._store = store
         self._managed_ledger = managed_ledger
+        # Both are parts of the ops' keys (invariant 3).
         self._epoch = epoch
         self._serial = 0
 
@@ -70,17 +71,21 @@ class MetadataPendingAckStore(AckCleanup[StoredOp]):
         All of it or, as far as the store answers, nothing; more than one record has room for goes
         into several.
         """
+        # The incarnation of this moment: by it an owner knows intents that a later seek made void.
         name, incarnation = to_text(txn), self._cursor.incarnation
         writes = []
         for entries in _records_of(acks):
             self._serial += 1
             op = AckOp(name, self._segment, self._cursor.name, incarnation, entries, cumulative)
             writes.append(self._store.write_ack(txn, self._epoch, self._serial, op))
+        # Nearly always: one command fits into one record.
         if len(writes) == 1:
             return [await writes[0]]
         results = await asyncio.gather(*writes, return_exceptions=True)
         failures = [each for each in results if isinstance(each, BaseException)]
         ops = [each for each in results if not isinstance(each, BaseException)]
+        # The client is told that nothing was acknowledged, so nothing of it may stay; deleted in
+        # the version written, so that no other record is hit.
         if failures:
             try:
                 await self._store.delete_ops(ops)
@@ -93,11 +98,15 @@ class MetadataPendingAckStore(AckCleanup[StoredOp]):
     async def confirm(self) -> None:
         """ManagedLedgerFenced unless this is still the owner: the managed ledger has one."""
         key = managed_ledger_key(self._managed_ledger)
+        # A linearizable read: without it a lagging replica could still name this owner, whose op
+        # the next one has not seen.
         await self._store.metadata.sync(key)
         found = await self._store.metadata.get(key)
         record = None
         if found is not None:
             record = decode_managed_ledger(key, self._managed_ledger, found.value)
+        # Checked between the durable intent and the answer: a later owner has read the ops by now,
+        # perhaps before this one came, and would never hold it.
         if record is None or record.epoch != self._epoch or record.deleted:
             raise ManagedLedgerFenced(f"{self._managed_ledger} has another owner")
 
@@ -116,6 +125,7 @@ def _records_of(acks: Sequence[Acked]) -> Iterator[tuple[AckedEntry, ...]]:
     size = 0
     for entry in map(_entry, acks):
         added = _ENTRY_BYTES + len(entry.unacked)
+        # Never an empty record: an entry that is larger than that by itself goes alone.
         if entries and size + added > RECORD_BYTES:
             yield tuple(entries)
             entries, size = [], 0

@@ -32,7 +32,7 @@ WHOLE: Final = -1
 
 
 class CursorView(Protocol):
-    """What the judgement asks of the cursor."""
+    """The part of a cursor that the judgement looks at."""
 
     @property
     def mark_delete(self) -> Position: ...
@@ -57,12 +57,14 @@ class Acked(NamedTuple):
 
     @property
     def unacked(self) -> int:
-        """As the cursor and the records say it: set bits are messages that are left out."""
+        """The messages that are left out, as set bits: the form of cursors and records."""
         return 0 if self.messages == WHOLE else ~self.messages & _all_of(self.size)
 
     def plus(self, other: Acked) -> Acked:
-        """With the messages of both, which are of one entry."""
+        """Unite the messages of two acknowledgements of one entry."""
         messages, size = self.messages | other.messages, max(self.size, other.size)
+        # Batch indexes acknowledged one by one add up to the entry, which
+        # then is stored without bits.
         if messages == _all_of(size):
             messages = WHOLE
         return Acked(self.position, messages, size)
@@ -75,7 +77,7 @@ class Acked(NamedTuple):
 
 
 def acked_of(position: Position, unacked: int, size: int) -> Acked:
-    """From the form in which messages that are left out are set bits."""
+    """Make an acknowledgement of the form in which set bits are messages that are left out."""
     left_out = unacked & _all_of(size)
     return Acked(position, ~left_out & _all_of(size), size) if left_out else Acked(position)
 
@@ -105,7 +107,7 @@ class AckConflict(NamedTuple):
 
 
 class EndedAcks(NamedTuple):
-    """What a transaction held."""
+    """The messages that a transaction held when it was decided."""
 
     entries: tuple[Acked, ...]
     through: Acked | None
@@ -118,6 +120,8 @@ class PendingAcks:
     def __init__(self, *, repeats_allowed: bool) -> None:
         self._repeats_allowed = repeats_allowed
         """Everything up to where it is held or acknowledged already may be acknowledged again."""
+        # Individual acks by entry, for judging, and their positions by transaction, for its end;
+        # cumulative acks by transaction, a list because each command may fail on its own.
         self._entries: dict[Position, dict[TxnId, Acked]] = {}
         self._positions: dict[TxnId, set[Position]] = {}
         self._points: dict[TxnId, list[Acked]] = {}
@@ -143,10 +147,11 @@ class PendingAcks:
         return messages
 
     def open_messages(self, position: Position, unacked: int | None) -> int | None:
-        """Those neither acknowledged nor held; None: all. `unacked` is what the cursor says."""
+        """Messages neither acknowledged nor held; None: all. `unacked` is what the cursor says."""
         held, size = 0, 0
         for ack in self._holding(position):
             held, size = held | ack.messages, max(size, ack.size)
+        # The usual entry: no transaction has a part of it, and the cursor alone says what is open.
         if held == 0:
             return unacked
         return (_all_of(size) if unacked is None else unacked) & ~held
@@ -161,6 +166,8 @@ class PendingAcks:
 
     def _holding(self, position: Position) -> Iterator[Acked]:
         for point in self._effective_points():
+            # Below a cumulative ack the whole entry is held; at its position perhaps only the
+            # first messages of the batch.
             if position < point.position:
                 yield Acked(position)
             elif position == point.position:
@@ -187,22 +194,28 @@ class PendingAcks:
 
     def _judge_entry(self, txn: TxnId, ack: Acked, cursor: CursorView) -> AckVerdict | AckConflict:
         position = ack.position
+        # PIP-31's conflict rules, in the order of what can still change: acknowledged for good
+        # first, then held by a transaction that may yet abort.
         if cursor.is_acked(position):
             return AckConflict(f"{position} is acknowledged already")
         unacked = cursor.unacked_indexes(position)
         if unacked is not None and ack.named & ~unacked:
             return AckConflict(f"messages of {position} are acknowledged already")
+        # The own transaction is not left out here: the same message twice in it is a conflict, too.
         holders = [
             other
             for other, held in self._entries.get(position, {}).items()
             if held.messages & ack.messages
         ]
+        # But below its own cumulative ack it may name messages: other
+        # transactions' are what counts.
         holders += [
             other
             for other, points in self._points.items()
             if other != txn and _overlap(_highest(points), ack)
         ]
         if holders:
+            # Only others are worth waiting for: the own hold ends with the transaction that asks.
             others = tuple(each for each in holders if each != txn)
             return AckConflict(f"a transaction has acknowledged {position} already", others)
         return AckVerdict.ACCEPTED
@@ -211,10 +224,13 @@ class PendingAcks:
         self, txn: TxnId, ack: Acked, cursor: CursorView
     ) -> AckVerdict | AckConflict:
         position, points = ack.position, self._points.get(txn)
+        # A client repeats a cumulative ack whose answer it lost. Segment topics say yes to that, as
+        # v5 clients expect; regular ones refuse it, as PIP-31 does.
         if position <= cursor.mark_delete or (points and _highest(points).covers(ack)):
             if self._repeats_allowed:
                 return AckVerdict.REPEATED
             return AckConflict(f"everything up to {position} is acknowledged already")
+        # Invariant 2: two transactions that both commit "everything up to" could not be told apart.
         others = tuple(each for each in self._points if each != txn)
         if others:
             return AckConflict(
@@ -223,6 +239,7 @@ class PendingAcks:
         holders = {
             other
             for held_at, held in self._entries.items()
+            # What the cursor has meanwhile is decided: a hold on it changes nothing any more.
             if held_at <= position and not cursor.is_acked(held_at)
             for other, each in held.items()
             if other != txn and _overlap(ack, each)
@@ -244,7 +261,7 @@ class PendingAcks:
             self._positions.setdefault(txn, set()).add(ack.position)
 
     def drop(self, txn: TxnId, acks: Iterable[Acked], cumulative: bool) -> None:
-        """These were added last or not, but never became durable: as if they had not come."""
+        """Take back acknowledgements that never became durable, whatever was added since."""
         for ack in acks:
             if cumulative:
                 self._points[txn].remove(ack)
@@ -252,6 +269,8 @@ class PendingAcks:
                     del self._points[txn]
                 continue
             held = self._entries[ack.position][txn]
+            # An earlier command of the same transaction may hold other messages
+            # of this entry: they stay.
             left = _without(held, ack)
             if left is not None:
                 self._entries[ack.position][txn] = left
@@ -277,6 +296,7 @@ class PendingAcks:
         if positions is None and points is None:
             return None
         entries = [self._forget_entry(txn, each) for each in sorted(positions or ())]
+        # Cumulative acks of several commands: the furthest one includes the others.
         return EndedAcks(tuple(entries), None if points is None else _highest(points))
 
     def clear(self) -> list[TxnId]:

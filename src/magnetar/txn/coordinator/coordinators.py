@@ -75,6 +75,8 @@ class Coordinators(Service):
         self._limits = limits
         self._background = BackgroundTasks()
         self._open_transactions = open_transactions
+        # Three parts, which share the list of open transactions: decisions
+        # of groups, deadlines, GC.
         self._groups = TransactionGroups(
             store,
             partitions,
@@ -98,6 +100,8 @@ class Coordinators(Service):
 
     async def _stop(self) -> None:
         self._background.close()
+        # Legacy coordinators first, which tells those who wait for an end; then what is being
+        # decided gets decided; a leadership is given away only after that.
         async with AsyncExitStack() as stops:  # of all, though one fails; the last one first
             stops.push_async_callback(self.partitions.stop)
             stops.push_async_callback(self._background.over)
@@ -109,17 +113,20 @@ class Coordinators(Service):
         return len(self._open_transactions)
 
     def open_by_coordinator(self) -> dict[int, int]:
-        """The same, for each coordinator that this broker leads."""
+        """Count the open transactions of each coordinator that this broker leads."""
         counts = self._open_transactions.by_coordinator()
         return {number: counts[number] for number in self.partitions.led}
 
     # --- the two kinds
 
     def of(self, txn: TxnId, *, scalable: bool = False) -> TransactionCoordinator:
-        """Who decides on a transaction, by the kind that its id tells; `scalable`: as v5 clients
-        ask, who never have one of the legacy kind."""
+        """The coordinator that decides on a transaction, by the kind that its id tells.
+
+        `scalable`: as v5 clients ask, who never have one of the legacy kind.
+        """
         if txn.least & METADATA_BIT:  # `is_metadata`, on the way of every END_TXN
             return self
+        # A v5 client holds a v4 client's id: said clearly, because the number alone looks valid.
         if scalable:
             raise TransactionNotFound(
                 f"there is no transaction {to_text(txn)}",
@@ -141,6 +148,7 @@ class Coordinators(Service):
         transitions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         if self.stopping:
             raise stopping()
+        # Held from before the put until the list of open transactions counts it itself.
         self._open_transactions.reserve(owner)
         try:
             # Should nobody wait for it any more, its deadline ends it.
@@ -150,6 +158,7 @@ class Coordinators(Service):
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
         """Decide a transaction; what was decided."""
+        # Shielded from the session: a client that disconnects must not leave a decision half made.
         return await asyncio.shield(self.ending(txn, commit=commit, owner=owner))
 
     def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
@@ -173,12 +182,13 @@ class Coordinators(Service):
         *,
         in_records: bool = False,
     ) -> None:
-        """The same for what it acknowledges."""
+        """Nothing is noted: subscriptions write ack records of their own."""
         await self.check_open(txn, owner)
 
     async def check_open(self, txn: TxnId, owner: str | None = "") -> None:
         """Raise unless a transaction is open and this owner's."""
         self.partitions.check_txn(txn)
+        # A courtesy to the client: what counts is the check that each participant makes itself.
         header = self._open_transactions.get(txn) or await self._store.header(txn)
         _owned(header, txn, owner)
         if header is not None and header.is_final:
@@ -217,6 +227,8 @@ class Coordinators(Service):
         self, coordinator: int, timeout_ms: int, owner: str, membership: GroupMembership | None
     ) -> Header:
         if membership is not None:
+            # All changes of a group are made under one lock, at its coordinator: one begun
+            # elsewhere could slip past a COMMIT_GROUP.
             expected = partition_of(membership.application)
             if coordinator != expected:
                 raise NotAllowed(
@@ -233,8 +245,12 @@ class Coordinators(Service):
         )
         version = await self._create(header)
         TXN_BEGUN.labels(str(coordinator)).inc()
+        # The leadership went away during the put. The transaction is good; only this broker's list
+        # of open ones has no business with it.
         if not self.partitions.leads(coordinator):
             return header  # the next leader finds it by its deadline
+        # A member is checked once more under its group's lock: OPEN_GROUP or COMMIT_GROUP may have
+        # come between the first check and the put.
         if membership is not None:
             await self._groups.began(header)
         else:
@@ -242,10 +258,11 @@ class Coordinators(Service):
         return header
 
     async def _create(self, header: Header) -> int | None:
-        """Its version, if that is known."""
+        """Store a new header; its version, if that is known."""
         try:
             return (await self._store.create(header)).version
         except OutcomeUnknown:
+            # Ids are given once, so the very header there is this put.
             if await self._store.header(header.id) != header:
                 raise  # should it arrive later, its deadline ends it
             return None
@@ -255,17 +272,20 @@ class Coordinators(Service):
     async def _end(self, txn: TxnId, state: State, owner: str | None, cause: Cause) -> State:
         now = self._clock.now_ms()
         known, version = self._open_transactions.get(txn), self._open_transactions.version(txn)
+        # The usual END_TXN: begun here, nobody else has written it, so one
+        # put decides without a read.
         if known is not None and version is not None:
             after = transitions.ended(_owned(known, txn, owner), state, now)
             if await self._store.replace_header(after, version):
                 self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause)
                 return after.state
+        # A member of a group, one that a former leader began, or a lost race: the store is read.
         return await self._end_as_stored(txn, state, owner, now, cause)
 
     async def _end_as_stored(
         self, txn: TxnId, state: State, owner: str | None, now: int, cause: Cause
     ) -> State:
-        """The same for one that others may have changed, or that its group decides."""
+        """End a transaction that others may have changed, or that its group decides."""
 
         def ended(header: Header | None) -> Header | None:
             known = _owned(header, txn, owner)
@@ -274,6 +294,7 @@ class Coordinators(Service):
             return transitions.ended(known, state, now)
 
         after = await self._store.change(header_key(txn), Header, ended, header_indexes)
+        # A member whose header is still open: only the group's record tells what became of it.
         if after is None:
             return await self._end_member(txn, state)
         self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause)
@@ -284,15 +305,19 @@ class Coordinators(Service):
         header = await self._store.header(txn)
         if found is None or header is None or header.group is None:
             raise _missing(txn)
+        # END_TXN of a member may abort it, at any time; to commit it alone would tear its sequence
+        # apart ('all or nothing').
         if found == "OPEN":
             if state == "COMMITTED":
                 raise NotAllowed(
                     f"transaction {header.txn} is one of {header.group.application!r}",
                     hint="COMMIT_GROUP commits it",
                 )
+            # Through the group's record: a header changed by itself would contradict it.
             found = (await self._groups.abort(header.group.application, [header])).get(txn)
         if found is None:
             raise _missing(txn)
+        # COMMIT_GROUP came first, or the deadline did: the answer is what stands.
         if found != state:
             raise InvalidTxnStatus(f"transaction {header.txn} is {found}, not {state}")
         return state
@@ -302,6 +327,8 @@ class Coordinators(Service):
         groups: dict[str, list[Header]] = {}
         work: list[Coroutine[Any, Any, object]] = []
         for header in due:
+            # Each kind ends its own way: by its coordinator's log, by its
+            # header, by its group's record.
             if not is_metadata(header.id):
                 work.append(self.legacy.expire(header))
             elif header.group is None:
@@ -313,6 +340,8 @@ class Coordinators(Service):
             *(self._background.apart(each) for each in work), return_exceptions=True
         )
         for result in results:
+            # Every other error leaves the transaction in the list, and it is
+            # tried again in a second.
             if isinstance(result, InvalidTxnStatus | TransactionNotFound):
                 continue  # it was ended at another broker a moment ago
             if isinstance(result, MagnetarError):
@@ -323,6 +352,8 @@ class Coordinators(Service):
 
 def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:
     """The header, if there is one and it is this owner's; None: every owner's."""
+    # The answer does not tell a stranger whether the transaction exists. Without an identity (no
+    # authentication) everybody may end it.
     if header is None or (owner is not None and header.owner and header.owner != owner):
         raise _missing(txn)
     return header

@@ -32,6 +32,7 @@ from magnetar.txn.ids import from_text
 from magnetar.txn.records import BY_END, OPS, AckOp, Header, Pin, decode, number
 from magnetar.txn.store import StoredOp, TxnStore
 
+# Bounds the memory of a pass; a backlog of more takes several passes of one round.
 _ROUND_MAX: Final = 5000
 """Finished transactions looked at in one pass."""
 
@@ -84,6 +85,9 @@ class TransactionGc:
 
     async def collect(self) -> None:
         """One round: everything that is due and led here."""
+        # What still has ops is due in every pass of this round: without `kept` it would
+        # come up forever. `repaired`: each participant is asked once a round, however
+        # many transactions it has.
         kept: set[str] = set()
         repaired: set[Leftover] = set()
         while True:
@@ -91,16 +95,21 @@ class TransactionGc:
             if not names:
                 break
             ops = await self._ops(names)
+            # 'GC never forces': the retention has passed, then ops were looked for, then the header
+            # goes. An op that is written in between finds no header, and its writer gives up.
             await self._forget([name for name in names if name not in ops])
             kept.update(ops)
             for name, records in ops.items():
                 await self._finish(name, records, repaired)
+            # A pass that was not full has seen everything that is due.
             if len(names) < _ROUND_MAX:
                 break
         await self._finish_others(repaired)
 
     async def _finish_others(self, repaired: set[Leftover]) -> None:
         """Look again at what transactions of other brokers' coordinators left in topics here."""
+        # Their coordinators may not reach the topics that this broker has: asked from here, too.
+        # Their headers stay, which only their leader deletes.
         names = await self._due(set(), led=False)
         for records in (await self._ops(names)).values() if names else ():
             for left in _by_participant(records):
@@ -119,6 +128,7 @@ class TransactionGc:
         async with aclosing(records) as due:
             async for record in due:
                 header = decode(record, Header)
+                # The index holds the finished transactions of all coordinators.
                 if header.txn not in kept and self._partitions.leads(header.id.most) is led:
                     found.append(header.txn)
                 if len(found) >= _ROUND_MAX:
@@ -129,6 +139,8 @@ class TransactionGc:
         """The op records that are left of these transactions."""
         # What participants elsewhere wrote before now must be seen.
         await self._store.metadata.sync()
+        # One scan of all ops, which exist only while something is unfinished, instead of one index
+        # scan for each of thousands of headers.
         wanted = set(names)
         found: dict[str, list[Record]] = {}
         async with aclosing(self._store.metadata.scan(OPS)) as records:
@@ -150,10 +162,14 @@ class TransactionGc:
                 continue  # it has looked at all its records
             try:
                 is_there = await self._repair(left)
+            # The owner is loading, or elsewhere: the header stays with its
+            # ops until the next round.
             except MagnetarError as error:
                 _LOG.warning("txn-repair-failed", txn=name, topic=left.segment, error=str(error))
                 continue
             TXN_REPAIRS.inc()
+            # Its owner has looked and deletes what it has materialised; an op that belongs to a
+            # topic or subscription that is gone has no owner who could ('no leak').
             if is_there:
                 repaired.add(left)
             else:
@@ -161,6 +177,7 @@ class TransactionGc:
 
 
 def _txn_of(record: Record) -> str:
+    # Ids are two numbers joined by "_": the first "-" ends the id.
     return record.key[len(OPS) + 1 :].partition("-")[0]
 
 

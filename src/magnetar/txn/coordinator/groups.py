@@ -41,7 +41,9 @@ from magnetar.wire.messages import TxnId
 NAME_BYTES_MAX: Final = 256
 """Of an application, a generation, a run, a note, as they are stored: a record has many."""
 
+# Changes of a group take turns here, so only a former leader's write can come between: rare.
 _ATTEMPTS: Final = 10
+# Bounds the reads and puts of one group in flight, and how long one record's change takes.
 _AT_ONCE: Final = 100
 _TOUCH_PART: Final = 10
 """A group in use is touched when this part of its retention has passed."""
@@ -51,9 +53,10 @@ Background = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class _Desk:
-    """What is known of one group."""
+    """The state of one group at its coordinator: its lock, and how far headers are copied."""
 
     def __init__(self) -> None:
+        # Whatever changes this group's record, or relies on what it says, holds this.
         self.turn = asyncio.Lock()
         self.rolled: tuple[int, int] | None = None
         """The epoch and sequence up to which all headers say what the record said."""
@@ -98,12 +101,16 @@ class TransactionGroups:
                 owner=owner,
                 retired_max=self._limits.txn_group_retired_max,
             )
+            # The same run again: nothing changes but the time, which keeps the
+            # record from its retention.
             return self._touched(group) if group is present else group
 
         desk = self._desk(application)
         async with desk.turn:
             group = await self._store.change_group(application, opened)
             assert group is not None, "a group that was opened is there"
+            # The new epoch fences the old one: its members are over, and participants here must
+            # know before the answer lets the new writer begin ('fence').
             self._tell(group)
         self._background(self._settle(application), f"group {application}")
         return group
@@ -120,6 +127,8 @@ class TransactionGroups:
         member = header.group
         assert member is not None, "its caller has checked"
         async with self._desk(member.application).turn:
+            # Once more, under the lock: OPEN_GROUP or COMMIT_GROUP may have ended its time while
+            # the header was written. The header then counts as aborted by the record alone.
             await self.check_new(member, header.owner)
             self._open_transactions.began(header)
 
@@ -137,6 +146,7 @@ class TransactionGroups:
         most = self._limits.txn_group_commit_max
         if len(txns) > most:
             raise transitions.too_many_in_commit(len(txns), most)
+        # Before waiting for the lock: a fenced writer hears of it at once.
         transitions.check_epoch(await self._store.group(application), application, epoch)
         desk = self._desk(application)
         async with desk.turn:
@@ -144,9 +154,12 @@ class TransactionGroups:
                 desk, application, epoch, sequence, txns, owner, note
             )
             self._tell(outcome.group)
+            # A writer that repeats a batch after a crash has written it again, in new transactions:
+            # the first ones won, and these must not stay open.
             if outcome.replayed:
                 await self._abort(desk, application, _members(headers.values(), application))
         TXN_GROUP_COMMITS.labels("replayed" if outcome.replayed else "committed").inc()
+        # The record has decided, and the answer need not wait for copies in the headers.
         self._background(self._settle(application), f"group {application}")
         return outcome
 
@@ -195,6 +208,8 @@ class TransactionGroups:
                 made: list[Committed] = made,
             ) -> Group | None:
                 made.clear()
+                # Invariant 2: headers were read after `before`; a record that changed since may
+                # have decided on one of them. Read both again.
                 if present != before:
                     return None
                 outcome = transitions.committed(
@@ -225,9 +240,10 @@ class TransactionGroups:
     async def _abort(
         self, desk: _Desk, application: str, members: Sequence[Header], cause: Cause = "asked"
     ) -> dict[TxnId, State]:
-        """In the record, then everyone here learns it, then in the headers."""
+        """Abort in the record, then tell everyone here, then copy it into the headers."""
         group = await self._store.group(application)
         most = self._limits.txn_group_aborted_max
+        # Makes room: once headers say ABORTED themselves, the record may forget the names.
         if group is not None and len(group.aborted) + len(members) > most:
             await self._rolled_forward(desk, application)
         found: dict[TxnId, State] = {}
@@ -250,8 +266,10 @@ class TransactionGroups:
         forget = frozenset(desk.final)
 
         def aborted(present: Group | None) -> Group | None:
+            # No record: its members count as aborted already, see `transitions.state_of`.
             if present is None:
                 return None
+            # Piggy-backed on a change that is due anyway: names whose headers say it themselves go.
             group = transitions.forgotten(present, [*forget])
             for header in members:
                 if transitions.state_of(header, group) == "OPEN":
@@ -264,6 +282,7 @@ class TransactionGroups:
                         )
                         or group
                     )
+            # An equal record must be the very same one (invariant 2), so it keeps its time.
             if group == present:
                 return present
             return replace(group, changed_ms=self._later(present))
@@ -285,6 +304,7 @@ class TransactionGroups:
         if group is None:
             return None
         mark = (group.epoch, group.sequence)
+        # Nothing has been decided since the last roll-forward: no scan of members.
         if desk.rolled == mark and desk.final.issuperset(group.aborted):
             return await self._without(desk, group, frozenset())
         # Headers that another broker wrote must be found, too.
@@ -299,6 +319,8 @@ class TransactionGroups:
                 still_open.add(header.txn)
             else:
                 states[header.id] = state
+        # Memory, then headers, then the mark: should a put fail, the next call copies them again.
+        # Only then may a commit forget the ids (invariant 3).
         self._tell(group)
         for txn, state in states.items():
             self._open_transactions.over(txn, state, self._clock.now_ms())
@@ -308,6 +330,7 @@ class TransactionGroups:
 
     async def _without(self, desk: _Desk, group: Group, still_open: Set[str]) -> Group | None:
         """The record without the names of members whose headers say that they were aborted."""
+        # A member without an open header has a final one, or none at all: nothing needs the name.
         gone = [name for name in group.aborted if name not in still_open]
         if not gone:
             return group
@@ -338,6 +361,7 @@ class TransactionGroups:
         now = self._clock.now_ms()
         for name in group.decided:
             self._open_transactions.over(from_text(name), "COMMITTED", now)
+        # Those that lost: left out of a commit, aborted by name, or of an epoch that is over.
         for header in self._open_transactions.members(group.application):
             member = header.group
             is_sure = member is not None and transitions.is_surely_told(member, group)
@@ -353,6 +377,8 @@ class TransactionGroups:
         async with aclosing(self._store.metadata.scan(GROUPS)) as records:
             async for record in records:
                 group = decode(record, Group)
+                # Only the leader of its coordinator deletes a group, under the
+                # same lock that changes it.
                 if group.changed_ms <= before and self._partitions.leads(
                     partition_of(group.application)
                 ):
@@ -364,10 +390,12 @@ class TransactionGroups:
         desk = self._desk(application)
         async with desk.turn:
             group = await self._rolled_forward(desk, application)
+            # Somebody came between the scan and this turn: not old any more.
             if group is None or group.changed_ms != changed_ms:
                 return
             if [header async for header in self._store.members(application)]:
                 return  # it outlives every header that needs it
+            # Deleted in the version whose content was judged: an OPEN_GROUP of another leader wins.
             record = await self._store.metadata.get(group_key(application))
             if record is None or decode(record, Group) != group:
                 return
@@ -382,6 +410,7 @@ class TransactionGroups:
     def _check(self, application: str, *names: str) -> None:
         """Whether a group of this name is this broker's."""
         for name in (application, *names):
+            # Measured as it is stored: a name of control characters is six times as long in JSON.
             if not 0 < len(msgspec.json.encode(name)) - len('""') <= NAME_BYTES_MAX:
                 text = f"a name of a group has 1 to {NAME_BYTES_MAX} bytes, as JSON"
                 raise NotAllowed(text, hint="use a shorter name, and no empty one")
@@ -392,10 +421,13 @@ class TransactionGroups:
 
     def _later(self, group: Group | None) -> int:
         now = self._clock.now_ms()
+        # Strictly later, though clocks may stand still or run back: equal
+        # records are the same record.
         return now if group is None else max(now, group.changed_ms + 1)
 
     def _touched(self, group: Group) -> Group:
         """Used, though nothing of it changes."""
+        # Not at every OPEN_GROUP of the same run: each would be a write.
         step = round(self._limits.txn_group_retention_seconds * 1000 / _TOUCH_PART)
         now = self._clock.now_ms()
         return replace(group, changed_ms=now) if now - group.changed_ms > step else group

@@ -26,7 +26,9 @@ from magnetar.txn.store import TxnStore
 REFRESH_SECONDS: Final = 1.0
 """Between two reads of the index, and between two attempts to abort a transaction."""
 
+# A deadline that has just passed must not make the loop spin ('no poll, no spin').
 _SHORTEST_SECONDS: Final = 0.01
+# After a long outage many are due at once; other work of the loop comes between batches.
 _AT_ONCE: Final = 256
 _EVER_MS: Final = 10**17
 """Later than any deadline."""
@@ -82,11 +84,16 @@ class TransactionTimeouts:
     async def _follow_leaders(self) -> None:
         led, noticed = self._partitions.led, self._noticed
         self._noticed = led
+        # No leadership began or ended since all of them were seeded: nothing is read.
         if led == self._seeded:
             return
         self._open_transactions.keep_only(frozenset(led))
+        # Seeded a pass after it was noticed (invariant 1): the start of a broker, which wins all
+        # elections at once, is not slowed down by a scan of all open transactions.
         led = {each: epoch for each, epoch in led.items() if noticed.get(each) == epoch}
         new = {each for each, epoch in led.items() if self._seeded.get(each) != epoch}
+        # The new ones count as seeded only after the scan: should it fail,
+        # the next pass scans again.
         self._seeded = {each: epoch for each, epoch in led.items() if each not in new}
         if new:
             async for header in self._store.due(_EVER_MS):
@@ -95,6 +102,7 @@ class TransactionTimeouts:
 
     async def _refresh(self) -> None:
         now = self._clock.monotonic()
+        # The pause may be shorter than that, for a deadline that is near.
         if now - self._read_at < REFRESH_SECONDS:
             return
         self._read_at = now
@@ -104,6 +112,7 @@ class TransactionTimeouts:
 
     def _add(self, header: Header, partitions: set[int]) -> None:
         most = header.id.most
+        # The index holds all coordinators' transactions, and a leadership may end during the scan.
         if most in partitions and self._partitions.leads(most) and not header.is_final:
             self._open_transactions.add(header)
 
@@ -111,5 +120,7 @@ class TransactionTimeouts:
         while due := self._open_transactions.take_due(self._clock.now_ms(), _AT_ONCE):
             await self._expire(due)
             later = self._clock.now_ms() + round(REFRESH_SECONDS * 1000)
+            # For those that could not be aborted; the list of open ones
+            # ignores those that are over.
             for header in due:
                 self._open_transactions.try_again(header, later)

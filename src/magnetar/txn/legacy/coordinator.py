@@ -114,11 +114,14 @@ class LegacyCoordinator:
         self._copies = copies
         self._clock = clock
         self._limits = limits
+        # By number: open or ending, then finished ones that are remembered for repeated END_TXNs,
+        # and the numbers that hold the low watermark back.
         self._live: dict[int, _Held] = {}
         self._finished: OrderedDict[int, _Finished] = OrderedDict()
         """In the order in which they ended."""
         self._unfinished: OrderedDict[int, None] = OrderedDict()
         """Ascending: the numbers of those that are being begun, open or ending."""
+        # Numbers must stand in the log in ascending order, though taking one may be a put.
         self._numbering = asyncio.Lock()
         self._background = BackgroundTasks()
         self._drives: set[asyncio.Task[None]] = set()
@@ -130,9 +133,13 @@ class LegacyCoordinator:
         """Read the log, and go on with what is in it."""
         async for position, entry in self.log.replay():
             self._replayed(position, entry)
+        # Sorted: the log has them in the order in which they began, and the
+        # low watermark relies on it.
         self._unfinished.update((number, None) for number in sorted(self._live))
         self.last_number = max((*self._live, *self._finished), default=0)
         for held in self._live.values():
+            # Open: its deadline runs on. Decided, but not ended when the former leader died:
+            # carried out again, which participants do not mind ('all or nothing').
             if held.known.is_open:
                 self._open_transactions.add(self._header(held.known))
             else:
@@ -147,6 +154,8 @@ class LegacyCoordinator:
         done = self._finished.get(number)
         before = held.known if held is not None else done.known if done is not None else None
         now = after(before, entry)
+        # A crash may bring back entries that were forgotten: those of a transaction whose beginning
+        # is gone, or that is finished, say nothing.
         if now is None or done is not None:
             self.log.forget((position,))  # a leftover of what was forgotten
         elif now.is_finished:
@@ -158,6 +167,8 @@ class LegacyCoordinator:
 
     async def close(self) -> None:
         """Do nothing more; what is being decided is decided first."""
+        # Decisions that were begun become durable; carrying them out is cut short, because whoever
+        # opens the log next does it again; who waits hears that before the log is closed.
         self._background.close()
         await self._background.over()
         for drive in self._drives:
@@ -185,7 +196,7 @@ class LegacyCoordinator:
         return None if done is None else done.known
 
     def live(self) -> Iterator[LegacyTransaction]:
-        """Those that are open or ending, the oldest first."""
+        """Transactions that are open or ending, the oldest first."""
         for held in self._live.values():
             yield held.known
 
@@ -194,6 +205,7 @@ class LegacyCoordinator:
     async def begin(self, timeout_ms: int, owner: str) -> TxnId:
         self._check()
         most = self._limits.txn_open_per_coordinator_max
+        # Those that are ending count, too: a topic that cannot be loaded must not let them pile up.
         if len(self._unfinished) >= most:
             raise TooManyRequests(
                 f"{most} transactions of coordinator {self.partition} are open, the limit",
@@ -208,12 +220,14 @@ class LegacyCoordinator:
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None, *, copied: bool
     ) -> None:
-        """These topics take part; returns once that is durable. `copied`: they need a header."""
+        """Let topics take part; durable when this returns. `copied`: they need a header."""
         held = self._owned_open(txn, owner)
         wanted = tuple(topics)
 
         def entry(known: LegacyTransaction) -> Entry | None:
             new = tuple(each for each in dict.fromkeys(wanted) if each not in known.topics)
+            # A header that is needed only now must be in the log, too: the
+            # next leader ends it as well.
             is_new = new or (copied and not known.has_copy)
             return PartitionsAdded(known.number, new, copied) if is_new else None
 
@@ -227,7 +241,7 @@ class LegacyCoordinator:
         *,
         copied: bool,
     ) -> None:
-        """The same for subscriptions."""
+        """Let subscriptions take part; durable when this returns. `copied`: they need a header."""
         held = self._owned_open(txn, owner)
         wanted = tuple(subscriptions)
 
@@ -251,6 +265,7 @@ class LegacyCoordinator:
         self._check()
         known = self._owned(txn, owner)
         held = self._live.get(known.number)
+        # END_TXN again, after a lost answer or a failover: the remembered end answers.
         if held is None:
             _check_same(txn, known, commit=commit)
             return None
@@ -262,6 +277,8 @@ class LegacyCoordinator:
         seconds = self._limits.txn_end_wait_seconds
         try:
             async with asyncio.timeout(seconds):
+                # The version of `progress` moves once, when `Ended` is
+                # durable; closing raises instead.
                 while not held.known.is_finished:
                     await held.progress.past(0)
         except TimeoutError:
@@ -275,17 +292,22 @@ class LegacyCoordinator:
 
     async def _begin(self, timeout_ms: int, owner: str) -> TxnId:
         async with self._numbering:
+            # Awaited under the lock: whoever took a number first submits first (invariant 5).
             number = await self._numbers.next()
             if not self.last_number < number < METADATA_BIT:
                 raise InvariantBroken(f"the number {number} follows {self.last_number}")
+            # The log may have failed while a block of numbers was taken.
             self._check()
             began = Began(number, self._clock.now_ms(), timeout_ms, owner)
             submitted = self.log.submit(began)
+            # Counted before it is durable: no low watermark that is told meanwhile may pass it.
             self.last_number = number
             self._unfinished[number] = None
         try:
+            # Outside the lock: transactions that begin at the same time share a sync.
             position = await self.log.durable(submitted)
         except BaseException:
+            # It never was: left there it would hold the low watermark back for good.
             del self._unfinished[number]
             raise
         known = after(None, began)
@@ -299,6 +321,7 @@ class LegacyCoordinator:
     async def _add(self, held: _Held, entry: _Addition, *, copied: bool) -> None:
         async with held.turn:
             known = held.known
+            # Checked in turn: what comes after the decision would not be told of it.
             if not known.is_open:
                 raise InvalidTxnStatus(f"transaction {to_text(self._id(known))} is {known.state}")
             new = entry(known)
@@ -322,6 +345,8 @@ class LegacyCoordinator:
     async def _decide(self, held: _Held, *, commit: bool, cause: Cause) -> None:
         async with held.turn:
             entry = decision(held.known, commit=commit, now_ms=self._clock.now_ms())
+            # A second client, the deadline or a retry came after the decision: the same answer, or
+            # the opposite one is refused; and whoever is still asked gets asked now.
             if entry is None:
                 _check_same(self._id(held.known), held.known, commit=commit)
                 self._ends.hurry(self._id(held.known))
@@ -332,6 +357,7 @@ class LegacyCoordinator:
     async def _write(self, held: _Held, entry: Entry) -> None:
         self._check()
         position = await self.log.append(entry)
+        # After the append, by the function that also replays: memory never says more than the log.
         now = after(held.known, entry)
         assert now is not None
         held.known = now
@@ -342,18 +368,21 @@ class LegacyCoordinator:
     def _decided(self, held: _Held, cause: Cause) -> None:
         """The decision is in the log: tell everyone, and see to it that it is carried out."""
         txn, now = self._id(held.known), self._clock.now_ms()
+        # Participants here that keep it in records change in this turn; all others are asked.
         self._open_transactions.over(txn, OUTCOMES[held.known.state], now, cause)
         drive = asyncio.create_task(self._carry_out(held), name=f"end {to_text(txn)}")
         self._drives.add(drive)
         drive.add_done_callback(self._drive_done)
 
     async def _carry_out(self, held: _Held) -> None:
+        # The watermark is asked for at each attempt, which may be hours later.
         await self._ends.carry_out(self._id(held.known), held.known, lambda: self.low_watermark)
         while not held.known.is_finished:
             entry = ending(held.known, self._clock.now_ms())
             try:
                 position = await self.log.append(entry)
             except MagnetarError as error:
+                # The log is lost: `_drive_done` has it opened again, which begins this anew.
                 if not error.retryable:
                     raise
                 await self._clock.sleep(RETRY_SECONDS)
@@ -378,6 +407,7 @@ class LegacyCoordinator:
         self._live.pop(known.number, None)
         self._unfinished.pop(known.number, None)
         self._finished[known.number] = _Finished(known, position)
+        # Only now: until `Ended` is durable these entries are what a new leader needs.
         self.log.forget(earlier)
         if len(self._finished) > self._limits.txn_finished_per_coordinator_max:
             self._forget_oldest()
@@ -386,6 +416,7 @@ class LegacyCoordinator:
 
     async def collect(self, before_ms: int) -> None:
         """Forget what was finished before a time, and let its place in the log go."""
+        # In the order of ends, so the first one that is young enough ends the search.
         while self._finished and next(iter(self._finished.values())).known.ended_ms < before_ms:
             self._forget_oldest()
         await self.log.trim()

@@ -1,4 +1,4 @@
-"""What a coordinator writes into its log (pure).
+"""The entries that a coordinator writes into its log (pure).
 
 Owns: the entries; `entry_codec` has their form.
 
@@ -16,6 +16,8 @@ import msgspec
 
 from magnetar.txn.legacy.entry_codec import EntryCodec
 
+# Two steps, as Pulsar has them: participants must be told one by one, and until all are done the
+# decision is known but not yet the end.
 Decision: TypeAlias = Literal["COMMITTING", "ABORTING"]
 Outcome: TypeAlias = Literal["COMMITTED", "ABORTED"]
 LegacyState: TypeAlias = Literal["OPEN", "COMMITTING", "COMMITTED", "ABORTING", "ABORTED"]
@@ -38,7 +40,7 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """It may publish to these topics from now on."""
+    """A transaction may publish to these topics from now on (ADD_PARTITION)."""
 
     number: int
     topics: tuple[str, ...]
@@ -47,7 +49,7 @@ class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class SubscriptionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """It may acknowledge on these subscriptions from now on."""
+    """A transaction may acknowledge on these subscriptions from now on (ADD_SUBSCRIPTION)."""
 
     number: int
     subscriptions: tuple[Acknowledging, ...]
@@ -55,7 +57,7 @@ class SubscriptionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What becomes of it: the decision. Its topics and subscriptions are told next."""
+    """The decision on a transaction. Its topics and subscriptions are told next."""
 
     number: int
     state: Decision
@@ -65,6 +67,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """All its topics and subscriptions have carried the decision out."""
 
+    # All that a repeated END_TXN, the admin interface and the metrics ask of a finished one.
     number: int
     state: Outcome
     start_ms: int

@@ -1,4 +1,4 @@
-"""Where a coordinator of legacy transactions writes down what happens.
+"""The log of a coordinator of legacy transactions, as PIP-31 has it.
 
 Owns: `CoordinatorLog`: the log of one coordinator, of which all that is not over is needed.
 
@@ -24,6 +24,7 @@ from magnetar.runtime.metrics import TXN_LOG_APPENDS
 from magnetar.txn.legacy.coordinator_entries import CODEC, Entry
 from magnetar.txn.legacy.entry_log import EntryLog, LedgerWithCursor, open_ledger
 
+# Pulsar's names for the log and its cursor: tools that look for them find them.
 CURSOR: Final = "transaction.subscription"
 
 _PREFIX: Final = "persistent://pulsar/system/__transaction_log_"
@@ -75,8 +76,12 @@ class CoordinatorLog(EntryLog[Entry]):
     async def durable(self, submitted: asyncio.Future[Position]) -> Position:
         """Where an entry stands, once it is durable; a retryable error means: it is not there."""
         try:
+            # Shielded: the entry is in the ledger's hands, and cancelling who
+            # waits does not take it back.
             return await asyncio.shield(submitted)
         except MagnetarError as error:
+            # Retryable means that nothing was stored. Anything else leaves it open whether the
+            # entry is there, and an entry behind it could contradict it (invariant 2).
             if not error.retryable:
                 self.give_up(error)
             raise

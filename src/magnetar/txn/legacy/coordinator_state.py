@@ -1,4 +1,4 @@
-"""What becomes of a legacy transaction (pure).
+"""The states of a legacy transaction, as the entries of its coordinator's log make them (pure).
 
 Owns: `LegacyTransaction`, and how each entry of the log changes it. The same function makes the
 state in memory and, after a restart, the state from the log.
@@ -51,7 +51,7 @@ OUTCOMES: Final[dict[LegacyState, Outcome]] = {
 
 
 class LegacyTransaction(msgspec.Struct, frozen=True):
-    """As its coordinator knows it."""
+    """A legacy transaction, as its coordinator knows it."""
 
     number: int
     start_ms: int
@@ -92,6 +92,8 @@ def after(known: LegacyTransaction | None, entry: Entry) -> LegacyTransaction | 
     """What an entry makes of a transaction; None: there is none."""
     if known is None:
         return _first(entry)
+    # A case whose guard fails falls through and changes nothing: an addition or a second decision
+    # that a former leader managed to append behind the first one (invariants 1 to 3).
     match entry:
         case PartitionsAdded() if known.is_open:
             topics = _merged(known.topics, entry.topics)
@@ -109,6 +111,7 @@ def after(known: LegacyTransaction | None, entry: Entry) -> LegacyTransaction | 
 
 def decision(known: LegacyTransaction, *, commit: bool, now_ms: int) -> Decided | None:
     """The entry that decides an open transaction; None: it is decided already."""
+    # Decided before: the caller compares, and the same end again is no error.
     if not known.is_open:
         return None
     state: Decision = "COMMITTING" if commit else "ABORTING"
@@ -129,17 +132,20 @@ def ending(known: LegacyTransaction, now_ms: int) -> Ended:
 
 
 def header_of(txn: TxnId, known: LegacyTransaction) -> Header:
-    """As the book of open transactions and the admin interface know both kinds."""
+    """Make the header in which open transactions and the admin interface know both kinds."""
     return Header(
         to_text(txn),
         known.start_ms,
         known.deadline_ms,
+        # NEVER while it is open; the state itself is OPEN, and `HeaderCopies.end` makes it final.
         finalized_ms=known.decided_ms,
         owner=known.owner,
     )
 
 
 def _first(entry: Entry) -> LegacyTransaction | None:
+    # Normally `Began`. Only `Ended` is left of a finished one; any other entry is the remainder of
+    # one that was forgotten (invariant 4).
     match entry:
         case Began():
             return LegacyTransaction(entry.number, entry.start_ms, entry.timeout_ms, entry.owner)

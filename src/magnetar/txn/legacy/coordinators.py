@@ -45,7 +45,9 @@ from magnetar.wire.messages import TxnId
 
 NUMBERS: Final = "/txn/legacy-ids"
 
+# A put of the store per so many transactions; what a leadership leaves of its block is lost.
 _NUMBER_BLOCK: Final = 10_000
+# Well below clients' operation timeouts: they rather ask again, here or elsewhere.
 _OPEN_WAIT_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 1.0
 """Between two looks at what is led here, if nobody tells of a change."""
@@ -63,6 +65,7 @@ class _Seat(NamedTuple):
     def coordinator(self) -> LegacyCoordinator | None:
         """None: it is not open yet, or could not be opened."""
         task = self.opening
+        # A failed opening counts as lost, and `_follow` tries again.
         if not task.done() or task.cancelled() or task.exception() is not None:
             return None
         return task.result()
@@ -94,6 +97,7 @@ class LegacyCoordinators(Service):
         self._partitions = partitions
         self._open_transactions = open_transactions
         self.participants = participants
+        # Shared by all coordinators: one limit for what this broker asks of participants at once.
         self._copies = HeaderCopies(store)
         self._ends = Ends(participants, self._copies)
         self._metadata = store.metadata
@@ -101,6 +105,7 @@ class LegacyCoordinators(Service):
         self._clock = clock
         self._limits = limits
         self._background = BackgroundTasks()
+        # One per coordinator whose log is open, or being opened, under the present leadership.
         self._seats: dict[int, _Seat] = {}
         self._leaving = asyncio.Lock()
         self._looked: dict[int, int] = {}
@@ -112,6 +117,8 @@ class LegacyCoordinators(Service):
 
     async def _stop(self) -> None:
         self._background.close()
+        # What waits for participants is told that the coordinator leaves,
+        # so that `over` can return.
         for partition in list(self._seats):
             await self._leave(partition)
         await self._background.over()  # whoever waited for an end is told by now
@@ -148,7 +155,7 @@ class LegacyCoordinators(Service):
         return "COMMITTED" if commit else "ABORTED"
 
     def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
-        """The same in a task, which is not to be cancelled."""
+        """Decide a transaction in a task of its own, which is not to be cancelled."""
         return self._background.in_task(self.end(txn, commit=commit, owner=owner))
 
     async def expire(self, due: Header) -> None:
@@ -159,7 +166,7 @@ class LegacyCoordinators(Service):
     # --- what it knows
 
     def here(self) -> Iterator[LegacyCoordinator]:
-        """Those that are open."""
+        """The coordinators that are open here."""
         for seat in self._seats.values():
             if (own := seat.coordinator) is not None:
                 yield own
@@ -172,6 +179,8 @@ class LegacyCoordinators(Service):
     def is_open(self, txn: TxnId) -> bool | None:
         """Whether a transaction may write; None: its coordinator is not open here."""
         own = self.at(txn.most)
+        # None, not False: a lost log knows nothing for sure. The topic then lets the transaction
+        # write, and the end that comes decides.
         if own is None or own.log.failure is not None:
             return None
         known = own.find(txn)
@@ -195,14 +204,18 @@ class LegacyCoordinators(Service):
     async def _coordinator(self, partition: int, *, create: bool) -> LegacyCoordinator:
         self._check(partition)
         if partition not in self._seats:
+            # A request about an id whose coordinator never had a log: none is created for it.
             if not create and not await log_exists(self._metadata, partition):
                 raise TransactionNotFound(f"coordinator {partition} has no log")
+            # Once more after the read: the leadership may be over, and opening
+            # would fence its successor.
             self._check(partition)
             self._take(partition)
         seat = self._seats[partition]
         if not seat.opening.done():
             await asyncio.wait({seat.opening}, timeout=_OPEN_WAIT_SECONDS)
         own = seat.coordinator
+        # Not open within that second, or left meanwhile: both look the same to the client.
         if own is None or self._seats.get(partition) is not seat:
             raise TransactionCoordinatorNotFound(
                 f"coordinator {partition} is reading its log", hint="try again in a moment"
@@ -219,6 +232,8 @@ class LegacyCoordinators(Service):
     async def _follow(self) -> None:
         changes = self._partitions.changes
         while not self.stopping:
+            # The version first: a change while logs are opened or left makes
+            # the next look immediate.
             seen = changes.version
             try:
                 await self._leave_lost()
@@ -232,6 +247,8 @@ class LegacyCoordinators(Service):
     async def _leave_lost(self) -> None:
         led = self._partitions.led
         for partition, seat in list(self._seats.items()):
+            # Led by another broker, led again under a new epoch, or the log has failed: in each
+            # case only an opening tells what is true.
             if led.get(partition) != seat.epoch or seat.is_lost:
                 self._looked.pop(partition, None)
                 await self._leave(partition)
@@ -240,12 +257,15 @@ class LegacyCoordinators(Service):
         new = [
             partition
             for partition, epoch in self._partitions.led.items()
+            # Remembered by epoch: no log was there, and under this
+            # leadership only `begin` makes one.
             if partition not in self._seats and self._looked.get(partition) != epoch
         ]
         epochs = self._partitions.led
         exist = await asyncio.gather(*(log_exists(self._metadata, each) for each in new))
         for partition, exists in zip(new, exist, strict=True):
             self._looked[partition] = epochs[partition]
+            # Once more after the read: opening fences, and must not fence a newer leader.
             if exists and self._partitions.leads(partition) and not self.stopping:
                 self._take(partition)
 
@@ -294,6 +314,7 @@ class LegacyCoordinators(Service):
         )
         try:
             await own.recover()
+        # Half recovered: carrying out may have begun, and must not go on without its log.
         except BaseException:
             await own.close()
             raise

@@ -16,6 +16,7 @@ from typing import Final
 
 from magnetar.wire.messages import TxnId
 
+# What a topic's record has room for; the low watermark passes most of them long before.
 ENDED_MAX: Final = 5000
 """Ends that are remembered above the low watermarks."""
 
@@ -34,12 +35,12 @@ class EndedIds:
         return self.is_below(txn) or txn in self._ended
 
     def __iter__(self) -> Iterator[TxnId]:
-        """Those above the low watermarks, the oldest end first."""
+        """The ended transactions above the low watermarks, the oldest end first."""
         return iter(self._ended)
 
     @property
     def low(self) -> Mapping[int, int]:
-        """By coordinator: none at or below this number is open."""
+        """The low watermark of each coordinator: none at or below this number is open."""
         return MappingProxyType(self._low)
 
     def is_below(self, txn: TxnId) -> bool:
@@ -59,6 +60,7 @@ class EndedIds:
         if number <= self._low.get(coordinator, _NONE):
             return False
         self._low[coordinator] = number
+        # One number stands for all of these: that is what bounds the memory of a busy topic.
         for txn in [each for each in self._ended if self.is_below(each)]:
             del self._ended[txn]
         return True

@@ -50,7 +50,7 @@ from magnetar.wire.messages import TxnId
 
 
 class HeaderCopies:
-    """Of all coordinators of one broker."""
+    """The headers that all legacy coordinators of one broker copy for topics with records."""
 
     def __init__(self, store: TxnStore) -> None:
         self._store = store
@@ -58,6 +58,8 @@ class HeaderCopies:
     async def open(self, header: Header) -> None:
         """Let topics know that a transaction is open; again: nothing."""
         try:
+            # Without indexes: a copy is found by its key alone, and its deadline is the
+            # coordinator's to keep (invariant 8).
             await self._store.metadata.put(header_key(header.id), encode(header), expected=ABSENT)
         except BadVersion:
             return  # it is there, and perhaps final
@@ -66,13 +68,15 @@ class HeaderCopies:
         """Let topics know the decision, whether or not they knew of the transaction."""
 
         def ended(present: Header | None) -> Header:
+            # Absent: the put of the OPEN copy was lost, or never came. A final one is made all the
+            # same, so that a late OPEN one finds it (invariant 9).
             return transitions.ended(present or header, state, now_ms)
 
         await self._store.change(header_key(header.id), Header, ended, header_indexes)
 
 
 class Participants(Protocol):
-    """Where legacy transactions end."""
+    """The topics and subscriptions in which legacy transactions end, wherever they are."""
 
     async def end_on_topic(
         self, topic: str, txn: TxnId, *, commit: bool, low_watermark: int
@@ -83,6 +87,7 @@ class Participants(Protocol):
     ) -> None: ...
 
 
+# Most often a topic is being loaded or moved, which is over within seconds.
 RETRY_SECONDS: Final = 1.0
 _PAUSE_MAX_SECONDS: Final = 60.0
 _AT_ONCE: Final = 1000
@@ -94,7 +99,7 @@ _LOG: Final = logger(__name__)
 
 
 class Ends:
-    """Of all coordinators of one broker."""
+    """The ends under way of all coordinators of one broker."""
 
     def __init__(self, participants: Participants, copies: HeaderCopies) -> None:
         self._participants = participants
@@ -106,8 +111,10 @@ class Ends:
         self, txn: TxnId, known: LegacyTransaction, low_watermark: Callable[[], int]
     ) -> None:
         """Return once all its topics and subscriptions have ended a decided transaction."""
+        # One signal for all its participants: a repeated END_TXN wakes every pause at once.
         hurry = self._hurries[txn] = Signal()
         try:
+            # All at once: a commit is visible everywhere as soon as the slowest one has it.
             async with asyncio.TaskGroup() as group:
                 for where, end in self._all(txn, known, low_watermark):
                     group.create_task(self._insist(txn, where, end, hurry))
@@ -115,7 +122,7 @@ class Ends:
             del self._hurries[txn]
 
     def hurry(self, txn: TxnId) -> None:
-        """Somebody waits: those that could not end it are asked again now."""
+        """Ask those that could not end a transaction again at once: a client waits."""
         if (waiting := self._hurries.get(txn)) is not None:
             waiting.advance()
 
@@ -126,6 +133,8 @@ class Ends:
         commit, ask = known.commits, self._participants
 
         async def on_topic(topic: str) -> None:
+            # The watermark of the moment of asking, not of the decision: it
+            # lets topics forget more.
             await ask.end_on_topic(topic, txn, commit=commit, low_watermark=low_watermark())
 
         async def on_subscription(topic: str, name: str) -> None:
@@ -138,6 +147,8 @@ class Ends:
         for each in known.subscriptions:
             where = f"{each.topic} {each.subscription}"
             yield where, partial(on_subscription, each.topic, each.subscription)
+        # The header is one more participant: final before `Ended`, so it is never
+        # left open (invariant 7).
         if known.has_copy:
             header, state = header_of(txn, known), OUTCOMES[known.state]
             yield "its header", partial(self._copies.end, header, state, known.decided_ms)
@@ -146,14 +157,17 @@ class Ends:
         pause = RETRY_SECONDS
         told = ""
         while True:
+            # Before the attempt: a `hurry` that comes while it runs is not lost.
             seen = hurry.version
             try:
+                # Not held during the pause: one topic that is down takes no room (invariant 2).
                 async with self._room:
                     await end()
                 return
             except Exception as error:  # noqa: BLE001  nothing is given up: it would never end
                 passes = isinstance(error, MagnetarError) and error.retryable
                 pause = RETRY_SECONDS if passes else min(pause * 2, _PAUSE_MAX_SECONDS)
+                # Once per kind of trouble, not once per attempt: this may go on for hours.
                 if repr(error) != told:
                     told = repr(error)
                     _tell_late(txn, where, error)

@@ -19,7 +19,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class EntryCodec(Generic[Kinds]):
-    """That of one sort of log, whose name errors tell."""
+    """The codec of one sort of log, whose name its errors tell."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Kinds], log: str) -> None:
         self._decoder = decoder
@@ -32,6 +32,7 @@ class EntryCodec(Generic[Kinds]):
         """The entry that `encode` made these bytes of."""
         if not payload:
             raise CorruptData(f"an entry of {self._log} is empty")
+        # A newer release wrote it, before a downgrade: guessing could lose a decision.
         if payload[0] != VERSION:
             raise FormatTooNew(f"an entry of {self._log} has version {payload[0]}")
         try:

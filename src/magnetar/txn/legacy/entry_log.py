@@ -26,6 +26,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.txn.legacy.entry_codec import EntryCodec, Kinds
 
+# Nobody reads such a log but its owner: what the cursor has passed is waste.
 _KEEP_NOTHING: Final = Retention(0, 0)
 
 
@@ -37,7 +38,7 @@ class Logged(NamedTuple, Generic[Kinds]):
 
 
 class LedgerWithCursor(NamedTuple):
-    """What a log is kept in. Get it from `open_ledger`."""
+    """The managed ledger of a log, and the cursor on it. Get it from `open_ledger`."""
 
     ledger: ManagedLedger
     cursor: Cursor
@@ -55,6 +56,7 @@ async def open_ledger(
     """Take a log over, creating it if there is none."""
     ledger = await ManagedLedger.open(name, metadata, ledgers, clock=clock, limits=limits)
     try:
+        # A crash may have come between the ledger and its first cursor: then it is created here.
         if cursor in ledger.cursor_names():
             return LedgerWithCursor(ledger, ledger.cursor(cursor))
         return LedgerWithCursor(ledger, await ledger.create_cursor(cursor, EARLIEST))
@@ -77,6 +79,8 @@ class EntryLog(Generic[Kinds]):
 
     async def replay(self) -> AsyncIterator[Logged[Kinds]]:
         """Every entry that is not forgotten, in order."""
+        # From the mark-delete position: what was forgotten, but not durably,
+        # comes again (invariant 3).
         self._cursor.rewind()
         while found := await self._cursor.read(SCAN_ENTRIES, SCAN_BYTES):
             for each in found:
@@ -87,7 +91,9 @@ class EntryLog(Generic[Kinds]):
         return self.ledger.append(self._codec.encode(entry))
 
     def forget(self, positions: Iterable[Position]) -> None:
-        """These entries are not needed any more."""
+        """Let entries go that are not needed any more."""
+        # In memory; the cursor is written now and then. Too late costs a
+        # longer replay, nothing else.
         for position in positions:
             self._cursor.ack(position)
 
@@ -96,7 +102,7 @@ class EntryLog(Generic[Kinds]):
         await self.ledger.trim(_KEEP_NOTHING)
 
     async def trim_if_due(self) -> None:
-        """The same, if a whole ledger stands before what is needed."""
+        """Let ledgers go if a whole one stands before what is needed."""
         if self.ledger.first_position().ledger_id < self._cursor.mark_delete.ledger_id:
             await self.trim()
 

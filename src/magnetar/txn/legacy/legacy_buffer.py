@@ -67,7 +67,7 @@ from magnetar.wire.messages import TxnId
 
 
 class MarkedTransaction(SegmentTransaction):
-    """What its topic knows of it until its end is durable."""
+    """A legacy transaction in its topic, until its end is durable there."""
 
     __slots__ = ("ending", "trouble")
 
@@ -79,6 +79,8 @@ class MarkedTransaction(SegmentTransaction):
         """Why the last attempt failed."""
 
 
+# Bounds what a recovery must scan; small enough for a start, large enough that the record is no
+# cost beside the entries.
 RECORD_ENDS: Final = 1000
 """After so many ends, or entries of any kind, the stream record is written again."""
 
@@ -94,7 +96,7 @@ class AbortedEntries(Protocol):
     """The aborted entries of the topic, of transactions of either kind."""
 
     def hide(self, txn: TxnId, first: Position, last: Position) -> None:
-        """Its entries, from `first` up to `last`, are not for consumers. That is durable."""
+        """Hide the entries of a transaction, from `first` up to `last`; the record is durable."""
         ...
 
     def is_visible(self, txn: TxnId, position: Position) -> bool: ...
@@ -118,6 +120,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         failed: Signal,
         outcomes: Outcomes,
     ) -> None:
+        # The signals of the topic's other buffer: dispatch waits for one, whichever kind moved.
         super().__init__(segment, ledger, news=news, stored=stored, moved=moved)
         self._failed = failed
         self.failure: MagnetarError | None = None
@@ -127,6 +130,8 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         self._aborted = aborted
         self._epoch = epoch
         self._clock = clock
+        # The stream record and what it does not say yet: `_news` and
+        # `_recorded` tell when it is due.
         self._record = StreamStore(segment, store.metadata, epoch, clock=clock)
         self._stream = StreamState()
         self._passed: list[Position] = []
@@ -174,20 +179,26 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def recover(self) -> None:
         """Find what former owners left, then open the gate. Aborted records were read before."""
+        # Adopting fences a former owner's late writes of the record, before anything is read of it.
         record = await self._record.adopt()
         if record is not None:
             self._stream = StreamState.of(record)
+            # The record may be older than the last trim: what that took away is none of this state.
             self._stream.trimmed(self._ledger.first_position())
             if self._ledger.trimmed_through is not None:
                 self._stream.ended_before(self._ledger.trimmed_through)
             await self._scan(Position(*record.scanned_to))
+            # Undecided here until its coordinator asks for the end again: the maxReadPosition stays
+            # below it ('gate'). Whether it has entries is not known any more: assume so.
             for txn, first in self._stream.open.items():
                 work = self._track(txn, first)
                 work.has_entries = True
                 if not self._aborted.is_visible(txn, first):
                     work.decision = "ABORTED"  # its owner died before the marker
             self._begin_keeping()
+        # Only now ('gate'): every transaction that may have entries is tracked.
         self._visibility.open_gate()
+        # Their aborted records are durable, the markers are missing: no coordinator need ask again.
         for work in list(self._works.values()):
             if work.decision is not None:
                 self._tasks.spawn(self._persist(work), f"abort {to_text(work.txn)}")
@@ -198,6 +209,8 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         """The stream from here on; what it has of markers is to be passed."""
         while entries := await self._ledger.read(position, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
+                # Messages open their transaction, markers end it; markers are also
+                # to be passed by cursors.
                 trace = trace_of(entry.payload)
                 if trace is not None:
                     self._stream.scan(entry.position, trace)
@@ -210,13 +223,17 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     def is_admitted(self, txn: TxnId) -> bool:
         """Whether its next message may be appended at once."""
         work = self._works.get(txn)
+        # Tracked: one that a former owner left must first recall what it has stored, for dedup.
         if work is not None:
             return work.is_admitted and work.decision is None
+        # New here: with the record in place (invariant 1) there is nothing to wait for.
         return self._record.exists and self.refusal(txn) is None
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without waiting; None: `ask` tells."""
         work = self._works.get(txn)
+        # Three ways not to be let in: ended here ('fence'), not open by the word of a coordinator
+        # on this broker, or the record has no room for one more.
         if self._stream.is_over(txn) or (work is not None and work.decision is not None):
             text = f"transaction {to_text(txn)} has ended on {self._segment}"
             return NotAllowed(text, hint=BEGIN_ANEW)
@@ -249,9 +266,12 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def _admission(self) -> None:
         """What any transaction may wait for: the record, and to know what was stored before."""
+        # Stands if the task is cancelled: whoever waits is called in every case.
         refusal: str | None = f"{self._segment} was unloaded"
         try:
             async with asyncio.timeout(ADMIT_SECONDS):
+                # The first legacy transaction this topic ever has: the record
+                # comes before its message.
                 if not self._record.exists:
                     await self.write_record()
                 await self._recall()
@@ -264,10 +284,12 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             self._is_admitting = False
             waiting, self._waiting = self._waiting, []
             for txn, then in waiting:
+                # Asked again, for each: its end may have come during the attempt.
                 then(txn, self.refusal(txn) if refusal is None else self._refused(txn, refusal))
 
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""
+        # New ones are admitted as they come, so these are a former owner's.
         recovered = [work for work in self._works.values() if not work.is_admitted]
         if not recovered:
             return
@@ -281,6 +303,8 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         """One that `is_admitted`: it is tracked from its first message on."""
         work = self._works.get(txn)
         if work is None:
+            # The next append lands at or above this floor, so the bound
+            # stands before the entry does.
             work = self._track(txn, self._ledger.next_append_floor())
             work.is_admitted = True
         return work
@@ -292,19 +316,24 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         self._check_serving()
         state: State = "COMMITTED" if commit else "ABORTED"
         work = self._works.get(txn)
+        # It wrote nothing here, or has ended before: remembered, so that a late message is refused.
         if work is None:
             self._stream.over(txn)
             self._note_news()
+        # Set before any await: from this line on it appends nothing more ('fence').
         elif work.decision is None:
             work.decision = state
         elif work.decision != state:
             raise InvalidTxnStatus(f"transaction {to_text(txn)} is {work.decision} here")
+        # Its own number is not over before its end is durable here: the watermark stops below it.
         if self._stream.note_low(txn.most, min(low_watermark, txn.least - 1)):
             self._abort_leftovers()
         if work is not None:
             await self._ended(work)
 
     def _abort_leftovers(self) -> None:
+        # Their coordinator has finished them without this topic, as if it had not been added:
+        # nobody will ever ask for their end here.
         for txn in self._stream.leftovers():
             work = self._works[txn]
             if work.decision is None:
@@ -314,6 +343,8 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def _persist(self, work: MarkedTransaction) -> None:
         """End what no coordinator will ask for again."""
+        # Trying forever would hold the maxReadPosition unseen; a topic that is
+        # loaded anew starts over.
         deadline = self._clock.monotonic() + MATERIALISE_SECONDS
         while True:
             try:
@@ -331,9 +362,11 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         """Wait for the one attempt to end it; done already: nothing."""
         if self._works.get(work.txn) is not work:
             return
+        # One attempt that all who ask share: the end is written once.
         if work.ending is None:
             work.ending = self._tasks.spawn(self._attempt(work), f"end {to_text(work.txn)}")
         await asyncio.wait({work.ending})
+        # Still tracked: the attempt failed, or was cancelled by an unload before it could say why.
         if self._works.get(work.txn) is work:
             raise work.trouble or ServiceNotReady(f"{self._segment} was unloaded")
 
@@ -342,6 +375,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             await self._finish(work)
         except MagnetarError as error:
             work.trouble = error.with_traceback(None)
+            # Another broker has the stream: nothing that this owner does counts any more.
             if isinstance(error, ManagedLedgerFenced):
                 self.fail(error)
         finally:
@@ -350,18 +384,25 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     async def _finish(self, work: MarkedTransaction) -> None:
         txn, state = work.txn, work.decision
         assert state is not None, "that is why it is finished"
+        # The order of invariant 3. A crash behind the aborted record is finished by
+        # `recover`; one before it leaves the transaction open, and its coordinator asks again
+        # ('aborted stays known').
         if state == "ABORTED" and work.has_entries:
             # Whatever it has in flight was handed to the log before this, and stands below.
             last = self._ledger.next_append_floor().previous
             await self._store.write_aborted(txn, self._segment, last)
             self._aborted.hide(txn, work.bound, last)
+        # Terminated, or a sealed segment: no marker can follow, so the record ends it.
         if self._ledger.sealed:
             await self._write(txn)
             self._stream.over(txn, self._ledger.last_position())
+        # Tracked, but nothing was appended: no entries, no marker to tell of.
         elif not work.has_entries:
             self._stream.over(txn)
         else:
             await self._mark(txn, state)
+        # From here on it is over: what it stored counts for dedup,
+        # consumers see it, dispatch wakes.
         self._count_end(work, state)
         del self._works[txn]
         self._visibility.commit(txn)
@@ -370,6 +411,8 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def _mark(self, txn: TxnId, state: State) -> None:
         """Append the marker: what was in flight of the transaction stands before it."""
+        # Before the append: a record written meanwhile must not claim the marker's place
+        # (invariant 1 of `stream_state`).
         self._stream.marking(txn, self._ledger.next_append_floor())
         try:
             position = await self._ledger.append(marker(txn, state, self._clock.now_ms()))
@@ -389,6 +432,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     async def _write(self, over: TxnId | None = None) -> None:
         news, scanned_to = 0, self._recorded
 
+        # Called when its turn has come, not now: the latest state is what gets written.
         def made() -> StreamRecord:
             nonlocal news, scanned_to
             news, end = self._news, self._ledger.last_position().next
@@ -396,6 +440,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             scanned_to = Position(*record.scanned_to)
             return record
 
+        # News that came during the write stays due.
         def written() -> None:
             self._news -= news
             self._recorded = scanned_to
@@ -403,12 +448,14 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
         try:
             await self._record.write(made, written)
+        # Whether the record is this owner's is not certain any more: only a load tells.
         except (ManagedLedgerFenced, OutcomeUnknown) as error:
             self.fail(error)
             raise
 
     def _note_news(self) -> None:
         self._news += 1
+        # Many ends wake the keeper at once; few of them wait for the others.
         if self._news % RECORD_ENDS == 0:
             self._crowded.advance()
 
@@ -424,6 +471,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         while True:
             crowds = self._crowded.version
             try:
+                # A topic without traffic writes nothing and wakes nobody ('no poll, no spin').
                 seen = await appended.past(seen)
             except MagnetarError:
                 return  # what ends from now on is written as it ends
@@ -432,6 +480,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
                 await self._try_to_write()
 
     def _is_due(self) -> bool:
+        # Due for ends that it does not say, or for the length of what a recovery would scan.
         end = self._ledger.last_position()
         behind = self._ledger.count_between(self._recorded.previous, end)
         return bool(self._news) or behind >= RECORD_ENDS
@@ -456,6 +505,8 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def note_ack_log(self, subscription: str) -> None:
         """A subscription is about to have such a log, and whoever loads the topic finds it."""
+        # In the record before the log begins: a log that no record names
+        # would never be found again.
         self._stream.ack_logs.add(subscription)
         try:
             await self.write_record()
@@ -464,7 +515,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             raise
 
     async def forget_ack_log(self, subscription: str) -> None:
-        """It is gone with its subscription."""
+        """Forget the log of a subscription, which is gone with it."""
         if subscription in self._stream.ack_logs:
             self._stream.ack_logs.discard(subscription)
             await self.write_record()
@@ -477,6 +528,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def close(self) -> None:
         """Leave everything to the next owner, with little to scan."""
+        # A failed owner writes nothing: the record may be its successor's by now.
         is_kept = self._record.exists and self.failure is None and not self._tasks.stopping
         if is_kept and self._is_due():
             await self._try_to_write()

@@ -17,6 +17,7 @@ from magnetar.wire.messages import TxnId, encode_entry, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 MARKER_PRODUCER: Final = "pulsar.txn.marker"
+# Pulsar's MarkerType: TXN_COMMIT and TXN_ABORT.
 COMMIT_MARKER: Final = 21
 ABORT_MARKER: Final = 22
 
@@ -28,7 +29,7 @@ _TYPES: Final = {state: number for number, state in _ENDS.items()}
 
 
 class Trace(NamedTuple):
-    """What an entry says of a transaction."""
+    """The trace that a transaction leaves in an entry: a message of it, or its marker."""
 
     txn: TxnId
     end: State | None
@@ -56,6 +57,8 @@ def is_txn_marker(payload: bytes) -> bool:
 
 def trace_of(payload: bytes) -> Trace | None:
     """What an entry has to do with a transaction; those that cannot are not parsed."""
+    # A recovery scans whole streams: most entries are ruled out without parsing their metadata.
+    # Bytes of a payload may look like the tag; those are parsed for nothing.
     if payload.find(_TXN_TAG) < 0:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the log of a subscription's pending acknowledgements holds (pure).
+"""The entries of the log of a subscription's pending acknowledgements (pure).
 
 Owns: the entries; `entry_codec` has their form. An end stands behind all that its transaction
 acknowledged: nothing is accepted after it.
@@ -28,7 +28,7 @@ class HeldEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AcksHeld(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a transaction acknowledges with one command."""
+    """The acknowledgements of one command of a transaction."""
 
     most: int
     least: int
@@ -52,8 +52,9 @@ class AcksHeld(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class AcksEnded(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """What became of a transaction."""
+    """The end of a transaction on this subscription."""
 
+    # What it held is not repeated: its `AcksHeld` stand before this in the log.
     most: int
     least: int
     committed: bool
@@ -73,6 +74,7 @@ CODEC: Final = EntryCodec[PendingAckEntry](
 def held(txn: TxnId, incarnation: int, acks: list[Acked], cumulative: bool) -> AcksHeld:
     entries = tuple(
         HeldEntry(*ack.position, f"{ack.unacked:x}", ack.size)
+        # A whole entry, the usual case, is stored as two numbers.
         if ack.unacked
         else HeldEntry(*ack.position)
         for ack in acks

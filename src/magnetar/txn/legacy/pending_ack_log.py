@@ -32,6 +32,7 @@ from magnetar.txn.legacy.entry_log import EntryLog, LedgerWithCursor, open_ledge
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer
 from magnetar.txn.legacy.pending_ack_entries import CODEC, PendingAckEntry
 
+# Pulsar's names, of the cursor and of the ledger beside the topic's.
 CURSOR: Final = "__pending_ack_state"
 
 _SUFFIX: Final = "__transaction_pending_ack"
@@ -45,13 +46,13 @@ class PendingAckLog(EntryLog[PendingAckEntry]):
         super().__init__(kept_in, CODEC)
 
     async def discard(self, positions: Iterable[Position]) -> None:
-        """These are done with."""
+        """Let entries go whose transactions are done with."""
         self.forget(positions)
         await self.trim_if_due()
 
 
 class PendingAckLogs:
-    """Those of one topic."""
+    """The pending-ack logs of one topic."""
 
     def __init__(
         self,
@@ -76,8 +77,10 @@ class PendingAckLogs:
 
     async def open(self, subscription: str) -> PendingAckLog:
         """Take over the log of a subscription, or begin one."""
+        # Named in the stream record first (invariant 3), so that a crash leaves no log unfound.
         if not self.exists(subscription):
             await self._buffer.note_ack_log(subscription)
+        # An opening, even of an empty log: that is what fences a former owner of the subscription.
         log = await self._opened(subscription)
         try:
             await log.trim()
@@ -91,18 +94,20 @@ class PendingAckLogs:
         self._buffer.fail(error)
 
     async def delete(self, subscription: str) -> None:
-        """With its subscription, whose log is closed; there need not be one."""
+        """Delete the log of a deleted subscription, which is closed; there need not be one."""
         if self.exists(subscription):
+            # The log, then its name: a crash in between leaves a name whose log is deleted again.
             await (await self._opened(subscription)).delete()
             await self._buffer.forget_ack_log(subscription)
 
     async def delete_all(self) -> None:
-        """With the topic: the record of which there are goes next."""
+        """Delete all logs, as their topic is deleted: the record that names them goes next."""
         for subscription in self._buffer.ack_logs:
             await (await self._opened(subscription)).delete()
 
     async def sweep(self, subscriptions: Iterable[str]) -> None:
         """Delete what subscriptions left behind that are none of these."""
+        # Of subscriptions that were deleted while a crash kept their logs ('no leak').
         for subscription in {*self._buffer.ack_logs} - {*subscriptions}:
             try:
                 await self.delete(subscription)

@@ -31,6 +31,7 @@ from magnetar.wire.messages import TxnId
 
 STREAM_RECORDS: Final = "/txn/legacy"
 
+# A stream record holds them all, in one value of the store.
 OPEN_MAX: Final = 4000
 """Open transactions of one topic: with all else that it holds, the record stays below its limit."""
 
@@ -78,6 +79,9 @@ class StreamState:
     """The legacy transactions of one stream."""
 
     def __init__(self) -> None:
+        # Kept in the record: `_open`, `_ended`, the last marker and which logs
+        # there are. `_marking` is of this owner alone: markers that are being
+        # appended, and where at the earliest.
         self.last_marker: Position | None = None
         self.ack_logs: set[str] = set()
         self._open: dict[TxnId, Position] = {}
@@ -103,6 +107,8 @@ class StreamState:
 
     def wrote(self, txn: TxnId, position: Position) -> None:
         """A message of a transaction stands at a position, or will."""
+        # The first message sets the bound. One of a transaction that has ended is only met again: a
+        # scan may begin before markers that the record includes.
         if txn not in self._open and txn not in self._ended:
             self._open[txn] = position
 
@@ -117,6 +123,7 @@ class StreamState:
 
     def over(self, txn: TxnId, end: Position | None = None) -> None:
         """A transaction has ended; without a marker that is known: `end` is that of the stream."""
+        # Its append was given up, perhaps after it reached the log: `last_marker` errs upwards.
         if self._marking.pop(txn, None) is not None and end is not None:
             self._note_marker(end)  # an attempt to append one may have left it there
         self._open.pop(txn, None)
@@ -128,6 +135,7 @@ class StreamState:
 
     def scan(self, position: Position, trace: Trace) -> None:
         """An entry of the stream, in order."""
+        # Of the other kind: pins and records tell of it, and it has no markers.
         if is_metadata(trace.txn):
             return
         if trace.end is None:
@@ -161,6 +169,7 @@ class StreamState:
 
         `over` is a transaction that the record itself ends: the stream takes no marker any more.
         """
+        # Invariant 1: a marker in flight is scanned again, should it have reached the log.
         floors = [floor for txn, floor in self._marking.items() if txn != over]
         opened = self._open.items()
         return StreamRecord(
@@ -170,6 +179,7 @@ class StreamState:
             tuple(OpenTransaction(to_text(txn), *at) for txn, at in opened if txn != over),
             tuple(to_text(txn) for txn in self._ended),
             tuple(LowWatermark(*each) for each in sorted(self._ended.low.items())),
+            # Sealed with a marker whose append was given up: it may be the last entry.
             end if over in self._marking else self.last_marker,
             tuple(sorted(self.ack_logs)),
         )

@@ -36,6 +36,7 @@ class StreamStore:
         self._epoch = epoch
         self._clock = clock
         self._key = stream_key(segment)
+        # Until the first legacy transaction of this topic nothing is stored (invariant 2).
         self._owned = self._absent()
 
     @property
@@ -44,6 +45,7 @@ class StreamStore:
 
     async def adopt(self) -> StreamRecord | None:
         """Take a former owner's record over; None: there is none."""
+        # Nearly every topic: one read, no write.
         if await self._metadata.get(self._key) is None:
             return None
         self._owned = await take(
@@ -68,6 +70,8 @@ class StreamStore:
         return decode_value(self._key, value, StreamRecord)
 
     def _claimed(self, present: StreamRecord | None) -> StreamRecord:
+        # Deleted or taken by a later owner between the read and this: the
+        # topic is loaded elsewhere.
         if present is None or present.epoch > self._epoch:
             raise ManagedLedgerFenced(f"{self._segment} has a later owner")
         return replace(present, epoch=self._epoch)

@@ -38,6 +38,7 @@ def _explored(scenario: str) -> int:
     )
     if report.violation is not None:
         sys.stdout.write(f"{report.violation}\n")
+    # A search that ran into its limit proves nothing: not a success.
     return 0 if report.complete else 1
 
 
@@ -46,6 +47,7 @@ def _without(name: str) -> int:
     world = World(SCENARIOS[rule.scenario], replace(Rules(), **{name: False}))
     report = explore(world, rule.protects)
     sys.stdout.write(f"Rule: {rule.text}\nWithout it: {rule.without}.\n{report.violation}\n")
+    # Here a violation is what was asked for: a rule that nothing breaks without is no rule.
     return 0 if report.violation is not None else 1
 
 

@@ -61,6 +61,7 @@ RECORDS: Final = (
     ),
 )
 
+# A test holds these to the names of the model's actions.
 FLOWS: Final = {
     "Publish": (
         "publish.track",
@@ -155,6 +156,7 @@ def _records() -> str:
 
 
 def _stages() -> str:
+    # Any scenario will do: the phases depend on the rules alone.
     world = World(SCENARIOS["takeover"], Rules())
     return "\n".join(
         (

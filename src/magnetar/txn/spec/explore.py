@@ -33,7 +33,7 @@ from magnetar.txn.spec.world import World
 
 
 def swapped(state: State) -> State:
-    """The same state, with two transactions renamed."""
+    """Rename two transactions in a state."""
     return state._replace(
         headers=_turned(state.headers),
         outcomes=_turned(state.outcomes),
@@ -44,6 +44,7 @@ def swapped(state: State) -> State:
         intents=_turned(state.intents),
         answered=_turned(state.answered),
         segments=tuple(_segment(segment) for segment in state.segments),
+        # Group and jobs are not renamed: no scenario with members is symmetric.
         subscription=_subscription(state.subscription),
     )
 
@@ -76,6 +77,7 @@ def _owner(owner: Owner) -> Owner:
 
 
 def _subscription(subscription: Subscription) -> Subscription:
+    # Sorted again: equal sets of ops must be equal states, or each would be visited twice.
     ops = tuple(sorted(op._replace(txn=1 - op.txn) for op in subscription.ops))
     return subscription._replace(
         ops=ops, owners=tuple(_cursor_owner(owner) for owner in subscription.owners)
@@ -86,6 +88,7 @@ def _cursor_owner(owner: CursorOwner) -> CursorOwner:
     return owner._replace(left=_turned(owner.left), work=_turned(owner.work))
 
 
+# A mistake in a guard can make a world endless; the largest scenario has a quarter of this.
 STATES_MAX: Final = 1_000_000
 
 
@@ -102,7 +105,7 @@ class Violation(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an exploration found. `fired` counts the steps of each action."""
+    """The findings of an exploration. `fired` counts the steps of each action."""
 
     states: int
     steps: int
@@ -126,10 +129,14 @@ class _Search:
     def __init__(self, world: World, wanted: Sequence[str] | None) -> None:
         self._world = world
         self._actions = actions_of(world.scenario)
+        # A rule switched off breaks more than what it protects: `wanted` finds the shortest way to
+        # the invariant that the rule names.
         checked = [one for one in INVARIANTS if wanted is None or one.name in wanted]
         self._of_state = [(one.name, one.of_state) for one in checked if one.of_state is not None]
         self._of_step = [(one.name, one.of_step) for one in checked if one.of_step is not None]
         self._at_rest = [(one.name, one.at_rest) for one in checked if one.at_rest is not None]
+        # Each state and the one it was first reached from: breadth first, so
+        # that way is the shortest.
         self._seen: dict[State, State | None] = {}
         self._fired: Counter[str] = Counter()
         self._resting = 0
@@ -165,10 +172,13 @@ class _Search:
         for step in successors(self._world, self._actions, state):
             name = step.action.name
             self._fired[name] += 1
+            # Faults do not count: a world that only a crash could move on is at
+            # rest, and must be clean.
             rests = rests and step.action.kind == "fault"
             for invariant, check in self._of_step:
                 for problem in check(self._world, state, name, step.after):
                     return Violation(invariant, problem, self._trace(state, step))
+            # Before the canonical form, which is the dear part in a symmetric world.
             if step.after in self._seen:
                 continue
             after = self._canonical(step.after)
@@ -176,6 +186,8 @@ class _Search:
                 self._seen[after] = state
                 found.append(after)
         self._resting += rests
+        # A state is checked when it is visited, not when it is found: only
+        # then is it known to rest.
         for invariant, of_state in self._of_state + (self._at_rest if rests else []):
             for problem in of_state(self._world, state):
                 return Violation(invariant, problem, self._trace(state))

@@ -41,8 +41,11 @@ def _read_committed(world: World, state: State) -> Problems:
         for owner in segment.owners:
             limit = ceiling(world, owner)
             for position, txn in entries(segment):
+                # Above the ceiling nothing is shown, and a zombie cannot read
+                # what a later ledger holds.
                 if txn == PLAIN or position >= limit or _is_beyond(owner, position[0]):
                     continue
+                # What stands at or below the last aborted position is hidden, as consumers get it.
                 shown = position > owner.aborted[txn]
                 if shown and state.outcomes[txn] != COMMITTED:
                     outcome = state.outcomes[txn] or OPEN
@@ -60,10 +63,12 @@ def _is_beyond(owner: Owner, ledger: int) -> bool:
 def _one_decision(world: World, state: State) -> Problems:
     for txn, outcome in enumerate(state.outcomes):
         said = truth(world, state, txn)
+        # MISSING is no contradiction: GC has forgotten a decision, it has not changed it.
         if outcome != UNKNOWN and said not in (MISSING, outcome):
             yield f"t{txn} was {outcome} and is {said}"
     for number, _, txn, owner, work in works(state):
         known = work.decision
+        # A late pin is taken for aborted whatever the outcome: there is nothing under it to show.
         if known != UNKNOWN and not work.late and known != state.outcomes[txn]:
             outcome = state.outcomes[txn] or OPEN
             place = f"segment {number}, owner epoch {owner.epoch}"
@@ -75,6 +80,8 @@ def _all_or_nothing(world: World, state: State) -> Problems:
         for position, txn in entries(segment):
             if txn == PLAIN or state.outcomes[txn] != COMMITTED:
                 continue
+            # In the record, which the next owner believes, and in the
+            # memory of those who serve now.
             if position <= segment.aborted[txn]:
                 yield f"committed entry {position} of t{txn} in segment {number} counts as aborted"
             for owner in segment.owners:
@@ -88,6 +95,8 @@ def _all_or_nothing(world: World, state: State) -> Problems:
 
 def _acks_agree(state: State) -> Problems:
     committed = [txn for txn, outcome in enumerate(state.outcomes) if outcome == COMMITTED]
+    # Intents of committed transactions are all that the cursor may hold. Answers are counted apart:
+    # a message that two of them were told "ok" for was consumed twice.
     acked: set[tuple[int, int]] = set()
     answered: dict[tuple[int, int], int] = {}
     for txn in committed:
@@ -104,6 +113,8 @@ def _acks_agree(state: State) -> Problems:
         for message in owner.acked:
             if (owner.incarnation, message) not in acked:
                 yield f"owner epoch {owner.epoch} counts message {message} as acknowledged"
+    # Held back for nobody: no intent, no command under way, and its transaction open. Such a
+    # message would never be delivered again.
     for _, txn, owner, work in ack_works(state):
         durable = {op.message for op in state.subscription.ops if op.txn == txn}
         asked = {work.asked[1]} if work.command != "none" else set()
@@ -116,6 +127,7 @@ def _acks_agree(state: State) -> Problems:
 def _pin_before_entry(world: World, state: State) -> Problems:
     for number, segment in enumerate(state.segments):
         for position, txn in entries(segment):
+            # After the decision the pin may go; 'aborted stays known' takes over from there.
             if txn == PLAIN or state.outcomes[txn] != UNKNOWN:
                 continue
             pin = segment.pins[txn]
@@ -129,6 +141,7 @@ def _gate(world: World, state: State) -> Problems:
             place = f"segment {number}, owner epoch {owner.epoch}"
             if owner.gate and owner.phase != "serving":
                 yield f"{place}: the gate is open before recovery has finished"
+            # A zombie's ceiling concerns nobody; what it shows is checked by 'read committed'.
             if owner.epoch == segment.epoch:
                 yield from (f"{place}: {problem}" for problem in _held(world, segment, owner))
 
@@ -160,6 +173,7 @@ def _intents_outlive_cursor(world: World, state: State) -> Problems:
             continue
         kept = {(op.incarnation, op.message) for op in state.subscription.ops if op.txn == txn}
         for incarnation, message in state.answered[txn]:
+            # From before a seek, which takes acks back on purpose; or durable where it belongs.
             if incarnation != cursor.incarnation or message in cursor.acked:
                 continue
             if (incarnation, message) not in kept:
@@ -167,6 +181,7 @@ def _intents_outlive_cursor(world: World, state: State) -> Problems:
 
 
 def _gc_never_forces(world: World, before: State, action: str, after: State) -> Problems:
+    # The step that reads the ops decides; an op that comes after it is a zombie's, and harmless.
     if action != "gc.check":
         return
     for txn, collectable in enumerate(after.collectable):
@@ -177,6 +192,7 @@ def _gc_never_forces(world: World, before: State, action: str, after: State) -> 
 def _fence(world: World, before: State, action: str, after: State) -> Problems:
     if action not in ("publish.submit", "publish.more"):
         return
+    # `told` stands for an owner that was told and could not remember: it counts as knowing.
     for (number, _, txn, owner, old), (*_, new) in zip(works(before), works(after), strict=True):
         if new.flying and not old.flying and (old.decision != UNKNOWN or old.told):
             yield (
@@ -193,6 +209,7 @@ def _sealing_irrelevant(world: World, before: State, action: str, after: State) 
             if ledger_of(after.segments[number], ledger.number) is not None:
                 continue
             for txn in ledger.entries:
+                # Those of a decided one may go; an open one's may yet have to be shown.
                 if txn != PLAIN and _is_open(before, txn):
                     yield f"ledger {ledger.number} is trimmed with an entry of open t{txn}"
 
@@ -206,6 +223,7 @@ def _no_spin(world: World, before: State, action: str, after: State) -> Problems
         return
     for old, new in zip(before.segments, after.segments, strict=True):
         for was, now in zip(old.owners, new.owners, strict=True):
+            # A wake-up that found nothing new is what a polling dispatcher would do all day.
             if was.awake and not now.awake and was.seen == now.seen:
                 yield "a dispatcher looked although nothing had changed"
 
@@ -214,6 +232,7 @@ def _nothing_missed(world: World, state: State) -> Problems:
     if not world.scenario.dispatch:
         return
     for number, segment in enumerate(state.segments):
+        # Only the present one: it is the one that consumers are connected to.
         for owner in segment.owners[-1:]:
             if owner.phase == "serving" and owner.seen != readable_end(world, segment, owner):
                 yield f"segment {number}: the dispatcher sleeps below the ceiling"
@@ -236,6 +255,8 @@ def _no_leak(world: World, state: State) -> Problems:
 
 def _segment_leaks(world: World, state: State, number: int, segment: Segment) -> Problems:
     for txn, pin in enumerate(segment.pins):
+        # A zombie's put that came after GC: the next load of the segment
+        # deletes it, see `reread_pin`.
         late = pin.epoch < segment.epoch and state.headers[txn] == MISSING
         if pin != NO_PIN and not late:
             yield f"the pin of t{txn} in segment {number} stays"

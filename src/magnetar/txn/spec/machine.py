@@ -1,4 +1,4 @@
-"""How a world begins, and everything that may happen next (pure).
+"""The beginning of a world, and all steps that may happen next (pure).
 
 Owns: `ACTIONS`, the table of all actions; `initial` and `successors`.
 
@@ -58,6 +58,7 @@ def initial(world: World) -> State:
     """Every transaction open, every segment and the subscription served by a first owner."""
     scenario = world.scenario
     txns = scenario.txns
+    # Epoch 1 everywhere, so that epoch and ledger 0 mean "none" in a state without None.
     work = (Work(),) * txns
     nothing = (False,) * txns
     owner = Owner(1, 1, "serving", nothing, work, (NOWHERE,) * txns, True)
@@ -71,8 +72,10 @@ def initial(world: World) -> State:
     )
     acks = scenario.acks or (0,) * txns
     cursor_owner = CursorOwner(1, "serving", nothing, 1, (), (AckWork(),) * txns, (), 0)
+    # No messages to acknowledge: no owner either, and none of its steps.
     used = int(bool(scenario.messages))
     group = Group(1, 0, (), ())
+    # Each COMMIT_GROUP and each abort is a job of its own, so that two coordinators may meet.
     listed = scenario.listed or tuple((txn,) for txn in range(len(scenario.members)))
     jobs = [("commit", asked) for asked in listed]
     jobs += [("abort", (txn,)) for txn in scenario.abortable]
@@ -98,6 +101,7 @@ def initial(world: World) -> State:
 
 def actions_of(scenario: Scenario) -> tuple[Action, ...]:
     """The actions that a scenario has a use for."""
+    # Actions that can never fire would only cost time in each of a hundred thousand states.
     writes = any(any(row) for row in scenario.sends)
     used = [*deciding.ACTIONS]
     used += [*publishing.ACTIONS, *owning.ACTIONS] if writes else []
@@ -107,7 +111,7 @@ def actions_of(scenario: Scenario) -> tuple[Action, ...]:
 
 
 def successors(world: World, actions: Sequence[Action], state: State) -> Iterator[Step]:
-    """Everything that may happen next, in a fixed order."""
+    """Yield all steps that may happen next, in a fixed order."""
     for action in actions:
         for where, after in action.steps(world, state):
             yield Step(action, where, _settled(world, state, after))
@@ -115,6 +119,7 @@ def successors(world: World, actions: Sequence[Action], state: State) -> Iterato
 
 def _settled(world: World, before: State, after: State) -> State:
     """The state after a step, with what follows from it without a step of its own."""
+    # The ghost: what the records first told is the outcome, and 'one decision' holds them to it.
     for txn, outcome in enumerate(after.outcomes):
         said = truth(world, after, txn)
         if outcome == UNKNOWN and is_final(said):
@@ -127,6 +132,7 @@ def _woken(world: World, before: State, after: State) -> State:
     for number, segment in enumerate(after.segments):
         if not segment.owners:
             continue
+        # The present owner's dispatcher: a zombie may sleep for good, nobody is connected to it.
         at = len(segment.owners) - 1
         owner = segment.owners[at]
         appended = segment.ledgers != before.segments[number].ledgers

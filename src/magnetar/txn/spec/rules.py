@@ -18,7 +18,7 @@ from magnetar.txn.spec import names
 
 
 class Rule(NamedTuple):
-    """What a rule says and what it is good for."""
+    """A rule of the protocol: its words, and the search that fails without it."""
 
     name: str
     text: str
@@ -31,6 +31,8 @@ class Rule(NamedTuple):
 
 
 def _rule(text: str, without: str, flow: str, finding: str, scenario: str, *protects: str) -> bool:
+    # The text stands with the switch, so that no rule is without one, and
+    # the page cannot lag behind.
     described = {"described": (text, without, flow, finding, protects, scenario)}
     # The dataclass turns the field into a bool; the annotation says so already.
     switch: bool = field(default=True, metadata=described)
@@ -39,7 +41,7 @@ def _rule(text: str, without: str, flow: str, finding: str, scenario: str, *prot
 
 @dataclass(frozen=True)
 class Rules:
-    """Which rules hold. `replace(Rules(), fence_before_pins=False)` asks what that rule is for."""
+    """The rules that hold. `replace(Rules(), fence_before_pins=False)` asks what one is for."""
 
     rebuild_pending_acks: bool = _rule(
         "Recovery of a subscription rebuilds the pending acks from the ack ops.",

@@ -11,6 +11,8 @@ from typing import Final
 from magnetar.txn.spec.state import Budget
 from magnetar.txn.spec.world import Scenario
 
+# `states` is the exact count: a test explores each and compares, so that a change of the model that
+# loses or adds behaviour is noticed.
 _SMALL = (
     Scenario(
         "publish",
@@ -171,6 +173,7 @@ _SMALL = (
         states=1_733,
     ),
 )
+# Two things at once, for interactions that the small worlds cannot have.
 _LARGE = (
     Scenario(
         "consume-produce",

@@ -18,12 +18,15 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+# Ledger and entry, as in the store: tuples compare in the order of the log.
 Position: TypeAlias = tuple[int, int]
+# Below every entry: ledgers are numbered from 1, so (0, 0) is no position.
 NOWHERE: Final[Position] = (0, 0)
 ENTRY_MAX: Final = 99
 EVERYTHING: Final[Position] = (ENTRY_MAX, ENTRY_MAX)
 
 # Outcome of a transaction, as a record says or as somebody knows.
+# The same empty text: a record that is not there, and something that nobody has read yet.
 MISSING: Final = ""
 UNKNOWN: Final = ""
 OPEN: Final = "open"
@@ -47,13 +50,14 @@ NO_PIN: Final = Pin(0, NOWHERE)
 class Ledger(NamedTuple):
     """Durable entries; nothing is appended once it is fenced."""
 
+    # The epoch of its creator is its number, so positions of a later owner are always higher.
     number: int
     fenced: bool
     entries: tuple[int, ...]
 
 
 class Work(NamedTuple):
-    """What one owner of a segment knows and does about one transaction."""
+    """The knowledge and work of one owner of a segment about one transaction."""
 
     stage: str = "idle"
     bound: Position = NOWHERE
@@ -74,6 +78,8 @@ class Work(NamedTuple):
 class Owner(NamedTuple):
     """An owner of a segment: its recovery, then its service."""
 
+    # An owner whose epoch is below the segment's is a zombie; its ledger is 0 before recovery
+    # has one, and after a seal.
     epoch: int
     ledger: int
     phase: str
@@ -113,12 +119,13 @@ class Cursor(NamedTuple):
     """The durable cursor."""
 
     epoch: int
+    # Counts seeks: an intent of an earlier one says nothing of this cursor.
     incarnation: int
     acked: tuple[int, ...]
 
 
 class AckWork(NamedTuple):
-    """What one owner of a cursor knows and does about one transaction."""
+    """The knowledge and work of one owner of a cursor about one transaction."""
 
     stage: str = "idle"
     pending: tuple[int, ...] = ()
@@ -156,6 +163,7 @@ class Subscription(NamedTuple):
 class Group(NamedTuple):
     """The group record."""
 
+    # As the store has it, without what the model leaves out: generations, notes, retired runs.
     epoch: int
     sequence: int
     decided: tuple[int, ...]
@@ -169,11 +177,12 @@ class Job(NamedTuple):
     txns: tuple[int, ...]
     epoch: int
     stage: str
+    # Compared with the record when it writes: that is the compare-and-set.
     read: Group
 
 
 class Budget(NamedTuple):
-    """What may still happen."""
+    """The faults and free choices that may still happen: what keeps a world finite."""
 
     loads: int = 0
     crashes: int = 0
@@ -253,6 +262,7 @@ def ledger_of(segment: Segment, number: int) -> Ledger | None:
 
 def next_position(segment: Segment, owner: Owner) -> Position:
     ledger = ledger_of(segment, owner.ledger)
+    # Without a ledger of its own (sealed, or still recovering) that is NOWHERE.
     return (owner.ledger, len(ledger.entries) if ledger else 0)
 
 
@@ -273,6 +283,8 @@ def without_cursor_owner(state: State, at: int) -> State:
     """One owner stops; clients whose acks it had not answered see an error."""
     subscription = state.subscription
     failed = tuple(
+        # Such a client never commits: that is the promise of clients on which
+        # 'all or nothing' relies.
         failed or work.command != "none"
         for failed, work in zip(state.failed, subscription.owners[at].work, strict=True)
     )

@@ -32,7 +32,7 @@ from magnetar.txn.spec.state import (
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who takes part, and how much may happen."""
+    """A bounded world: its participants, and how much may happen."""
 
     name: str
     text: str
@@ -100,6 +100,7 @@ class Actions(list[Action]):
 def verdict(world: World, group: Group, txn: int) -> str:
     """What a group record says of a member."""
     epoch, sequence = world.scenario.members[txn]
+    # As `transitions.member_state`, with a rule that can be switched off.
     outdated = epoch < group.epoch
     if txn in group.decided and (world.rules.decided_before_epoch or not outdated):
         return COMMITTED
@@ -111,6 +112,7 @@ def verdict(world: World, group: Group, txn: int) -> str:
 def truth(world: World, state: State, txn: int) -> str:
     """The state of a transaction, read from all its records in one moment."""
     header = state.headers[txn]
+    # A final header wins: it is a copy of what the record said, perhaps of a forgotten sequence.
     if header == OPEN and world.scenario.members:
         return verdict(world, state.group, txn)
     return header
@@ -124,10 +126,13 @@ def look(world: World, state: State, txn: int, peeked: str) -> tuple[bool, str]:
     header = state.headers[txn]
     if not world.scenario.members:
         return True, header
+    # The group first: a decision that is rolled forward and forgotten in between is then found in
+    # the header. The other way round it is found in neither.
     if world.rules.group_before_header:
         if peeked == UNKNOWN:
             return False, verdict(world, state.group, txn)
         return True, peeked if header == OPEN else header
+    # (Only without `group_before_header`.)
     if peeked == UNKNOWN:
         return False, f"header {header}"
     header = peeked.removeprefix("header ")

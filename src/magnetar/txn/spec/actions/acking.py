@@ -60,13 +60,16 @@ EDGES: Final = (
 @ACTIONS("ack.ask", "memory", "an ack comes for a free message: pending from now on")
 def ack_ask(world: World, state: State) -> Steps:
     for at, txn, owner, work in ack_works(state):
+        # One command at a time for each transaction keeps the world small.
         free = work.stage in ("idle", "pending") and work.decision == UNKNOWN
         if not free or work.command != "none" or not state.acks[txn]:
             continue
+        # Before recovery nobody knows which messages former owners' transactions hold.
         if owner.phase != "serving" and (
             world.rules.subscription_recovers_first or owner.phase == "fence"
         ):
             continue
+        # Acknowledged, or held by any transaction, the own one included: a conflict (PIP-31).
         taken = {*owner.acked, *(message for other in owner.work for message in other.pending)}
         asked = state._replace(acks=put(state.acks, txn, state.acks[txn] - 1))
         for message in range(world.scenario.messages):
@@ -98,9 +101,11 @@ def ack_put(world: World, state: State) -> Steps:
         if work.command != "putting":
             continue
         number, message = work.asked
+        # The epoch makes keys of different owners different; without it both would begin with 0.
         epoch = owner.epoch if world.rules.named_op_keys else 0
         ops = state.subscription.ops
         stored = state
+        # A put under a key that exists is the same put again, after a lost answer.
         if all((op.txn, op.epoch, op.number) != (txn, epoch, number) for op in ops):
             op = AckOp(txn, epoch, number, owner.incarnation, message)
             kept = state.subscription._replace(ops=tuple(sorted((*ops, op))))
@@ -122,6 +127,7 @@ def ack_put_fails(world: World, state: State) -> Steps:
         if work.command == "putting":
             failed = state._replace(budget=budget, failed=put(state.failed, txn, True))
             kept = work._replace(command="none")
+            # The client got an error: a message that stayed held would be delivered to nobody.
             after = _refused(work) if world.rules.unpend_when_ack_fails else kept
             yield f"t{txn} {_place(owner)}", with_ack_work(failed, at, txn, after)
 
@@ -132,6 +138,8 @@ def ack_answer(world: World, state: State) -> Steps:
         if work.command != "landed":
             continue
         done = with_ack_work(state, at, txn, work._replace(command="none"))
+        # The lease, not the cursor: a new owner may have read the ops before this intent landed,
+        # and then it gives the message to somebody else.
         holds = owner.epoch == state.subscription.epoch
         if holds or not world.rules.lease_check_before_answer:
             ack = (owner.incarnation, work.asked[1])
@@ -146,6 +154,7 @@ def ack_answer(world: World, state: State) -> Steps:
 @ACTIONS("ack.learn", "read", "a decision is learnt by an owner with pending acks")
 def ack_learn(world: World, state: State) -> Steps:
     for at, txn, owner, work in ack_works(state):
+        # A command under way is finished first: `_is_settled` keeps merge and drop waiting for it.
         if work.stage == "pending" and work.decision == UNKNOWN and owner.phase == "serving":
             said = truth(world, state, txn)
             if said == MISSING and world.rules.missing_header_drops_acks:
@@ -181,6 +190,7 @@ def _is_settled(owner: CursorOwner, work: AckWork) -> bool:
 @ACTIONS("flush.start", "memory", "a snapshot of the cursor is taken, one cursor write at a time")
 def flush_start(world: World, state: State) -> Steps:
     for at, owner in enumerate(state.subscription.owners):
+        # One at a time; what merges meanwhile is in the next snapshot.
         if owner.flush or all(work.stage != "merged" for work in owner.work):
             continue
         snapped = tuple(
@@ -193,11 +203,13 @@ def flush_start(world: World, state: State) -> Steps:
 
 @ACTIONS("flush.land", "write", "the cursor record by compare-and-set; a former owner stops")
 def flush_land(world: World, state: State) -> Steps:
+    # `merged` during the write is not in its snapshot ('ack intents outlive the cursor').
     counted = ("snapped",) if world.rules.snapshot_after_merge else ("snapped", "merged")
     for at, owner in enumerate(state.subscription.owners):
         if not owner.flush:
             continue
         subscription = state.subscription
+        # A new owner has fenced the cursor: this snapshot lacks what that one has merged.
         if subscription.cursor.epoch != owner.epoch and world.rules.cursor_fence:
             yield f"{_place(owner)} stops", without_cursor_owner(state, at)
             continue
@@ -218,6 +230,7 @@ def ack_delete(world: World, state: State) -> Steps:
     for at, txn, owner, work in ack_works(state):
         if work.stage not in ready:
             continue
+        # No op is known of it: a former owner has deleted them.
         if not work.keys:
             yield f"t{txn} {_place(owner)}: none", with_ack_work(state, at, txn, AckWork())
             continue
@@ -225,6 +238,7 @@ def ack_delete(world: World, state: State) -> Steps:
         subscription = state.subscription
         ops = tuple(op for op in subscription.ops if (op.txn, op.epoch, op.number) != key)
         deleted = state._replace(subscription=subscription._replace(ops=ops))
+        # One op per step: a crash between two deletes must be harmless, too.
         after = work._replace(keys=work.keys[1:]) if work.keys[1:] else AckWork()
         yield f"t{txn} {_place(owner)}", with_ack_work(deleted, at, txn, after)
 

@@ -32,6 +32,8 @@ ACTIONS = Actions("subscription owner")
 
 def phases(world: World) -> tuple[str, ...]:
     """The order of a recovery."""
+    # Ops first: a former owner merges an op, writes the cursor, deletes the op. Whoever reads the
+    # cursor before that and the ops after it finds the ack in neither.
     if not world.rules.ops_before_cursor:
         return ("cursor", "fence", "ops", "headers", "serving")
     return ("fence", "ops", "headers", "cursor", "serving")
@@ -54,14 +56,17 @@ def new_owner(world: World, epoch: int) -> CursorOwner:
 @ACTIONS("cursor.load", "write", "a broker takes the subscription: its lease has a new epoch")
 def cursor_load(world: World, state: State) -> Steps:
     subscription = state.subscription
+    # This scenario has no subscription.
     if not subscription.epoch:
         return
     owned = subscription.owners[-1:] and subscription.owners[-1].epoch == subscription.epoch
     wanted = any(is_final(state.headers[op.txn]) for op in subscription.ops)
+    # GC found ops of a finished transaction and nobody who serves them: it loads the owner.
     asked = world.rules.gc_loads_owner and not owned and wanted
     if not state.budget.cursor_loads and not asked:
         return
     after = state
+    # One zombie at most keeps the world small.
     while len(after.subscription.owners) > int(world.scenario.zombies):
         after = without_cursor_owner(after, 0)
     epoch = subscription.epoch + 1
@@ -89,6 +94,7 @@ def cursor_fence(world: World, state: State) -> Steps:
     for at, owner in _owners(state, "fence"):
         subscription = state.subscription
         cursor = subscription.cursor
+        # An owner that was superseded before it came to fence must not lower the epoch.
         if cursor.epoch > owner.epoch:
             yield f"epoch {owner.epoch} stops", without_cursor_owner(state, at)
             continue
@@ -115,6 +121,8 @@ def _found(world: World, state: State, owner: CursorOwner, txn: int) -> AckWork:
         sorted(
             op.message
             for op in ops
+            # From before a seek: the key is kept, so that the op is deleted, but
+            # its message is not held.
             if op.incarnation == owner.incarnation or not world.rules.incarnation_checked
         )
     )
@@ -137,6 +145,7 @@ def cursor_header(world: World, state: State) -> Steps:
         if work.stage != "found" or owner.phase not in ("headers", "serving"):
             continue
         said = truth(world, state, txn)
+        # Missing: whoever finished it has deleted its ops, or the op came too late to count.
         decision = ABORTED if said == MISSING else UNKNOWN if said == OPEN else said
         after = _done(world, owner, txn, work._replace(stage="pending", decision=decision))
         yield f"t{txn}, epoch {owner.epoch}: {said}", with_cursor_owner(state, at, after)
@@ -158,6 +167,7 @@ def ack_rescan(world: World, state: State) -> Steps:
         if work.stage != "idle" or owner.phase != "serving":
             continue
         present = owner.epoch == state.subscription.epoch
+        # Only of finished transactions: those are what GC asks about.
         if present and is_final(state.headers[txn]):
             found = _found(world, state, owner, txn)
             if found.keys:
@@ -171,12 +181,14 @@ def cursor_seek(world: World, state: State) -> Steps:
         return
     at = len(subscription.owners) - 1
     owner = subscription.owners[at]
+    # A cursor write or an intent in flight belongs to the old incarnation: it is waited for.
     busy = owner.flush or any(work.command != "none" for work in owner.work)
     if busy or owner.phase != "serving" or subscription.cursor.epoch != owner.epoch:
         return
     incarnation = owner.incarnation + 1
     cursor = Cursor(owner.epoch, incarnation, ())
     work = tuple(
+        # The seek is a durable cursor write, so merged acks are settled by it; held ones are void.
         done._replace(stage="durable") if done.stage == "merged" else done._replace(pending=())
         for done in owner.work
     )
@@ -210,6 +222,7 @@ def _advanced(world: World, owner: CursorOwner) -> CursorOwner:
     order = phases(world)
     phase = order[order.index(owner.phase) + 1]
     if phase == "headers":
+        # Only those with ops have a header to read; with none of them the phase is over at once.
         left = tuple(work.stage == "found" for work in owner.work)
         return _advanced(world, owner._replace(phase=phase, left=left))
     left = (phase != "serving",) * len(owner.left)

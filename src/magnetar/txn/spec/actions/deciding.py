@@ -17,9 +17,11 @@ ACTIONS = Actions("coordinator")
 
 @ACTIONS("end.commit", "write", "END_TXN commit: header OPEN -> COMMITTED by compare-and-set")
 def end_commit(world: World, state: State) -> Steps:
+    # Members are decided by their group's record alone, see `groups`.
     if world.scenario.members:
         return
     for txn, header in enumerate(state.headers):
+        # A client that saw an error, or waits for an answer, does not commit. It may still abort.
         if header == OPEN and not state.failed[txn] and not _awaits_answer(state, txn):
             yield f"t{txn}", state._replace(headers=put(state.headers, txn, COMMITTED))
 
@@ -36,6 +38,8 @@ def end_abort(world: World, state: State) -> Steps:
 @ACTIONS("gc.check", "read", "the ops of a finished transaction are listed: none is left")
 def gc_check(world: World, state: State) -> Steps:
     for txn, header in enumerate(state.headers):
+        # The retention, as far as the model has time: while somebody works on one of its messages a
+        # header is not old enough.
         if not is_final(header) or state.collectable[txn] or _is_at_work(state, txn):
             continue
         if not (world.rules.gc_never_forces and has_ops(state, txn)):
@@ -57,6 +61,8 @@ def _is_at_work(state: State, txn: int) -> bool:
             ledger = ledger_of(segment, owner.ledger)
             appends = ledger is not None and not ledger.fenced
             busy = owner.work[txn].waiting or owner.work[txn].flying
+            # A zombie whose ledger is fenced may take forever: nothing that it
+            # appends becomes durable.
             if busy and (appends or owner.epoch == segment.epoch):
                 return True
     return any(owner.work[txn].command != "none" for owner in state.subscription.owners[-1:])

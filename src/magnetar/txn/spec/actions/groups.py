@@ -25,6 +25,7 @@ ACTIONS = Actions("coordinator")
 @ACTIONS("group.open", "write", "OPEN_GROUP by a new run: epoch + 1, older epochs are fenced")
 def group_open(world: World, state: State) -> Steps:
     if state.budget.opens:
+        # Whatever the older epoch has decided stays; what it has not is aborted by this one write.
         group = state.group._replace(epoch=state.group.epoch + 1)
         budget = state.budget._replace(opens=state.budget.opens - 1)
         yield f"epoch {group.epoch}", state._replace(group=group, budget=budget)
@@ -41,9 +42,11 @@ def group_read(world: World, state: State) -> Steps:
 
 def _judge(world: World, group: Group, job: Job) -> str:
     """'read' if there is something to write, else 'done' (replayed, refused or too late)."""
+    # Without the rule a commit is judged as if its own epoch were still the present one.
     unfenced = job.kind == "commit" and not world.rules.old_epochs_fenced
     judged = group._replace(epoch=job.epoch) if unfenced else group
     is_open = [verdict(world, judged, txn) == OPEN for txn in job.txns]
+    # One that is over refuses the whole commit: those listed win together or not at all.
     enough = all(is_open) if world.rules.listed_all_open else any(is_open)
     return "read" if enough else "done"
 
@@ -51,6 +54,7 @@ def _judge(world: World, group: Group, job: Job) -> str:
 @ACTIONS("group.roll", "write", "COMMIT_GROUP n+1 first copies n's commits to their headers")
 def group_roll(world: World, state: State) -> Steps:
     for job in state.jobs:
+        # A step for each header: a reader may come between any two of them.
         if job.kind == "commit" and job.stage == "read":
             for txn in job.read.decided:
                 if state.headers[txn] == OPEN:
@@ -63,6 +67,7 @@ def group_decide(world: World, state: State) -> Steps:
     for at, job in enumerate(state.jobs):
         if job.stage != "read" or not _may_decide(world, state, job):
             continue
+        # Another job was faster: the compare-and-set fails, and everything is read anew.
         if state.group != job.read:
             again = job._replace(stage="idle")
             yield f"{_name(job)}, lost", state._replace(jobs=put(state.jobs, at, again))
@@ -74,6 +79,7 @@ def group_decide(world: World, state: State) -> Steps:
 def _may_decide(world: World, state: State, job: Job) -> bool:
     if job.kind == "abort":
         return world.rules.group_decides_alone
+    # The write will forget these ids: their headers must say it first.
     rolled = all(state.headers[txn] != OPEN for txn in job.read.decided)
     return rolled or not world.rules.decided_ids_kept
 
@@ -82,6 +88,7 @@ def _decided(world: World, group: Group, job: Job) -> Group:
     if job.kind == "abort":
         return group._replace(aborted=tuple(sorted({*group.aborted, *job.txns})))
     sequence = world.scenario.members[job.txns[0]][1]
+    # A later sequence is not decided by this commit, so its aborted members stay named.
     later = tuple(txn for txn in group.aborted if world.scenario.members[txn][1] > sequence)
     winners = tuple(txn for txn in job.txns if txn not in group.aborted)
     return Group(group.epoch, sequence, winners, later)
@@ -105,6 +112,8 @@ def copy_read(world: World, state: State) -> Steps:
     if not world.scenario.members:
         return
     for txn, header in enumerate(state.headers):
+        # Read in one step, written in another: the record may move on in between, but what it once
+        # said of a member stays true.
         said = verdict(world, state.group, txn)
         if header == OPEN and state.copies[txn] == UNKNOWN and said != OPEN:
             yield f"t{txn}: {said}", state._replace(copies=put(state.copies, txn, said))
@@ -115,6 +124,7 @@ def copy_write(world: World, state: State) -> Steps:
     for txn, copy in enumerate(state.copies):
         if copy != UNKNOWN:
             headers = state.headers
+            # Somebody else has copied it: the compare-and-set loses, and nothing is left to do.
             if headers[txn] == OPEN:
                 headers = put(headers, txn, copy)
             copies = put(state.copies, txn, UNKNOWN)

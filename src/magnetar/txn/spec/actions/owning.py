@@ -44,6 +44,7 @@ ACTIONS = Actions("segment owner")
 
 def phases(world: World) -> tuple[str, ...]:
     """The order of a recovery."""
+    # Each wrong order is a rule switched off; the last line is the protocol.
     if not world.rules.fence_before_pins:
         return ("pins", "fence", "headers", "aborted", "serving")
     if not world.rules.pins_before_aborted:
@@ -68,10 +69,12 @@ def new_owner(world: World, epoch: int) -> Owner:
 def own_load(world: World, state: State) -> Steps:
     for number, segment in enumerate(state.segments):
         owned = segment.owners[-1:] and segment.owners[-1].epoch == segment.epoch
+        # Nobody serves a pin of a finished transaction: GC loads the segment ('no leak').
         asked = world.rules.gc_loads_owner and not owned and _is_wanted(state, number)
         if not state.budget.loads and not asked:
             continue
         loads = max(0, state.budget.loads - 1)
+        # One zombie at most keeps the world small.
         former = segment.owners[-1:] if world.scenario.zombies else ()
         epoch = segment.epoch + 1
         taken = segment._replace(epoch=epoch, owners=(*former, new_owner(world, epoch)))
@@ -104,11 +107,13 @@ def own_crash(world: World, state: State) -> Steps:
 @ACTIONS("recover.fence", "write", "former ledgers are fenced and closed; a new one is recorded")
 def recover_fence(world: World, state: State) -> Steps:
     for number, at, segment, owner in _owners(state, "fence"):
+        # Superseded before it could fence: a later owner is at work already.
         if segment.epoch != owner.epoch:
             yield f"segment {number}, epoch {owner.epoch} stops", without_owner(state, number, at)
             continue
         ledgers = tuple(ledger._replace(fenced=True) for ledger in segment.ledgers)
         own = 0
+        # A sealed segment takes no entries: its owner serves reads, with no ledger of its own.
         if not segment.sealed:
             if world.rules.new_ledger_per_load or not ledgers:
                 ledgers = (*ledgers, Ledger(owner.epoch, False, ()))
@@ -125,8 +130,10 @@ def recover_pin(world: World, state: State) -> Steps:
     for number, at, segment, owner in _owners(state, "pins"):
         for txn in _left(owner):
             pin = segment.pins[txn]
+            # Being adopted in this phase (only without `adopt_only_open`).
             if owner.work[txn].stage != "idle":
                 continue
+            # A later owner has adopted it: this recovery is a zombie's.
             if pin.epoch > owner.epoch:
                 yield f"{_place(number, owner)} stops", without_owner(state, number, at)
                 continue
@@ -158,6 +165,7 @@ def recover_header(world: World, state: State) -> Steps:
             continue
         after, finished = _judged(world, work._replace(peeked=UNKNOWN), said)
         moved = _done(world, owner, txn, after) if finished else None
+        # Open or missing: one more step is needed before this phase is done for it.
         if moved is None:
             yield place, with_work(state, number, at, txn, after)
         else:
@@ -165,6 +173,8 @@ def recover_header(world: World, state: State) -> Steps:
 
 
 def _judged(world: World, work: Work, said: str) -> tuple[Work, bool]:
+    # Three answers: open is adopted, decided is materialised once serving; missing is either a
+    # finished transaction whose pin has just gone, or a late write.
     if said == OPEN:
         adopts = world.rules.adopt_pins and world.rules.adopt_only_open
         return work._replace(stage="open" if adopts else "pinned"), not adopts
@@ -184,6 +194,8 @@ def recover_adopt(world: World, state: State) -> Steps:
         found = segment.pins[txn]
         place = f"t{txn} at {_place(number, owner)}"
         unread = owner.phase == "pins"
+        # By compare-and-set, with three ends: a later owner was here, it is as it
+        # was read, or it is gone.
         if found.epoch > owner.epoch:
             yield f"{place} stops", without_owner(state, number, at)
         elif found == work.pin:
@@ -208,6 +220,8 @@ def recover_reread(world: World, state: State) -> Steps:
             continue
         found = state.segments[number].pins[txn]
         late = work._replace(stage="pinned", decision=ABORTED, pin=found, late=True)
+        # Gone: its former owner has materialised it, and the aborted record tells how. Still there:
+        # a late write, which aborts what its writer's epoch could append.
         after = Work() if found == NO_PIN else late
         place = f"t{txn} at {_place(number, owner)}: {'gone' if found == NO_PIN else 'there'}"
         yield place, with_owner(state, number, at, _done(world, owner, txn, after))
@@ -217,6 +231,7 @@ def recover_reread(world: World, state: State) -> Steps:
 def recover_aborted(world: World, state: State) -> Steps:
     for number, at, segment, owner in _owners(state, "aborted"):
         for txn in _left(owner):
+            # Read last: an abort that was recorded while pins were read is not missed.
             known = max(owner.aborted[txn], segment.aborted[txn])
             read = owner._replace(aborted=put(owner.aborted, txn, known))
             after = _done(world, read, txn, owner.work[txn])
@@ -228,6 +243,7 @@ def rescan(world: World, state: State) -> Steps:
     for number, at, txn, owner, work in works(state):
         segment = state.segments[number]
         pin = segment.pins[txn]
+        # What this owner tracks it finishes by itself; the scan is for what others left here.
         known = work.stage != "idle" or work.flying or pin == NO_PIN
         if known or owner.phase != "serving" or segment.epoch != owner.epoch:
             continue
@@ -247,6 +263,8 @@ def publish_plain(world: World, state: State) -> Steps:
             if ledger is None or ledger.fenced:
                 continue
             after = with_segment(sent, number, appended(segment, ledger, PLAIN))
+            # (The failure that the rule is about: a publish works the ceiling
+            # out, and so opens the gate.)
             if not world.rules.plain_publish_keeps_gate:
                 after = with_owner(after, number, at, owner._replace(gate=True))
             yield _place(number, owner), after
@@ -260,6 +278,7 @@ def trim(world: World, state: State) -> Steps:
         first = segment.ledgers[0] if segment.ledgers else None
         if first is None or first.number == owner.ledger or not first.fenced:
             continue
+        # In memory every tracked transaction has its bound, also one whose pin is still on its way.
         bounds = [work.bound for work in owner.work if work.stage != "idle"]
         if world.rules.trim_below_pins and bounds and min(bounds) <= (first.number, ENTRY_MAX):
             continue
@@ -272,6 +291,8 @@ def trim(world: World, state: State) -> Steps:
 def sweep(world: World, state: State) -> Steps:
     for number, segment, owner in _present(state):
         kept = segment.ledgers[0].number if segment.ledgers else ENTRY_MAX
+        # Only below what is really gone: an entry without pin and aborted
+        # record counts as committed.
         limit = kept if world.rules.trim_data_first else max(kept, owner.ledger)
         for txn, last in enumerate(segment.aborted):
             if last == NOWHERE or last[0] >= limit:
@@ -285,6 +306,8 @@ def seal(world: World, state: State) -> Steps:
     if not state.budget.seals:
         return
     for number, segment, owner in _present(state):
+        # Sealing waits for appends, not for transactions: an open one stays pinned
+        # ('sealing is irrelevant').
         if segment.sealed or number or any(work.flying for work in owner.work):
             continue
         ledgers = tuple(ledger._replace(fenced=True) for ledger in segment.ledgers)
@@ -347,8 +370,10 @@ def _advanced(world: World, owner: Owner) -> Owner:
         return owner
     order = phases(world)
     phase = order[order.index(owner.phase) + 1]
+    # The gate opens here and nowhere else ('gate').
     if phase == "serving":
         return owner._replace(phase=phase, gate=True)
+    # Only found pins have a header to read; with none of them the phase is over at once.
     if phase == "headers":
         left = tuple(work.stage == "seen" for work in owner.work)
         return _advanced(world, owner._replace(phase=phase, left=left))

@@ -77,6 +77,8 @@ EDGES: Final = (
     Edge("missing", "pinned", "recover.reread: still there"),
     Edge("missing", "idle", "recover.reread: gone"),
 )
+# All stages in which entries may stand, or come to stand, at the bound: from `tracked` on, before
+# the header is even read. The last two exist only without a rule.
 HOLDING: Final = frozenset(
     {"tracked", "cleared", "pinned", "seen", "open", "missing", "stranded", "unpinned"}
 )
@@ -84,8 +86,10 @@ HOLDING: Final = frozenset(
 
 def holds(world: World, work: Work) -> bool:
     """Does this transaction keep the ceiling below its bound?"""
+    # Committed: its entries are to be seen, though the pin is still there.
     if work.stage not in HOLDING or work.decision == COMMITTED:
         return False
+    # Aborted: held until the aborted record can hide its entries ('aborted stays known').
     return work.decision != ABORTED or world.rules.aborted_before_unpin
 
 
@@ -100,9 +104,11 @@ def ceiling(world: World, owner: Owner) -> Position:
 @ACTIONS("publish.track", "memory", "a message of a transaction comes: track it, hold the ceiling")
 def publish_track(world: World, state: State) -> Steps:
     for number, at, txn, owner, work in works(state):
+        # Idle, though an append of it still flies: it was ended here a moment ago.
         if work.stage != "idle" or work.flying or not _takes(world, state, number, txn, owner):
             continue
         bound = next_position(state.segments[number], owner)
+        # ("peeking" is what an owner does that reads the header before it tracks.)
         stage = "tracked" if world.rules.track_before_read else "peeking"
         after = Work(stage, bound, waiting=True)
         yield (
@@ -123,6 +129,7 @@ def publish_more(world: World, state: State) -> Steps:
 def _takes(world: World, state: State, number: int, txn: int, owner: Owner) -> bool:
     if not state.sends[txn][number] or owner.phase != "serving" or not owner.ledger:
         return False
+    # Producers go to a child only after the split has sealed its parent.
     return number == 0 or not world.scenario.child or state.segments[0].sealed
 
 
@@ -139,6 +146,7 @@ def publish_read(world: World, state: State) -> Steps:
         done, said = look(world, state, txn, work.peeked)
         if not done:
             after = work._replace(peeked=said)
+        # Decided, or no such transaction: nothing was stored, nothing is to be undone.
         elif said != OPEN:
             after = Work()
         else:
@@ -162,9 +170,11 @@ def publish_pin(world: World, state: State) -> Steps:
             continue
         segment = state.segments[number]
         found = segment.pins[txn]
+        # A later owner has adopted it: this one is a zombie that has not noticed ('fence').
         if found.epoch > owner.epoch and world.rules.stale_owner_never_adopts:
             yield f"{_place(number, owner, txn)} stops", without_owner(state, number, at)
             continue
+        # Never raised: a former owner's entries may stand at the lower bound.
         bound = work.bound if found == NO_PIN else min(work.bound, found.bound)
         pin = Pin(owner.epoch, bound)
         after = work._replace(stage="pinned", bound=bound, pin=pin)
@@ -180,6 +190,8 @@ def publish_pin_fails(world: World, state: State) -> Steps:
     for number, at, txn, owner, work in works(state):
         if work.stage == "cleared" and not work.flying:
             stranded = work._replace(stage="stranded", waiting=False)
+            # The client was refused, so nothing of it will come: to hold the
+            # ceiling would be a leak.
             after = Work() if world.rules.untrack_when_pin_fails else stranded
             yield _place(number, owner, txn), with_work(failed, number, at, txn, after)
 
@@ -190,6 +202,8 @@ def publish_submit(world: World, state: State) -> Steps:
     for number, at, txn, owner, work in works(state):
         if work.stage not in ready or not work.waiting:
             continue
+        # The one check between the durable pin and the append: a decision that came while the pin
+        # was written ends it here ('fence').
         decided = work.decision != UNKNOWN and world.rules.recheck_after_pin
         goes = bool(owner.ledger) and not decided
         after = work._replace(waiting=False, flying=goes)
@@ -204,10 +218,13 @@ def publish_land(world: World, state: State) -> Steps:
             continue
         segment = state.segments[number]
         ledger = ledger_of(segment, owner.ledger)
+        # How a zombie learns that it is one: its ledger was fenced or is gone, and nothing it had
+        # in flight is ever durable.
         if ledger is None or ledger.fenced:
             yield f"{_place(number, owner, txn)} stops", without_owner(state, number, at)
             continue
         landed = with_segment(state, number, appended(segment, ledger, txn))
+        # Landed after its transaction was ended here: the decision covers it ('fence').
         after = Work() if work.stage == "idle" else work._replace(flying=False)
         yield _place(number, owner, txn), with_work(landed, number, at, txn, after)
 
@@ -226,9 +243,12 @@ def learn(world: World, state: State) -> Steps:
             continue
         if not is_final(truth(world, state, txn)):
             continue
+        # Not tracked yet, so the news meets nobody; the ghost `told` remembers that it came.
         if work.stage == "peeked":
             after = work._replace(told=True)
             yield _place(number, owner, txn), with_work(state, number, at, txn, after)
+        # From `cleared` on it is learnt, whatever is waited for; `tracked` is about to read it
+        # anyway. A member takes two reads.
         elif work.stage in ("cleared", "pinned", "stranded"):
             done, said = look(world, state, txn, work.peeked)
             if done and not is_final(said):
@@ -244,10 +264,14 @@ def abort_record(world: World, state: State) -> Steps:
     for number, at, txn, owner, work in works(state):
         if work.stage not in first or work.decision != ABORTED or not _is_settled(world, work):
             continue
+        # What recovery finds decided is materialised once it is over.
         if owner.phase != "serving":
             continue
         segment = state.segments[number]
+        # The segment's end, not its own last entry: above it nothing of this transaction can stand.
         last = last_position(segment)
+        # It outlived its header: what later epochs wrote under that id is
+        # not what this pin is about.
         if work.late and world.rules.late_pin_covers_its_epoch:
             last = min(last, (work.pin.epoch, ENTRY_MAX))
         if world.rules.aborted_record_is_maximum:
@@ -266,6 +290,7 @@ def unpin(world: World, state: State) -> Steps:
             continue
         segment = state.segments[number]
         after = state
+        # Another version is a later owner's: it stays, and this owner is done all the same.
         if segment.pins[txn] == work.pin or not world.rules.conditional_delete:
             pins = put(segment.pins, txn, NO_PIN)
             after = with_segment(state, number, segment._replace(pins=pins))
@@ -279,6 +304,7 @@ def _may_unpin(world: World, work: Work) -> bool:
         return True
     if work.stage != "pinned" or work.waiting:
         return False
+    # A commit needs no record: without pin and aborted record an entry is committed.
     if work.decision == COMMITTED:
         return True
     early = work.decision == ABORTED and not world.rules.aborted_before_unpin
