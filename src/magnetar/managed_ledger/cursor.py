@@ -26,6 +26,7 @@ from magnetar.managed_ledger.cursor_state import CursorState
 from magnetar.managed_ledger.cursor_store import CursorStore
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.model.ids import Position
+from magnetar.runtime.metrics import CURSOR_FLUSHES
 from magnetar.runtime.signal import Signal
 
 ReadEntries = Callable[[Position, int, int], Awaitable[list[Entry]]]
@@ -192,6 +193,7 @@ class Cursor:
             self.stop(error)
             raise
         else:
+            CURSOR_FLUSHES.inc()
             self._written = number
             self._stored_changes = changes
         finally:

@@ -24,6 +24,7 @@ from typing import Final, Generic, TypeVar
 from magnetar.errors import InvalidArgument, StoreClosed
 from magnetar.metadata.api import Event, EventKind, SessionEvent, Watch
 from magnetar.metadata.judge import in_range, sequence_prefixes, split_key
+from magnetar.runtime.metrics import METADATA_WATCH_RESYNCS
 
 News = TypeVar("News")
 
@@ -92,6 +93,7 @@ class _EventFeed(_Feed[Event]):
             self._add(event)
 
     def resync(self) -> None:
+        METADATA_WATCH_RESYNCS.inc()
         self._replace(RESYNC)
 
 

@@ -26,6 +26,7 @@ from magnetar.managed_ledger.names import chunks_directory, cursor_key
 from magnetar.metadata.memory import MemoryStore
 from magnetar.model.ids import Position
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.metrics import CURSOR_FLUSHES
 from tests.unit.managed_ledger.world import (
     Broker,
     MemoryWorld,
@@ -33,6 +34,7 @@ from tests.unit.managed_ledger.world import (
     World,
     WorldFactory,
 )
+from tests.unit.runtime.counting import counted
 
 FLUSH_S = Limits().cursor_flush_seconds
 
@@ -69,8 +71,10 @@ def test_acks_count_at_once_and_are_durable_after_the_flush_interval(
         assert cursor.ack_cumulative(entries[1].position)
         assert cursor.backlog() == 7
         assert cursor.dirty
+        before = counted(CURSOR_FLUSHES)
         await world.clock.sleep(FLUSH_S * 1.5)
         assert not cursor.dirty
+        assert counted(CURSOR_FLUSHES) == before + 1
         cursor.ack(entries[9].position)
         again = (await crash_and_reopen(world, broker)).cursor("s")
         assert again.mark_delete == entries[1].position

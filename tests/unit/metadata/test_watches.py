@@ -12,7 +12,9 @@ from magnetar.errors import InvalidArgument, StoreClosed
 from magnetar.metadata.api import Event, EventKind, SessionEvent
 from magnetar.metadata.judge import sequence_key
 from magnetar.metadata.watches import RESYNC, SESSION_QUEUE_LIMIT, SessionFeeds, Watchers
+from magnetar.runtime.metrics import METADATA_WATCH_RESYNCS
 from magnetar.testing.virtual.virtual_time import run
+from tests.unit.runtime.counting import counted
 
 Item = TypeVar("Item")
 
@@ -65,11 +67,13 @@ def test_a_range_reaches_the_keys_in_it() -> None:
 def test_a_slow_reader_gets_one_resync() -> None:
     async def main() -> None:
         watchers = Watchers(limit=3)
+        before = counted(METADATA_WATCH_RESYNCS)
         watch = watchers.watch(parent="/d")
         for n in range(4):
             watchers.publish(created(f"/d/{n}"))
         watchers.publish(created("/d/later"))
         assert await waiting(watch) == [RESYNC, created("/d/later")]
+        assert counted(METADATA_WATCH_RESYNCS) == before + 1
         for n in range(20):
             watchers.publish(created(f"/d/{n}"))
         events = await waiting(watch)
