@@ -1,9 +1,14 @@
-"""The set-up script on machines that lack something: one line that says what to do, exit 1."""
+"""The set-up script on machines that lack something: one line that says what to do, exit 1.
+
+And what is packed for others.
+"""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -102,3 +107,28 @@ def _run(machine: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_package_and_nothing_that_tests_it(tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("hatchling")),
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        str(tmp_path),
+    ]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "magnetar/server/app.py" in names
+    assert "magnetar/cli/quickstart/quickstart.yaml" in names
+    assert "magnetar/testing/kits/metadata.py" in names
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "magnetar",
+        "pyspark_magnetar.py",
+        "pyspark_pulsar.py",
+    }
+    assert not [name for name in names if name.endswith(".md")], "signs are for the source tree"
