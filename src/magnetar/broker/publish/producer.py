@@ -89,6 +89,7 @@ class _Sent:
         work: SegmentTransaction | None = None,
         counted: Sent | None = None,
     ) -> None:
+        # At most one of `fast_path`, `dedup` and `work` is owed the outcome: whoever judged it.
         self.highest_sequence_id = highest_sequence_id
         self.fast_path = fast_path
         """Where its outcome is owed, if it was judged there."""
@@ -257,8 +258,8 @@ class Producer:
             self.settle()
         sent: _Noted = None
         sequence_id, fast_path = send.sequence_id, self._fast_path
-        # Not the plain way: a batch, chunk or transactional send, or the producer is stopped, waits
-        # for its topic, or has sends held.
+        # Not the plain way: a `TxnSend` or `RareSend` (a chunk, a highest sequence id, a bad
+        # checksum), or the producer is stopped, waits for its topic, or has sends held.
         if type(send) is not Send or not self._direct:
             held = self._held
             is_released = held is not None and held.is_releasing

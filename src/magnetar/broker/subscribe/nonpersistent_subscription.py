@@ -54,6 +54,7 @@ class NonPersistentSubscription:
         self.name = name
         self.wake = Signal()
         """Nobody waits for it: what cannot be delivered now never is."""
+        # For msgDropRate: the one sign that a consumer is too slow, since there is no backlog.
         self.dropped = 0
         self._membership = Membership(
             topic,

@@ -17,7 +17,7 @@ Invariants:
    with everything that is held. Without a cursor there are no ops.
 6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
 
-Legacy transactions keep their intents in a log, and are told their ends: `legacy_acks` has these.
+Legacy transactions keep their intents in a log, and are told their ends: see `legacy_txn_acks`.
 
 Relies on: `Decisions` to tell how each transaction ended that was joined, or that it is gone.
 """

@@ -1,6 +1,6 @@
 """The door through which coordinators of legacy transactions reach this broker's topics.
 
-Owns: `LegacyTxnEnds`, which does what `txn.legacy.participants` asks.
+Owns: `LegacyTxnEnds`, which does what `txn.legacy.ends` asks of participants.
 
 Invariants:
 1. A topic that this broker serves or may serve is loaded if need be. If another one serves it, that
