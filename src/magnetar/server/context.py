@@ -1,4 +1,4 @@
-"""What the sessions of one server share.
+"""The context that the sessions of one server share.
 
 Owns: `Context`: the broker below, the settings, who is connected, and the tasks by which sessions
 end (they outlive their connections); and `broker_urls`, the addresses that clients are given.
@@ -37,7 +37,7 @@ _ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
 
 
 class BrokerUrls(NamedTuple):
-    """Where a broker is reached."""
+    """The addresses at which a broker is reached."""
 
     plain: str
     tls: str | None
@@ -45,7 +45,7 @@ class BrokerUrls(NamedTuple):
 
 
 class TopicOwners(Protocol):
-    """Which of several brokers has a topic."""
+    """The knowledge which of several brokers has a topic."""
 
     async def owner_url(self, name: TopicName) -> str: ...
 
@@ -72,6 +72,7 @@ class Context:
         self.schemas = schemas
         self.clock = clock
         self.authority = authority
+        # A dict for its order: the oldest come first when a server drains them.
         self._sessions: dict[Session, None] = {}
         self.service_url = service_url
         """What lookups answer."""
@@ -79,6 +80,7 @@ class Context:
         self._owners = owners
         self._coordinators = coordinators
         self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
+        # Kept here because the loop keeps only weak references, and nobody else waits for them.
         self._endings: set[asyncio.Task[None]] = set()
 
     @property
@@ -109,6 +111,8 @@ class Context:
     @property
     def is_reachable(self) -> bool:
         """Whether clients can be told an address at all: one was set, or it is the one they use."""
+        # An address that was set is right by definition; of "any address" nobody knows which one
+        # is.
         if self.config.advertised_host:
             return True
         return self.config.host not in _ANY_HOST
@@ -133,6 +137,7 @@ class Context:
         return not full
 
     def _judge_publishers(self) -> None:
+        # Consumers are never held (publish throttle, invariant 2).
         for session in self.sessions:
             if session.producers:
                 session.judge_reading()
@@ -155,12 +160,14 @@ class Context:
 
     async def all_ended(self) -> None:
         """Wait until no session is left."""
+        # Sessions come and go while this waits: the first of those that are left, again and again.
         while self.sessions:
             await next(iter(self.sessions)).ended.wait()
 
 
 def broker_urls(context: Context) -> BrokerUrls:
     """Where this broker is reached; the one place where its addresses are put together."""
+    # No TLS yet: answers have the plain address alone.
     return BrokerUrls(context.service_url, None)
 
 
