@@ -21,6 +21,7 @@ from magnetar.errors import MagnetarError
 from magnetar.model.ids import MessageId, Position
 from magnetar.model.subscriptions import InitialPosition, KeySharedPolicy, SubscriptionType
 
+# Pulsar answers a duplicate with ledger and entry -1: clients complete the send and know no id.
 DROPPED: Final = Position(-1, -1)
 """The position in a receipt whose message was not stored: a duplicate, or nobody to take it."""
 
@@ -45,8 +46,10 @@ class SchemaData:
 
 
 class AccessMode(IntEnum):
-    """Who else may produce to the topic; the numbers are those of the protocol."""
+    """The claim of a producer on its topic: who else may produce. Numbers of the protocol."""
 
+    # PIP-68. Only the first may share the topic; the others differ in what they do when it is
+    # taken.
     SHARED = 0
     EXCLUSIVE = 1
     WAIT_FOR_EXCLUSIVE = 2
@@ -61,9 +64,12 @@ class ProducerRequest:
     connection: object
     name: str | None = None
     """None: the broker makes up a unique one."""
+    # With `epoch` it tells a producer that reconnects from another one that took the same name.
     user_provided_name: bool = True
     epoch: int = 0
     access_mode: AccessMode = AccessMode.SHARED
+    # PIP-68: the exclusive producer that the client was before it reconnected; an older one is
+    # fenced.
     topic_epoch: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     schema: SchemaData | None = None

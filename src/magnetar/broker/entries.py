@@ -23,6 +23,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 NO_MARKER: Final = -1
 
+# Known by identity, because metadata may also be empty and readable.
 _UNREADABLE: Final = pb.MessageMetadata()
 
 
@@ -97,6 +98,8 @@ class EntryView:
     def key(self) -> bytes | None:
         """The ordering key, else the key, as bytes."""
         metadata = self.metadata
+        # Pulsar's sticky key: an ordering key wins, so that messages can be routed by one key and
+        # ordered by another.
         if metadata.HasField("ordering_key"):
             return metadata.ordering_key
         if not metadata.HasField("partition_key"):
@@ -115,6 +118,8 @@ class EntryView:
         if self._hash is None:
             key = self.key
             if key is None:
+                # As Pulsar does it: messages without a key are spread, and one that comes again has
+                # the same hash.
                 key = f"{self.metadata.producer_name}-{self.metadata.sequence_id}".encode()
             self._hash = key_hash(key)
         return self._hash
@@ -157,11 +162,12 @@ class EntryView:
     @property
     def txn_id(self) -> TxnId | None:
         metadata = self.metadata
+        # Half an id is none: both fields are needed to find the coordinator and the transaction.
         if metadata.HasField("txnid_most_bits") and metadata.HasField("txnid_least_bits"):
             return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
         return None
 
 
 def publish_time_of(payload: bytes) -> int:
-    """For `ManagedLedger.find_by_time`."""
+    """The publish time of a stored entry, as `ManagedLedger.find_by_time` asks for it."""
     return EntryView(Position(0, 0), payload).publish_time

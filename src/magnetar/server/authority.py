@@ -1,4 +1,4 @@
-"""Who a connection acts for, and what it may do.
+"""Access: who a connection acts for, and what it may do.
 
 Owns: the questions of access. `identify` is the one place where a principal comes to be known,
 `authorise` the one place where a command of it is allowed, `is_superuser` the one that says who may
@@ -21,8 +21,9 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 
 class Action(Enum):
-    """What a principal wants to do."""
+    """The actions that a principal may want to do."""
 
+    # The actions of Pulsar's authorization, as far as commands of clients need them.
     LOOK_UP = "look up"
     LIST = "list"
     PRODUCE = "produce"
@@ -31,11 +32,12 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """On whose behalf a connection acts; without a role nobody was identified."""
+    """The one a connection acts for; without a role nobody was identified."""
 
     role: str | None = None
 
 
+# A role of None is a principal too: rules to come decide what it may do.
 ANYBODY: Final = Principal()
 
 

@@ -32,6 +32,7 @@ _LOG_FORMATS: Final = ("text", "json")
 _TRANSACTION_KINDS: Final = ("auto", "metadata", "markers")
 _ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
+# A message is in memory several times on its way; clients chunk what is larger.
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Value = TypeVar("Value", str, int, bool)
@@ -57,7 +58,7 @@ def _setting(default: Value, unit: str, doc: str) -> Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What one server is told; every value is checked when it is made."""
+    """The settings of one server; every value is checked when it is made."""
 
     data: str = _setting("magnetar-data", "folder", "where everything durable is kept")
     host: str = _setting("127.0.0.1", "address", "where clients and the admin interface connect")
@@ -90,6 +91,8 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        # Checked here, not where they are read: whoever makes a config in code gets the same
+        # errors.
         for name in ("data", "host", "cluster"):
             if not getattr(self, name).strip():
                 raise ConfigError(f"setting {name} must not be empty")
@@ -124,8 +127,10 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerConfi
     """The settings of a server; `flags` holds those given, by key, and may name a `config`."""
     known = {setting.key: setting for setting in all_settings()}
     given = dict(flags)
+    # The file is found by flag or variable only: one that named another file could go in circles.
     path = given.pop("config", None) or environ.get(CONFIG_VARIABLE)
     values = _file_values(Path(str(path)), known) if path else {}
+    # Invariant 2: each source overrides the one before it.
     values |= _environment_values(environ)
     for key, value in given.items():
         values[key] = _checked(known[key], f"--{key.replace('_', '-')}", value)
@@ -141,6 +146,7 @@ def _environment_values(environ: Mapping[str, str]) -> dict[str, object]:
     known = {setting.name: setting for setting in all_settings()}
     values: dict[str, object] = {}
     for name, text in environ.items():
+        # Other programs' variables are none of ours; those with our prefix are, even if unknown.
         if not name.startswith(PREFIX) or name == CONFIG_VARIABLE:
             continue
         if name not in known:
@@ -184,8 +190,10 @@ def _from_text(setting: Setting, text: str) -> str | int | float:
 def _checked(setting: Setting, shown: str, value: object) -> object:
     """A value of the right kind; its range is the business of `ServerConfig` and `Limits`."""
     kinds: tuple[type, ...] = (type(setting.default),)
+    # `5` is a fine value for a setting of seconds.
     if isinstance(setting.default, float):
         kinds = (int, float)
+    # A bool is an int to Python, but `port = true` is a mistake.
     is_bool = isinstance(value, bool)
     if is_bool != isinstance(setting.default, bool) or not isinstance(value, kinds):
         raise _wrong_kind(setting, shown, value)
@@ -212,6 +220,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _unknown(shown: str, known: Iterable[str], name: str | None = None) -> ConfigError:
+    # The nearest name, however far: a wrong guess costs a line, a silent typo costs hours.
     (nearest,) = get_close_matches(name or shown, list(known), n=1, cutoff=0.0)
     return ConfigError(f"there is no setting {shown}", hint=f"did you mean {nearest}?")
 

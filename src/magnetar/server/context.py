@@ -1,4 +1,4 @@
-"""What the sessions of one server share.
+"""The context that the sessions of one server share.
 
 Owns: `Context`: the broker below, the settings, who is connected, and the tasks by which sessions
 end (they outlive their connections); and `broker_urls`, the addresses that clients are given.
@@ -37,7 +37,7 @@ _ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
 
 
 class BrokerUrls(NamedTuple):
-    """Where a broker is reached."""
+    """The addresses at which a broker is reached."""
 
     plain: str
     tls: str | None
@@ -45,7 +45,7 @@ class BrokerUrls(NamedTuple):
 
 
 class TopicOwners(Protocol):
-    """Which of several brokers has a topic."""
+    """The knowledge which of several brokers has a topic."""
 
     async def owner_url(self, name: TopicName) -> str: ...
 
@@ -88,6 +88,7 @@ class Context:
         self.schemas = schemas
         self.clock = clock
         self.authority = authority
+        # A dict for its order: the oldest come first when a server drains them.
         self._sessions: dict[Session, None] = {}
         self.service_url = service_url
         """What lookups answer."""
@@ -98,6 +99,7 @@ class Context:
         self.coordinators = coordinators or cast("Coordinators", NotEnabled("transactions are"))
         self._owners = owners
         self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
+        # Kept here because the loop keeps only weak references, and nobody else waits for them.
         self._endings: set[asyncio.Task[None]] = set()
 
     def check_scalable(self) -> None:
@@ -108,6 +110,8 @@ class Context:
     @property
     def is_reachable(self) -> bool:
         """Whether clients can be told an address at all: one was set, or it is the one they use."""
+        # An address that was set is right by definition; of "any address" nobody knows which one
+        # is.
         if self.config.advertised_host:
             return True
         return self.config.host not in _ANY_HOST
@@ -132,6 +136,7 @@ class Context:
         return not full
 
     def _judge_publishers(self) -> None:
+        # Consumers are never held (publish throttle, invariant 2).
         for session in self.sessions:
             if session.producers:
                 session.judge_reading()
@@ -154,12 +159,14 @@ class Context:
 
     async def all_ended(self) -> None:
         """Wait until no session is left."""
+        # Sessions come and go while this waits: the first of those that are left, again and again.
         while self.sessions:
             await next(iter(self.sessions)).ended.wait()
 
 
 def broker_urls(context: Context) -> BrokerUrls:
     """Where this broker is reached; the one place where its addresses are put together."""
+    # No TLS yet: answers have the plain address alone.
     return BrokerUrls(context.service_url, None)
 
 

@@ -44,6 +44,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.worker import ThreadWorker, Worker
 
+# Grows when older versions could not read what is written; FORMAT is read before anything else.
 STORE_FORMAT: Final = 1
 STORE_ID_BYTES: Final = 16
 
@@ -51,7 +52,7 @@ _log = logger(__name__)
 
 
 class StoreFormat(msgspec.Struct, frozen=True):
-    """What the FORMAT file says."""
+    """The content of the FORMAT file."""
 
     format: int
     store: str
@@ -60,6 +61,7 @@ class StoreFormat(msgspec.Struct, frozen=True):
 class Storage:
     """An open data folder. Made by `open_storage`."""
 
+    # Transactions rely on it: a pin that is submitted first need not be waited for.
     shares_journal: Final = True
     """Metadata and entries become durable in the order of their submission."""
 
@@ -79,7 +81,9 @@ class Storage:
         self._journal = journal
         self._metadata = metadata
         self._limits = limits
+        # Each client of the metadata store has its own, so that its ephemeral records end with it.
         self._sessions = 0
+        # One at a time: the loop's turn, and that of `close`.
         self._settling = asyncio.Lock()
         self._settler: asyncio.Task[None] | None = None
         self._closed = False
@@ -106,7 +110,9 @@ class Storage:
     async def settle(self) -> None:
         """Move everything durable to its home and let the journal forget it."""
         async with self._settling:
+            # Taken first: what becomes durable from here on is settled next time.
             sequence = self._journal.synced
+            # Both homes are independent files on one disk: side by side they share its time.
             results = await asyncio.gather(
                 self._metadata.settle(sequence),
                 self.ledgers.settle(sequence),
@@ -114,13 +120,17 @@ class Storage:
             )
             errors = [error for error in results if isinstance(error, BaseException)]
             for error in errors:  # both count: a lack of space must not hide a failed sync
+                # Nothing is lost: records stay in the journal, which is full after a while, until
+                # there is room.
                 if isinstance(error, DiskFull):
                     metrics.DISK_FULL.inc()
                     self._journal.settling_failed(error)
+                # Invariant 3: after a failed sync nobody knows what the disk holds.
                 elif isinstance(error, StorageError):
                     self._journal.fence(error)
             if errors:
                 raise errors[0]
+            # Invariant 2: only now may the journal use these files again.
             self._journal.release(sequence)
 
     async def close(self) -> None:
@@ -131,17 +141,21 @@ class Storage:
         if self._settler is not None:
             self._settler.cancel()
             await asyncio.gather(self._settler, return_exceptions=True)
+        # It runs backwards: the journal first, so that nothing new is submitted; the lock last.
         async with AsyncExitStack() as ending:  # whatever fails, the rest is closed too
             ending.callback(self._lock.release)
             ending.push_async_callback(self._metadata.close)
             ending.push_async_callback(self.ledgers.close)
             ending.push_async_callback(self._journal.close)
+            # A journal that failed keeps its records: the next start replays them (invariant 3).
             if self._journal.failure is None:
                 await self.settle()
 
     async def recover(self, recovered: Recovered) -> None:
         """Bring what the journal holds home, then start. Called once, by `open_storage`."""
         for record in recovered.records:
+            # The kind of a record says whose it is. In their order: later ones build on earlier
+            # ones.
             if record.kind == KIND_CHANGE:
                 self._metadata.replay(record)
             elif record.kind in LEDGER_KINDS:
@@ -151,11 +165,13 @@ class Storage:
         last = recovered.next_sequence - 1
         self._metadata.replayed(last)
         self.ledgers.replayed(last)
+        # Synced at home before the journal forgets them (invariants 1 and 2).
         if recovered.records:
             await self._metadata.settle(last)
             await self.ledgers.settle(last)
             await self._journal.forget_recovered()
         self.recovered_records = len(recovered.records)
+        # The journal takes records before its followers do; metadata may write when it starts.
         self._journal.start()
         self.ledgers.start()
         await self._metadata.start()
@@ -163,6 +179,7 @@ class Storage:
 
     async def _settle_when_due(self) -> None:
         seen = self._journal.pressure.version
+        # The journal asks when its files run out; the pause bounds what a restart has to replay.
         while self._journal.failure is None:
             # Though nothing presses, what has gathered is settled.
             pressure, seconds = self._journal.pressure, self._limits.storage_settle_seconds
@@ -190,10 +207,12 @@ async def open_storage(
     clock = clock or SystemClock()
     disk.make_folder(folder)
     async with AsyncExitStack() as undo:
+        # First of all: two processes in one folder would destroy it.
         lock = disk.lock(folder / "LOCK")
         undo.callback(lock.release)
         _secure_names(disk, folder)
         store_id = _read_or_make_format(disk, folder)
+        # A thread each: a sync of the journal waits for no other work.
         workers = new_worker("journal"), new_worker("journal-fill")
         journal = Journal(folder / "journal", disk, limits, clock, *workers)
         undo.push_async_callback(journal.close)
@@ -201,6 +220,8 @@ async def open_storage(
         disk.make_folder(folder / "metadata")
         home = SqliteHome(folder / "metadata" / "records.db", disk)
         applied = home.applied
+        # The homes never run ahead of the journal. A folder restored from two backups would, and
+        # its next records would be skipped as known.
         if applied >= recovered.next_sequence:
             home.close()
             raise CorruptData(
@@ -218,6 +239,7 @@ async def open_storage(
         undo.push_async_callback(ledgers.close)
         storage = Storage(lock, journal, metadata, ledgers, limits)
         await storage.recover(recovered)
+        # From here on `Storage.close` does all that.
         undo.pop_all()
         return storage
 
@@ -248,9 +270,12 @@ def _read_or_make_format(disk: Disk, folder: Path) -> bytes:
             raise CorruptData(f"{path} cannot be read: {error}") from error
         if len(store_id) != STORE_ID_BYTES:
             raise CorruptData(f"{path} has an identity of {len(store_id)} bytes")
+        # Written by a newer version: nothing in the folder may be touched.
         if found.format > STORE_FORMAT:
             raise FormatTooNew(f"{folder} has store format {found.format}, this is {STORE_FORMAT}")
         return store_id
+    # No FORMAT yet: a new folder, or a start that died right here. Anything else is somebody's
+    # data.
     others = [name for name in disk.list(folder) if name not in ("LOCK", "FORMAT.new")]
     if others:
         raise CorruptData(

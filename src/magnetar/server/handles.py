@@ -1,4 +1,4 @@
-"""What a connection holds on topics: its producers and consumers, and the loops that serve them.
+"""The handles of a connection on topics: producers, consumers, and the loops that serve them.
 
 Owns: `ProducerHandle` with the loop that sends receipts, `ConsumerHandle` with the loop that sends
 deliveries and the answers to acknowledgements. One loop per handle, none per message.
@@ -75,6 +75,7 @@ class ProducerHandle:
 
     async def _send_receipts(self, producer: Producer) -> None:
         session, number = self._session, self.producer_id
+        # Empty: no receipt will come any more. Until then a wait brings all that are due, in order.
         while receipts := await producer.receipts():
             session.outbound.write_all(
                 [
@@ -86,6 +87,7 @@ class ProducerHandle:
             )
             self.owed -= len(receipts)
             session.settled(len(receipts))
+        # What the broker stopped gets no receipt: the client sends it again on its next producer.
         session.settled(self.owed)
         self.owed = 0
         if not self._closing:
@@ -94,11 +96,13 @@ class ProducerHandle:
     async def _closed_by_broker(self) -> None:
         self._closed_at = self._session.context.clock.monotonic()
         number = self.producer_id
+        # Behind the last receipt: a client that reconnects knows what it need not send again.
         self._session.write(command("CLOSE_PRODUCER", producer_id=number, request_id=NO_REQUEST))
         await self._remove()
 
     async def close(self) -> None:
-        """At the client's wish, or when it is gone: what is in flight is settled first."""
+        """End it for its client, or because that is gone: what is in flight is settled first."""
+        # A close may overtake the answer to its PRODUCER: requests run side by side.
         await self.opening.wait()
         self._closing = True
         if self.producer is not None:
@@ -109,6 +113,7 @@ class ProducerHandle:
 
     async def _remove(self) -> None:
         topic, producer = self.topic, self.producer
+        # Before the await: of two that close it, the second finds nothing left to do.
         self.topic = self.producer = None
         if topic is not None and producer is not None:
             await topic.remove_producer(producer)
@@ -128,6 +133,7 @@ class ConsumerHandle:
         self.consumer: Consumer | None = None
         self._session = session
         self._partition = _NO_PARTITION
+        # Acks that wait for the cursor's next durable write; one loop answers them all.
         self._acks: list[tuple[OpenSubscription, int]] = []
         self._answering = False
 
@@ -149,12 +155,17 @@ class ConsumerHandle:
         seen = 0
         while True:
             seen = await consumer.outbox_ready.past(seen)
+            # Before anything is taken: what the peer has no room for stays in the outbox, where it
+            # stops dispatch to this consumer alone.
             await outbound.writable()
+            # Asked after both waits: its deliveries were taken back, and go to others.
             if consumer.is_stopped:
                 break
+            # ACTIVE_CONSUMER_CHANGE stands before the messages that follow from it.
             for news in consumer.take_news():
                 self._tell(news)
             pieces: list[bytes] = []
+            # One write for all; payloads are pieces of their own, so large ones are not copied.
             for position, payload, _, redelivered, ack_set, epoch in consumer.take():
                 pieces += encode_message(
                     number, position, partition, redelivered, ack_set, payload, epoch
@@ -164,6 +175,7 @@ class ConsumerHandle:
 
     def _tell(self, news: News) -> None:
         number, session = self.consumer_id, self._session
+        # Clients of other languages do not know this command, and close the connection.
         if news is News.REACHED_END:
             if session.client is not None and session.client.hears_ends:
                 session.write(command("REACHED_END_OF_TOPIC", consumer_id=number))
@@ -178,10 +190,12 @@ class ConsumerHandle:
 
     def _closed_by_broker(self) -> None:
         topic, subscription = self.topic, self.subscription
+        # Taken out before anything is sent: commands that cross CLOSE_CONSUMER find no consumer.
         self.topic = self.subscription = self.consumer = None
         session, number = self._session, self.consumer_id
         if topic is not None and subscription is not None and not subscription.durable:
             session.spawn(self._release_later(topic, subscription), "release of a reader")
+        # The client may have subscribed again with this id.
         if session.consumers.get(number) is self:
             del session.consumers[number]
         session.write(command("CLOSE_CONSUMER", consumer_id=number, request_id=NO_REQUEST))
@@ -207,12 +221,16 @@ class ConsumerHandle:
     async def _answer_acks(self) -> None:
         try:
             while self._acks:
+                # All that came until now share one cursor write; those that come meanwhile, the
+                # next one.
                 due, self._acks = self._acks, []
                 error: MagnetarError | None = None
                 try:
                     await due[-1][0].ack_durable()  # the same for all, or a later one
                 except MagnetarError as failed:
                     error = failed
+                # A failed write is every waiter's failure: none of their acks is known to be
+                # durable.
                 for _, request_id in due:
                     self._session.write(self._ack_answer(request_id, error))
                 self._session.acks_answered(len(due))
@@ -226,6 +244,7 @@ class ConsumerHandle:
 
     async def close(self) -> None:
         """Give up the consumer; what it holds goes to others."""
+        # A close may overtake its SUBSCRIBE.
         await self.opening.wait()
         topic, subscription, consumer = self.topic, self.subscription, self.consumer
         self.topic = self.subscription = self.consumer = None

@@ -1,4 +1,4 @@
-"""Whether the peer of a connection still lives.
+"""The keepalive of a connection: finding out whether its peer still lives.
 
 Owns: the deadline of the handshake, the regular PING, and the check of a peer that stands in
 another one's way (a producer's name, an exclusive subscription).
@@ -25,7 +25,7 @@ from magnetar.server.outbound import Stall
 
 
 class Peer(Protocol):
-    """What is needed of a session."""
+    """The part of a session that the keepalive needs."""
 
     heard: Signal
     """Advances when bytes come in."""
@@ -55,17 +55,21 @@ class Peer(Protocol):
 
 async def keep_alive(peer: Peer, clock: Clock, limits: Limits) -> None:
     """Close the connection when its peer is silent; runs until then, or until cancelled."""
+    # Before the first PING: a peer that never says CONNECT holds a place among the connections.
     await clock.sleep(limits.connection_handshake_seconds)
     if not peer.is_connected:
         peer.abandon("no handshake in time")
         return
     while not peer.is_closing:
+        # Before the PING: an answer that comes at once must count.
         asked_at = peer.heard.version
         peer.ping()
         before = peer.stall
         await clock.sleep(limits.connection_keepalive_seconds)
+        # Invariant 3: while it is not read, its silence is of our making.
         if peer.heard.version == asked_at and peer.is_read:
             peer.abandon("no answer to a ping")
+        # Two looks, one interval apart: the same pause, and no byte taken in between.
         elif before is not None and _is_no_better(before, peer.stall):
             peer.abandon("it takes nothing of what is written to it")
 
@@ -78,6 +82,7 @@ async def is_alive(peer: Peer, limits: Limits) -> bool:
     """Ask the peer now; closes the connection and says False if it stays silent."""
     if peer.is_closing:
         return False
+    # Held back by its own load: it is busy, not dead.
     if not peer.is_read:
         return True
     asked_at = peer.heard.version
@@ -86,6 +91,7 @@ async def is_alive(peer: Peer, limits: Limits) -> bool:
         async with asyncio.timeout(limits.connection_liveness_seconds):
             await peer.heard.past(asked_at)
     except TimeoutError:
+        # Back-pressure began while it was asked.
         if not peer.is_read:
             return True
         peer.abandon("no answer when asked for another client's sake")

@@ -1,4 +1,4 @@
-"""What a server needs of the machine that it runs on: clock, disk, threads, network, storage.
+"""The machine that a server runs on: clock, disk, threads, network, storage.
 
 Owns: `Machine`, the real one, and the contracts of a listener and of a storage. Simulations put
 their own parts in. Brokers that share their storage have another `open_storage`, and with it
@@ -31,6 +31,7 @@ from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.server import embedded
 
+# After a restart all clients come back at once.
 _BACKLOG: Final = 1024
 
 NewProtocol = Callable[[], asyncio.Protocol]
@@ -52,7 +53,7 @@ class Listener(Protocol):
 
 
 class ServerStorage(Protocol):
-    """Where a server keeps everything that must last."""
+    """The storage in which a server keeps everything that must last."""
 
     progress: Signal
     """Advances when what was submitted has become durable, or never will."""
@@ -107,6 +108,7 @@ async def listen(new_protocol: NewProtocol, host: str, port: int) -> Listener:
     """A listener on a socket, not started yet; ConfigError if the address cannot be had."""
     loop = asyncio.get_running_loop()
     try:
+        # Invariant 1: bound at once, so that the port can be announced; it listens after `start`.
         server = await loop.create_server(
             new_protocol, host, port, backlog=_BACKLOG, start_serving=False
         )
@@ -127,6 +129,7 @@ def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
 class Machine:
     """The real machine, unless parts of it are replaced."""
 
+    # The seams to the outside: simulations put virtual time, disk and network here.
     clock: Clock = field(default_factory=SystemClock)
     disk: Disk = field(default_factory=LocalDisk)
     new_worker: Callable[[str], Worker] = ThreadWorker

@@ -1,4 +1,4 @@
-"""What a connection is about to send: frames gathered, written once per turn of the loop.
+"""The outgoing frames of a connection: gathered, and written once per turn of the loop.
 
 Owns: `Outbound`, the only writer of a session's transport.
 
@@ -42,11 +42,13 @@ class Outbound:
         self._scheduled = False
         self._resumed = Signal()
         self.paused = False
+        # Above this asyncio calls `pause_writing`, below a quarter of it `resume_writing`.
         transport.set_write_buffer_limits(high=high_water_bytes)
 
     def write(self, frame: bytes) -> None:
         self._pieces.append(frame)
         self._size += len(frame)
+        # Once per turn of the loop (invariant 2): receipts of many producers leave in one segment.
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.flush)
@@ -66,8 +68,11 @@ class Outbound:
             return
         pieces, size = self._pieces, self._size
         self._pieces, self._size = [], 0
+        # Invariant 3. What was gathered is lost, as it would be in the kernel.
         if self._transport.is_closing():
             return
+        # One frame as it is; many small ones in one copy; large ones piece by piece, without a
+        # copy.
         if len(pieces) == 1:
             self._transport.write(pieces[0])
         elif size <= _JOIN_BYTES_MAX:
@@ -87,6 +92,7 @@ class Outbound:
         """What waits for the peer while writing is paused; None: it is not."""
         if not self.paused:
             return None
+        # Both halves of the queue: ours, and what the transport could not send yet.
         return Stall(self._resumed.version, self._size + self._transport.get_write_buffer_size())
 
     async def writable(self) -> None:
@@ -101,6 +107,7 @@ class Outbound:
         self.flush()
         if self._transport.is_closing():
             return
+        # TLS cannot be half-closed.
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:

@@ -21,7 +21,7 @@ from magnetar.runtime.signal import Signal
 
 
 class WriteQueue(Protocol):
-    """What is not durable yet."""
+    """The queue of writes that are not durable yet."""
 
     progress: Signal
     """Advances when some of it has become durable."""
@@ -31,12 +31,14 @@ class WriteQueue(Protocol):
 
 
 class PublishThrottle:
-    """Whether publishers may be read."""
+    """The throttle: whether connections that publish may be read."""
 
     def __init__(self, queue: WriteQueue, limits: Limits, changed: Callable[[], None]) -> None:
         """`changed` has every connection look at `is_open`."""
         self.is_open = True
         self._queue = queue
+        # Half: all connections together may bring as much again before they have stopped. A
+        # quarter: with a gap between the two the throttle does not flutter.
         self._close_at = limits.journal_queue_bytes // 2
         self._open_at = limits.journal_queue_bytes // 4
         self._changed = changed
@@ -53,8 +55,10 @@ class PublishThrottle:
     async def reopen_when_drained(self) -> None:
         """Open again each time that the queue is short enough; runs until cancelled."""
         while True:
+            # Versions are read before the state: what changes after that ends the wait.
             seen = self._closed.version
             while not self.is_open:
+                # Read before the look, for the same reason.
                 progress = self._queue.progress.version
                 if self._queue.queued_bytes <= self._open_at:
                     self.is_open = True

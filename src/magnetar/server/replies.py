@@ -1,4 +1,4 @@
-"""How a command is refused: the one place where an error becomes a frame.
+"""Refusals of commands: the one place where an error becomes a frame.
 
 Owns: which reply each command has for an error, and the text of it.
 
@@ -19,6 +19,7 @@ from magnetar.txn.coordinator_partitions import partition_of
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# -1 as Pulsar writes it into an unsigned field: no client has such a request.
 NO_REQUEST: Final = 2**64 - 1
 """The request id of what the broker says unasked."""
 
@@ -28,6 +29,7 @@ _Refusal = Callable[[Any, int, str], bytes | None]
 
 def refusal(command_type: int, body: Any, error: BaseException) -> bytes | None:
     """The frame that refuses a command; None if nobody waits for an answer to it."""
+    # Invariant 3: a bug's text may hold anything, even data of others.
     known = error if isinstance(error, MagnetarError) else _BUG
     refuse = _REFUSALS.get(command_type)
     return None if refuse is None else refuse(body, int(known.wire_code), str(known))
@@ -69,7 +71,7 @@ def txn_fields(body: Any) -> dict[str, int]:
 
 
 def unknown_command(number: int) -> bytes:
-    """To a command that is in no list: no reply of its own can exist."""
+    """The answer to a command that is in no list: no reply of its own can exist."""
     error = NotAllowed(f"there is no command {number}")
     return unasked_error(error)
 
@@ -96,6 +98,7 @@ def _with_error_code(reply: str) -> _Refusal:
 
 
 def _ack(body: Any, code: int, text: str) -> bytes | None:
+    # Most acks carry no request id: nobody waits for an answer.
     if not body.HasField("request_id"):
         return None
     return command(
@@ -109,7 +112,7 @@ def _ack(body: Any, code: int, text: str) -> bytes | None:
 
 
 def _by(field: str, reply: str) -> _Refusal:
-    """For a reply that repeats `field` and has `error` and `message`."""
+    """Refuse by a reply that repeats `field` and has `error` and `message`."""
 
     def refuse(body: Any, code: int, text: str) -> bytes:
         fields: dict[str, Any] = {field: getattr(body, field), "error": code, "message": text}
@@ -122,6 +125,8 @@ def _of_transaction(reply: str) -> _Refusal:
     """Clients find the request by its coordinator, the upper half of the id: it is always set."""
 
     def refuse(body: Any, code: int, text: str) -> bytes:
+        # A transaction that could not be begun has no id; its coordinator is the one that was
+        # asked.
         most = body.tc_id if reply == "NEW_TXN_RESPONSE" else body.txnid_most_bits
         least = 0 if reply == "NEW_TXN_RESPONSE" else body.txnid_least_bits
         return command(
@@ -137,7 +142,7 @@ def _of_transaction(reply: str) -> _Refusal:
 
 
 def _of_group(reply: str) -> _Refusal:
-    """Also a refusal says who coordinates the group: it may be refused for that alone."""
+    """Refuse and say who coordinates the group: it may be refused for that alone."""
 
     def refuse(body: Any, code: int, text: str) -> bytes:
         return command(
@@ -152,6 +157,8 @@ def _of_group(reply: str) -> _Refusal:
 
 
 _T = pb.BaseCommand
+# By the reply that clients of each command wait for. A command that is not here is not answered
+# (FLOW, REDELIVER): a client would take an ERROR for another request's.
 _REFUSALS: Final[dict[int, _Refusal]] = {
     **dict.fromkeys(
         (
@@ -169,6 +176,7 @@ _REFUSALS: Final[dict[int, _Refusal]] = {
         ),
         _plain,
     ),
+    # Lookups say Failed in the response itself: clients look nowhere else.
     _T.PARTITIONED_METADATA: _failed_lookup(
         "PARTITIONED_METADATA_RESPONSE", pb.CommandPartitionedTopicMetadataResponse.Failed
     ),
@@ -177,11 +185,13 @@ _REFUSALS: Final[dict[int, _Refusal]] = {
     _T.GET_SCHEMA: _with_error_code("GET_SCHEMA_RESPONSE"),
     _T.GET_OR_CREATE_SCHEMA: _with_error_code("GET_OR_CREATE_SCHEMA_RESPONSE"),
     _T.ACK: _ack,
+    # Watches and sessions are found by their own ids, not by a request id.
     _T.SCALABLE_TOPIC_LOOKUP: _by("session_id", "SCALABLE_TOPIC_UPDATE"),
     _T.SCALABLE_TOPIC_SUBSCRIBE: _by("request_id", "SCALABLE_TOPIC_SUBSCRIBE_RESPONSE"),
     _T.WATCH_SCALABLE_TOPICS: _by("watch_id", "WATCH_SCALABLE_TOPICS_UPDATE"),
     _T.WATCH_TC_ASSIGNMENTS: _by("watch_id", "WATCH_TC_ASSIGNMENTS_UPDATE"),
     _T.TC_CLIENT_CONNECT_REQUEST: _by("request_id", "TC_CLIENT_CONNECT_RESPONSE"),
+    # Of both generations of clients; all are found by the coordinator's number.
     **{
         _T.Type.Value(name): _of_transaction(f"{name}_RESPONSE")
         for name in (

@@ -1,4 +1,4 @@
-"""What a connection holds beyond topics: watches, and its places in consumer groups.
+"""The handles of a connection beyond topics: watches, and its places in consumer groups.
 
 Owns: `ScalableHandles`, one per session; `OpenWatch`, a watch from the command that asks for it to
 its end; `OpenPoll`, a request that may wait long; `MemberHandle`, one consumer that has segments
@@ -33,6 +33,7 @@ class OpenWatch:
     """A watch that is being opened, or followed by a loop."""
 
     def __init__(self, kind: str) -> None:
+        # Looked at after each await of the request that opens it (invariant 1).
         self.is_closed = False
         self._kind = kind
         self._loop: asyncio.Task[None] | None = None
@@ -58,7 +59,8 @@ class OpenPoll(OpenWatch):
         self.request_id = request_id
 
     def answered(self) -> None:
-        """By its own loop, which ends by itself."""
+        """End a poll that its own loop has answered."""
+        # Not cancelled: the loop itself is calling, and would end before it has cleaned up.
         self._loop = None
         self.close()
 
@@ -80,15 +82,18 @@ class MemberHandle:
         SCALABLE_CONSUMERS.inc()
 
     async def detach(self) -> None:
-        """Its connection is lost, or another consumer id took its place."""
+        """Detach it: its connection is lost, or another consumer id took its place."""
+        # A SUBSCRIBE that is under way would attach it after it was detached.
         await self.opening.wait()
         member = self.member
+        # Before the await: nothing is pushed to a connection that is gone, or to the former
+        # consumer id.
         self._end()
         if member is not None:
             await member.detach()
 
     async def leave(self) -> None:
-        """At the client's wish: others may have its segments at once."""
+        """Leave the group for good: others may have its segments at once."""
         await self.opening.wait()
         if self.member is not None:
             await self.member.leave()  # it stays registered if that fails
@@ -103,7 +108,7 @@ class MemberHandle:
 
 
 class ScalableHandles:
-    """Everything of one connection."""
+    """All watches and group members of one connection."""
 
     def __init__(self, session: Session) -> None:
         self.layouts: dict[int, OpenWatch] = {}
@@ -126,10 +131,13 @@ class ScalableHandles:
     def connection_name(self) -> str:
         """A name for one attachment, like no other of this broker."""
         session = self._session
+        # Addresses are used again by later connections, and ids within one: together they are
+        # unique.
         self._attached += 1
         return f"{session.address} {session.connected_at_ms} {self._attached}"
 
     def close_watches(self) -> None:
+        # Closed one by one: each counts in a metric.
         for watches in (self.layouts, self.topics, self.coordinators):
             for watch in watches.values():
                 watch.close()
@@ -145,5 +153,6 @@ class ScalableHandles:
         for handle in members.values():
             try:
                 await handle.detach()
+            # The others must be detached all the same; this one's grace period ends by itself.
             except MagnetarError as error:
                 _log.error("detaching-failed", error, consumer=" ".join(handle.key))

@@ -65,7 +65,7 @@ _Tasks = dict[asyncio.Task[None], None]
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What is done with each command, by the number of its type."""
+    """The handlers of all commands, by the number of their type."""
 
     at_once: Mapping[int, AtOnce]
     requests: Mapping[int, Request]
@@ -75,7 +75,7 @@ class Handlers:
 
 @dataclass(frozen=True, slots=True)
 class ClientSoftware:
-    """What the peer said of itself in its handshake."""
+    """The client's software, as its handshake says."""
 
     version: str = ""
     protocol_version: int = 0
@@ -99,6 +99,7 @@ class Session(asyncio.Protocol):
         self.principal: Principal = ANYBODY
         self.address = ""
         self.connected_at_ms = 0
+        # By the numbers that the client chose for this connection; handlers add and remove.
         self.producers: dict[int, ProducerHandle] = {}
         self.consumers: dict[int, ConsumerHandle] = {}
         self.watches: dict[int, TopicListWatch] = {}
@@ -108,12 +109,15 @@ class Session(asyncio.Protocol):
         """Advances when publishes were settled or the session ended."""
         self.ended = asyncio.Event()
         self.outbound: Outbound
+        # The frame limit is the announced message size and room for its headers.
         self.wire = Connection(frame_bytes_max(context.config.max_message_bytes))
         self._handlers = handlers
         self._transport: asyncio.Transport | None = None
         self._loops: _Tasks = {}
         self._requests: _Tasks = {}
         self._large_turn = asyncio.Lock()
+        # What back-pressure counts: sends without a receipt, acks without an answer; `_is_read` is
+        # what the transport was told last.
         self._owed = 0
         self._acks_owed = 0
         self._is_read = True
@@ -129,6 +133,8 @@ class Session(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self.connected_at_ms = self.context.clock.now_ms()
+        # It counts as a session until it has ended, but gets no answer: under a flood of
+        # connections every reply would be work.
         if not self.context.admit(self):
             self.abandon("too many connections")
             return
@@ -136,6 +142,8 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard.advance()
+        # Saying goodbye: what the peer still sends is read, so that the kernel does not reset the
+        # connection, and dropped.
         if self._leaving:
             return
         try:
@@ -144,12 +152,15 @@ class Session(asyncio.Protocol):
             self._broken(error)
             return
         has_sent = False
+        # In frame order. Commands in front of damaged bytes are still handled; the damage is told
+        # after.
         for each in commands:
             if isinstance(each, Send):
                 has_sent = True
                 self._send(each)
             else:
                 self._handle(each)
+            # One of them ended the connection: nothing behind it counts.
             if self.is_closing:
                 return
         throttle = self.context.publish_throttle
@@ -169,8 +180,10 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.wire.close()
+        # Nobody may wait for a peer that is gone: both calls wake waiters, who see `is_closing`.
         self.heard.advance()  # who asked whether the peer lives need not wait any longer
         self.outbound.resume()
+        # By the context: the end takes awaits, and the transport does not wait for anybody.
         self.context.end(self, self._tear_down())
 
     # --- what others see of the connection
@@ -222,6 +235,7 @@ class Session(asyncio.Protocol):
         """
         self._leaving = True
         self.outbound.say_goodbye()
+        # While it is not read, the end that the peer sends back would never be seen.
         if self._transport is not None and not self.is_closing and not self._is_read:
             self._is_read = True
             self._transport.resume_reading()
@@ -235,6 +249,7 @@ class Session(asyncio.Protocol):
         """Read no more, and return once every send and acknowledgement has its receipt."""
         self._draining = True
         self.judge_reading()
+        # Requests are not waited for: their clients ask again elsewhere, and lose nothing.
         while (self._owed or self._acks_owed) and not self.is_closing:
             await self.changed.past(self.changed.version)
         self.outbound.flush()
@@ -253,6 +268,7 @@ class Session(asyncio.Protocol):
 
     def refuse(self, command_type: int, body: Any, error: BaseException) -> None:
         frame = refusal(command_type, body, error)
+        # What is no MagnetarError is a bug: clients do not see its text, the log has all of it.
         name = error.name if isinstance(error, MagnetarError) else InvariantBroken.name
         REFUSED_COMMANDS.labels(name).inc()
         if not isinstance(error, MagnetarError):
@@ -264,6 +280,7 @@ class Session(asyncio.Protocol):
 
     def check_room(self) -> None:
         """Refuse one more producer, consumer or watch above the limit."""
+        # Kept for a while after the broker closed them (handles, invariant 3); now they make room.
         for number in [each for each, held in self.producers.items() if held.is_forgotten]:
             del self.producers[number]
         held = len(self.producers) + len(self.consumers) + len(self.watches) + len(self.scalable)
@@ -271,7 +288,7 @@ class Session(asyncio.Protocol):
             raise TooManyRequests(f"the connection has {held} producers, consumers and watches")
 
     def settled(self, count: int) -> None:
-        """So many sends got their receipt, or will never get one."""
+        """Note that sends got their receipt, or will never get one."""
         self._owed -= count
         self.changed.advance()
         if not self._is_read:
@@ -294,10 +311,12 @@ class Session(asyncio.Protocol):
         self.owe_ack()
 
         def answer(task: asyncio.Task[_Result]) -> None:
+            # Nobody is left to be answered; the work itself went on to its end.
             if self.ended.is_set():
                 return
             try:
                 frame = reply(body, task.result())
+            # Cancelled work is refused like failed work: clients must not wait for ever.
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  answered
                 self.refuse(number, body, error)
             else:
@@ -319,22 +338,27 @@ class Session(asyncio.Protocol):
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
+            # As ServerCnx: a producer that never was breaks the protocol, one that was closed
+            # lately does not.
             if handle is None or not handle.is_closed_by_broker or handle.is_forgotten:
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
             return  # sent before the peer learned that the broker closed the producer
         self._owed += 1
         handle.owed += 1
         producer.send(send)
+        # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()
 
     def _handle(self, received: Command) -> None:
         if isinstance(received, Unknown):
+            # A newer client: told so, and the connection goes on (invariant 5).
             self.write(unknown_command(received.type))
             return
         assert isinstance(received, Received), "a client sends no MESSAGE"
         number, body = received
         at_once = self._handlers.at_once.get(number)
+        # Tasks run in the order in which they are made, so requests begin in frame order.
         if at_once is None:
             self._run(self._answer(number, body), NAMES[number], self._requests)
             if self._unanswered >= self.limits.connection_requests_max:
@@ -342,6 +366,7 @@ class Session(asyncio.Protocol):
             return
         try:
             at_once(self, body)
+        # Whatever a handler raises is that command's failure, not the connection's (invariant 5).
         except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
             self.refuse(number, body, error)
 
@@ -358,8 +383,10 @@ class Session(asyncio.Protocol):
             self.refuse(number, body, error)
 
     async def _answer_large(self, handler: Request, body: Any) -> None:
+        # Invariant 4: the peer's own pace limits how many large answers exist.
         async with self._large_turn:
             await self.outbound.writable()
+            # It may have gone while this waited for its turn.
             if not self.is_closing:
                 await handler(self, body)
 
@@ -375,6 +402,7 @@ class Session(asyncio.Protocol):
         """Read on, or stop reading, as the limits demand now."""
         if self._transport is None or self._transport.is_closing() or self._leaving:
             return
+        # Invariant 2, all of it in one place. Consumers are read while publishers are held.
         room = (
             self._has_room(self._owed, self.limits.connection_pending_publishes)
             and self._has_room(self._unanswered, self.limits.connection_requests_max)
@@ -391,6 +419,8 @@ class Session(asyncio.Protocol):
             CONNECTION_PAUSES.inc()
 
     def _has_room(self, count: int, limit: int) -> bool:
+        # Half the limit to begin again: without a gap reading would start and stop with every
+        # receipt.
         return count < limit if self._is_read else count * 2 <= limit
 
     # --- the end
@@ -403,6 +433,8 @@ class Session(asyncio.Protocol):
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._loops.pop(task, None)
         self._requests.pop(task, None)
+        # A bug in a loop of this session: its client would wait for ever, so it is made to
+        # reconnect.
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("session-task-crashed", error, task=task.get_name())
             self.abandon("a task of the session crashed")
@@ -411,6 +443,8 @@ class Session(asyncio.Protocol):
 
     async def _tear_down(self) -> None:
         """Requests are not cut short, for they change the broker's state, nor are receipts."""
+        # In this order: watches, which nobody reads; requests, which may still open a handle; then
+        # the handles; loops last, because they send the receipts that handles wait for.
         for watch in self.watches.values():
             watch.close()
         self.scalable.close_watches()
@@ -421,6 +455,7 @@ class Session(asyncio.Protocol):
         for handle in [*handles, *self.consumers.values()]:
             try:
                 await handle.close()
+            # The others must leave their topics all the same.
             except MagnetarError as error:
                 _log.error("leaving-failed", error, address=self.address)
         await self.scalable.detach()
@@ -429,6 +464,7 @@ class Session(asyncio.Protocol):
         self._owed = self._acks_owed = 0
         self.changed.advance()
         self.context.forget(self)
+        # Last (invariant 3): whoever waits to take this connection's place looks at the topics now.
         self.ended.set()
 
 

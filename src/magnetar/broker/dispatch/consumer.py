@@ -35,7 +35,7 @@ from magnetar.runtime.signal import Signal
 
 
 class News(Enum):
-    """What a session must tell its client besides messages."""
+    """The news that a session must tell its client besides messages."""
 
     ACTIVE = "active"
     """It is the active consumer of a Failover subscription now."""
@@ -70,18 +70,24 @@ class Consumer:
         self.stopped = Signal()
         """Advances once, when the broker or its client ended it; `error` says why."""
         self.error: MagnetarError | None = None
+        # Counters for stats (msgOutCounter, bytesOutCounter): kept for the whole life, because
+        # rates are made of their differences.
         self.messages_out = 0
         self.bytes_out = 0
         self.redelivered = 0
         """Entries that were delivered here after a consumer had asked for them again."""
+        # Permits and unacknowledged messages stand in the dispatch state alone, so that they cannot
+        # differ between the two.
         self._state = state
         self._member = state.members[key]
         self._wake = wake
         self._entries_max = limits.consumer_outbox_entries
         self._bytes_max = limits.consumer_outbox_bytes
+        # Between subscription and session: filled by dispatch, emptied by the session's loop.
         self._outbox: list[Delivery] = []
         self._outbox_bytes = 0
         self._full = False
+        # At most one of each kind is due: only the last change of activity matters to a client.
         self._activity: News | None = None
         self._end_told = False
         self._end_due = False
@@ -147,6 +153,7 @@ class Consumer:
 
     def offer(self, deliveries: Sequence[Delivery]) -> None:
         """Put deliveries into its outbox; the choice has taken their permits."""
+        # Invariant 4: what was chosen for a consumer that has stopped goes back when it leaves.
         if self.is_stopped or not deliveries:
             return
         size = sum([len(each.payload) for each in deliveries])
@@ -155,6 +162,7 @@ class Consumer:
         self._outbox += deliveries
         self._outbox_bytes += size
         OUTBOX_BYTES.inc(size)
+        # Backpressure: dispatch passes this consumer over until its session has taken all of it.
         if self._outbox_bytes >= self._bytes_max or len(self._outbox) >= self._entries_max:
             self._full = True
             self._state.on_outbox(self.key, False)
@@ -166,6 +174,7 @@ class Consumer:
         messages = sum([each.num_messages for each in dropped])
         self.messages_out -= messages
         self.bytes_out -= sum([len(each.payload) for each in dropped])
+        # The client never saw these messages, so it will send no FLOW in their place.
         self._state.on_flow(self.key, messages)
 
     def unseen(self) -> set[Position]:
@@ -186,8 +195,12 @@ class Consumer:
         """Take no more; its session learns it and closes it. None: at its own wish."""
         if not self.is_stopped:
             self.error = error
+            # The outbox is emptied first: whoever wakes finds nothing to send after the
+            # CLOSE_CONSUMER.
             self._empty()
             self.stopped.advance()
+            # The session's loop waits on this one; the other is for those that wait for the end
+            # alone.
             self.outbox_ready.advance()
 
     # --- the session's side
@@ -198,11 +211,12 @@ class Consumer:
             self._wake.advance()
 
     def take(self) -> list[Delivery]:
-        """Everything in the outbox, in order; empty if there is nothing."""
+        """Take all deliveries from the outbox, in order; empty if there are none."""
         return self._empty()
 
     def take_news(self) -> list[News]:
         """What the client must be told now, before the deliveries of the next `take`."""
+        # Activity first: a Failover client must know that it is active before messages arrive.
         news = [] if self._activity is None else [self._activity]
         self._activity = None
         if self._end_due:
@@ -217,6 +231,7 @@ class Consumer:
         self._outbox = []
         OUTBOX_BYTES.dec(self._outbox_bytes)
         self._outbox_bytes = 0
+        # Only a full outbox is told of: otherwise every delivery would wake dispatch for nothing.
         if self._full:
             self._full = False
             if self._state.on_outbox(self.key, True):

@@ -60,6 +60,8 @@ from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy, SubscriptionType
 
+# The weight of the newest plan: a few plans are enough to follow a producer that begins to batch,
+# and one odd entry changes little.
 _AVERAGE_WEIGHT: Final = 0.2
 _DEFAULT_POLICY: Final = KeySharedPolicy()
 
@@ -83,16 +85,22 @@ class DispatchState:
         self._limits = limits
         self._topic = topic
         self._partition = partition
+        # Exclusive, Failover: entries are not tracked one by one. The mark-delete position says
+        # what is acknowledged, and a rewind brings all the rest.
         self._single = type_.takes_cumulative_acks
         self._keyed = type_ is SubscriptionType.KEY_SHARED
         self._selector = selector_for(key_shared, consistent_hashing)
         bucketed = key_shared.entry_buckets
         self._hash_of: Callable[[EntryFacts], int] = _bucket_hash if bucketed else _key_hash
+        # Sticky ranges change hands only when their consumer is gone, with all it had: nothing is
+        # left to drain. In the other modes a hash can move while its entries are unacknowledged.
         in_order = key_shared.mode is KeySharedMode.AUTO_SPLIT and not key_shared.out_of_order
         drains = bucketed or in_order
         self._holds = HashHolds() if self._keyed and drains else None
         self._members = Members(limits.unacked_per_consumer, limits.unacked_per_subscription)
         self._active: Member | None = None
+        # Read once and at no consumer (Pulsar's redeliveryMessages): the cursor is past them, so
+        # nothing but this queue remembers them until the next rewind.
         self._replay = ReplayQueue()
         self._counts = RedeliveryCounts()
         self._rewinding = False
@@ -141,11 +149,14 @@ class DispatchState:
 
     def next_read(self) -> Read | None:
         """None: there is nothing to read before an event."""
+        # Invariant 6: the cursor is about to move, and a read would come from where it was.
         if self._rewinding:
             return None
         if self._keyed:
             return self._next_keyed_read()
         if self._single:
+            # Exclusive, Failover: standby consumers send FLOW too, but their permits count only
+            # once they are active.
             active = self._active
             permits = active.permits if active is not None and active.can_take else 0
         else:
@@ -153,6 +164,8 @@ class DispatchState:
         if permits <= 0:
             return None
         count = self._entries_for(permits)
+        # Redelivery before new entries, as in Pulsar: what waits is older, and without this a busy
+        # topic would keep it waiting for ever.
         if self._replay:
             return Read(self._replay.first(UNKEYED, count), 0)
         return Read([], count)
@@ -161,11 +174,14 @@ class DispatchState:
         permits = self._members.permits(self._enough())
         if permits <= 0:
             return None
+        # `_stuck` spares a search through all hashes per step; every event that may help clears it.
         if self._replay and not self._stuck:
             found = self._takeable()
             if found:
                 return Read(found, 0)
             self._stuck = True
+        # What waits is for consumers that are full or for draining hashes. The others go on
+        # meanwhile, within bounds (invariant 7; Pulsar's keySharedLookAheadMsgInReplayThreshold).
         room = self._limits.look_ahead_entries - len(self._replay)
         return Read([], min(self._entries_for(permits), room)) if room > 0 else None
 
@@ -175,8 +191,10 @@ class DispatchState:
         budgets: dict[int, int] = {}
         for key_hash in self._replay.hashes:
             member = self._taker(key_hash)
+            # No consumer for it now: it keeps its turn, and the hashes behind it are looked at.
             if member is None:
                 continue
+            # Several hashes may lead to one consumer: together they get no more than its permits.
             budget = budgets.get(member.key)
             if budget is None:
                 budget = self._entries_for(member.permits)
@@ -186,6 +204,7 @@ class DispatchState:
             found += first
             if len(found) >= self._limits.read_entries:
                 break
+        # In the order of the log the owner needs fewest reads, and a hash stays in order.
         found.sort()
         return found
 
@@ -194,6 +213,8 @@ class DispatchState:
         return self._limits.read_entries * self._messages_per_entry
 
     def _entries_for(self, permits: int) -> int:
+        # At least one entry, however large batches are, and never more than permits: each entry
+        # uses one or more.
         return min(int(permits / self._messages_per_entry) + 1, permits, self._limits.read_entries)
 
     # --- choices
@@ -201,12 +222,14 @@ class DispatchState:
     def plan(self, entries: Sequence[E]) -> DispatchPlan[E]:
         """Choose consumers for new entries. Those without one wait."""
         if self._rewinding:
+            # Invariant 6: these were read before the rewind and come once more after it.
             return DispatchPlan([], 0, False)
         if self._keyed:
             return self._plan_keyed(entries)
         # What waits comes first: nothing new may overtake it.
         deliveries, taken = ([], 0) if self._replay else self._hand_out(entries)
         if taken < len(entries):
+            # The cursor has passed them: what is not kept here would be lost until the next rewind.
             self._replay.add_all((entry.position, UNKEYED) for entry in entries[taken:])
         return DispatchPlan(deliveries, len(entries) - taken, taken == len(entries))
 
@@ -214,6 +237,7 @@ class DispatchState:
         """Choose consumers for entries that wait. Those acknowledged meanwhile are left out."""
         if self._rewinding:
             return DispatchPlan([], 0, False)
+        # Others were acknowledged, or withheld by a transaction, while the read was under way.
         wanted = [entry for entry in entries if entry.position in self._replay]
         if self._keyed:
             return self._plan_waiting_keyed(wanted)
@@ -223,6 +247,7 @@ class DispatchState:
 
     def _hand_out(self, entries: Sequence[E]) -> tuple[list[tuple[int, Sequence[E]]], int]:
         """Deliveries in order, and how many entries they are."""
+        # Exclusive, Failover: whatever is read belongs to the active consumer.
         if self._single:
             taken = self._give_active(entries)
             if taken == 0:
@@ -233,6 +258,8 @@ class DispatchState:
             ], taken
         deliveries: list[tuple[int, Sequence[E]]] = []
         taken = 0
+        # Shared: round robin in short turns, so that one consumer with many permits does not get a
+        # whole read while its neighbours have none.
         while taken < len(entries):
             member = self._members.next_taker()
             if member is None:
@@ -251,9 +278,12 @@ class DispatchState:
         before = permits = active.permits
         taken = 0
         for entry in entries:
+            # Acknowledgement at batch index level (PIP-54): only messages still open use permits.
             opened = entry.open_indexes
             permits -= entry.num_messages if opened is None else opened.bit_count()
             taken += 1
+            # The entry that uses the permits up goes all the same: a batch is not split (invariant
+            # 1).
             if permits <= 0:
                 break
         active.permits = permits
@@ -262,6 +292,8 @@ class DispatchState:
 
     def _give_turn(self, member: Member, entries: Sequence[E]) -> int:
         """Charge a consumer for as many as it can take, and note that it has them."""
+        # The limits on unacknowledged messages count like permits: the first that is used up ends
+        # the turn.
         budget = before = self._members.budget(member)
         pending = member.pending
         taken = 0
@@ -284,6 +316,8 @@ class DispatchState:
         waiting = self._replay.hashes
         for entry in entries:
             key_hash = ring_position(hash_of(entry))
+            # Invariant 4: one of its hash waits already, and whoever could take this one would get
+            # it before its predecessor.
             member = None if key_hash in waiting else self._taker(key_hash)
             if member is None:
                 self._replay.add(entry.position, key_hash)
@@ -315,9 +349,13 @@ class DispatchState:
     def _taker(self, key_hash: int) -> Member | None:
         """The consumer that may get an entry of this hash now."""
         key = self._selector.select(key_hash)
+        # No consumer has this hash (sticky ranges with a gap), or the subscription as a whole is
+        # blocked.
         if key is None or self._members.blocked:
             return None
         member = self._members.by_key[key]
+        # Its consumer cannot take more now, or a former one has yet to acknowledge entries of this
+        # hash (draining, PIP-379).
         if not member.can_take or (self._holds and not self._holds.allows(key_hash, key)):
             return None
         return member
@@ -344,9 +382,13 @@ class DispatchState:
         """A consumer subscribed; it has no permits yet. `ranges` is what a sticky one asks for."""
         if key in self._members.by_key:
             raise InvariantBroken(f"consumer {key} joined twice")
+        # A client that reconnects may come before its old connection is known to be dead: it gets
+        # ConsumerBusy, which a reconnecting client takes for a reason to retry.
         if self.type is SubscriptionType.EXCLUSIVE and self._members:
             return JoinRefused(RefusalKind.BUSY, "an exclusive consumer is connected")
         moved: list[Moved] = []
+        # The selector is asked first, because it can refuse: a refusal leaves no trace of the
+        # consumer.
         if self._keyed:
             assigned = self._selector.join(key, name, ranges)
             if isinstance(assigned, AssignRefused):
@@ -359,6 +401,8 @@ class DispatchState:
     def on_leave(self, key: int) -> MembershipChange:
         """A consumer is gone; what it had waits for another, uncounted."""
         member = self._members.by_key[key]
+        # Before the ring is handed out anew: entries given back release their hashes, so the next
+        # owners need not wait for a consumer that is gone.
         self._give_back(member, list(member.pending))
         self._members.remove(key)
         moved = self._selector.leave(key) if self._keyed else []
@@ -367,12 +411,16 @@ class DispatchState:
 
     def _changed(self, moved: list[Moved]) -> MembershipChange:
         before = self._active
+        # Asked at every change: a consumer that joins with a better priority becomes active at
+        # once.
         if self._single:
             candidates = (
                 Candidate(m.priority, m.name, m.key) for m in self._members.by_key.values()
             )
             key = choose_active(candidates, self._topic, self._partition)
             self._active = None if key is None else self._members.by_key[key]
+        # A new active consumer begins behind the mark-delete position. With nobody left nothing is
+        # remembered: membership makes a new state for whoever comes next.
         rewind = not self._members or (before is not None and before is not self._active)
         if rewind:
             self._forget()
@@ -394,6 +442,7 @@ class DispatchState:
 
     def on_flow(self, key: int, permits: int) -> bool:
         """A consumer wants so many messages more; an unknown one is ignored."""
+        # FLOW may still be on its way when its consumer is already closed.
         member = self._members.by_key.get(key)
         if member is None or permits <= 0:
             return False
@@ -417,17 +466,24 @@ class DispatchState:
 
         Without a consumer: the entry expired, or cannot be read.
         """
+        # Exclusive, Failover: nothing is pending here; only what waits to be delivered again
+        # counts.
         if self._single:
             return not remaining and self._acked_waiting(position)
         member = None if key is None else self._members.by_key.get(key)
         packed = None if member is None else member.pending.get(position)
+        # Clients may acknowledge what another consumer has: after a reconnect the ids are still
+        # good.
         if packed is None:
             member = self._members.holder_of(position)
             if member is None:
+                # At nobody: it was given back, and its ack arrived after all. Then it need not be
+                # redelivered.
                 return not remaining and self._acked_waiting(position)
             packed = member.pending[position]
         assert member is not None
         messages = packed >> HASH_BITS
+        # Part of a batch (PIP-54): the consumer keeps the entry, and its hash, with fewer messages.
         if remaining:
             acked = max(messages - remaining, 0)
             member.pending[position] = packed - (acked << HASH_BITS)
@@ -435,15 +491,17 @@ class DispatchState:
         del member.pending[position]
         if self._counts:
             self._counts.forget(position)
+        # The last unacknowledged entry of a hash frees it for the consumer that it has moved to.
         freed = self._holds is not None and self._release(packed & HASH_MASK)
         return self._discharge(member, messages) or freed
 
     def on_acked_through(self, position: Position) -> None:
-        """Everything up to a position was acknowledged: cumulatively, skipped or expired."""
+        """Forget all entries up to a position: acked cumulatively, skipped or expired."""
         self._replay.drop_through(position)
         if self._single:
             return
         for member in self._members.by_key.values():
+            # A list first: each ack removes its position from what is looked through.
             for each in [each for each in member.pending if each <= position]:
                 self.on_ack(member.key, each)
         self._counts.drop_through(position)
@@ -452,11 +510,17 @@ class DispatchState:
     def on_redeliver(self, key: int, positions: Iterable[Position] | None = None) -> Redelivery:
         """A consumer asks again for entries that it has; None: for all of them."""
         member = self._members.by_key.get(key)
+        # A standby has nothing; and a request of a former active consumer that comes late must not
+        # rewind what its successor reads.
         if member is None or (self._single and member is not self._active):
             return Redelivery(0, False)
+        # Exclusive, Failover: positions do not matter. As in Pulsar everything after the
+        # mark-delete position comes again, which keeps the order.
         if self._single:
             self._forget()
             return Redelivery(0, True)
+        # Ids that this consumer does not have (acknowledged or given back meanwhile) are ignored,
+        # as in Pulsar.
         wanted = member.pending if positions is None else dict.fromkeys(positions)
         back = [position for position in wanted if position in member.pending]
         for position in back:
@@ -478,13 +542,17 @@ class DispatchState:
         not known; they are for `on_returned_entry`.
         """
         unknown: list[Position] = []
+        # Invariant 6: after the rewind they are read like all others that are open.
         if self._rewinding:
             return unknown
         for position in positions:
+            # Its consumer had it all the time that it was withheld; now it goes back to the queue.
             member = self._members.holder_of(position)
             if member is not None:
                 self._counts.increase(position)
                 self._give_back(member, [position])
+            # Its place in the queue is under its hash, and only the stored entry tells which that
+            # is.
             elif self._keyed and position not in self._replay:
                 unknown.append(position)
             else:
@@ -492,7 +560,8 @@ class DispatchState:
         return unknown
 
     def on_returned_entry(self, entry: EntryFacts) -> None:
-        """As `on_returned`, for one whose hash had to be read first (Key_Shared)."""
+        """Return one withheld entry whose hash had to be read first (Key_Shared)."""
+        # Looked up again: the entry was read meanwhile, and a consumer may have got it.
         if not self._rewinding and self._members.holder_of(entry.position) is None:
             self._return(entry.position, self._selector.ring_position(self._hash_of(entry)))
 
@@ -503,7 +572,7 @@ class DispatchState:
             self._stuck = False
 
     def _give_back(self, member: Member, positions: list[Position]) -> None:
-        """These are at the consumer no more: they wait."""
+        """Take entries from a consumer: they wait for delivery again."""
         waiting: list[tuple[Position, int]] = []
         messages = 0
         for position in positions:
@@ -529,6 +598,7 @@ class DispatchState:
         if not self._holds.release(key_hash):
             return False
         self._stuck = False
+        # A hash that is free but that nothing waits for is no reason to wake dispatch.
         return key_hash in self._replay.hashes
 
     def _discharge(self, member: Member, messages: int) -> bool:
@@ -547,6 +617,7 @@ class DispatchState:
             for member in self._members.by_key.values()
             for position, packed in member.pending.items()
         }
+        # Exclusive, Failover: a rewind replaces tracking, so nothing may pile up here.
         if self._single and (pending or len(self._counts)):
             raise InvariantBroken("a subscription with one active consumer tracks entries")
         both = [position for position in pending if position in self._replay]
@@ -555,6 +626,7 @@ class DispatchState:
         for position in self._counts.positions:
             if position not in pending and position not in self._replay:
                 raise InvariantBroken(f"{position} has a redelivery count and is nowhere")
+        # Invariant 4: holds are counted apart for speed, and must agree with what consumers have.
         if self._holds is not None:
             held: dict[int, tuple[int, int]] = {}
             for key, key_hash in pending.values():

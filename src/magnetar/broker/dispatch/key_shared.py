@@ -32,6 +32,8 @@ from magnetar.errors import InvariantBroken
 from magnetar.model.hashing import HASH_MAX, RING_SIZE, HashRange, key_hash
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy
 
+# Pulsar's default for subscriptionKeySharedConsistentHashingReplicaPoints: with it shares differ by
+# about a tenth.
 POINTS_PER_CONSUMER: Final = 100
 
 _POSITIVE: Final = 0x7FFF_FFFF
@@ -46,7 +48,7 @@ class Moved(NamedTuple):
 
 
 class AssignRefused(NamedTuple):
-    """Why a consumer cannot have what it asks for (ConsumerAssignError on the wire)."""
+    """A refusal: a consumer cannot have the ranges it names (ConsumerAssignError on the wire)."""
 
     reason: str
 
@@ -68,6 +70,8 @@ class KeySelector(ABC):
 
     def ring_position(self, hash32: int) -> int:
         """Where a key with this 32-bit hash stands."""
+        # Position 0 is left out: it means "no hash" to Pulsar's dispatcher
+        # (STICKY_KEY_HASH_NOT_SET).
         first = self.first_position
         return (hash32 & _POSITIVE) % (RING_SIZE - first) + first
 
@@ -107,6 +111,7 @@ class KeySelector(ABC):
 
     def _rearrange(self) -> list[Moved]:
         before = list(self._spans())
+        # The last consumer left: the whole ring belongs to nobody.
         self._set(self._parts() or [_Part(HASH_MAX, None)])
         return _moves(before, list(self._spans()))
 
@@ -125,12 +130,14 @@ class RangeSplitting(KeySelector):
         self._halves: list[_Part] = []
 
     def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        # The first consumer has the whole ring.
         if not self._halves:
             self._halves.append(_Part(HASH_MAX, key))
             return None
         starts = [self.first_position, *(part.end + 1 for part in self._halves)]
         sizes = [part.end - start for start, part in zip(starts, self._halves, strict=False)]
         widest = max(range(len(sizes)), key=sizes.__getitem__)
+        # More consumers than positions: a range of one position cannot be halved.
         if sizes[widest] < 1:
             return AssignRefused(f"all {len(sizes)} positions of the ring have a consumer")
         middle = HashRange(starts[widest], self._halves[widest].end).midpoint
@@ -159,6 +166,8 @@ class ConsistentHashing(KeySelector):
         self._members: dict[int, tuple[str, int]] = {}
 
     def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        # Equal names are allowed. The lowest free number tells them apart, so that one that comes
+        # back under its name stands at its old points.
         numbers = {number for other, number in self._members.values() if other == name}
         number = next(free for free in range(len(numbers) + 1) if free not in numbers)
         self._members[key] = (name, number)
@@ -179,8 +188,10 @@ class ConsistentHashing(KeySelector):
         if not points:
             return []
         parts = [_Part(point, self._points[point][0][2]) for point in points]
+        # Around the ring: positions above the last point belong to the first one.
         if points[-1] < HASH_MAX:
             parts.append(_Part(HASH_MAX, parts[0].owner))
+        # Neighbours of one owner become one range, so that a lookup searches less.
         joined = [lower for lower, upper in pairwise(parts) if lower.owner != upper.owner]
         return [*joined, parts[-1]]
 
@@ -202,6 +213,8 @@ class StickyRanges(KeySelector):
     def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
         if not ranges:
             return AssignRefused(f"consumer {name!r} names no hash range")
+        # Ranges that overlap, one's own or those of others, would give a position two consumers
+        # (invariant 2): refused, as in Pulsar.
         wanted = sorted(ranges)
         for lower, upper in pairwise(wanted):
             if lower.overlaps(upper):
@@ -220,6 +233,7 @@ class StickyRanges(KeySelector):
         parts: list[_Part] = []
         start = self.first_position
         for named, owner in self._named:
+            # A gap between named ranges: its entries wait until a consumer names it.
             if named.start > start:
                 parts.append(_Part(named.start - 1, None))
             parts.append(_Part(named.end, owner))
@@ -246,9 +260,12 @@ class EntryBuckets(KeySelector):
 
     def ring_position(self, hash32: int) -> int:
         """Where the entries of a bucket stand; the hash is that of the ring of buckets, 16 bits."""
+        # All entries of a bucket stand at its start, so one hold covers the bucket; never at 0,
+        # which some clients leave out of their first bucket.
         return max(self._starts[bisect_right(self._starts, hash32) - 1], 1)
 
     def _add(self, key: int, name: str, ranges: Sequence[HashRange]) -> AssignRefused | None:
+        # Consumers that cut the ring differently would have parts of each other's buckets.
         if tuple(ranges) != self._buckets:
             return AssignRefused(
                 f"consumer {name!r} names {len(ranges)} entry buckets that are not the"
@@ -265,6 +282,8 @@ class EntryBuckets(KeySelector):
         parts: list[_Part] = []
         start = 0
         for index, (_, key) in enumerate(self._sharers):
+            # Rounded ends: shares differ by one bucket at most, and nothing depends on who came
+            # first.
             end = (index + 1) * buckets // sharers
             if end > start:
                 parts.append(_Part(self._buckets[end - 1].end, key))
@@ -274,6 +293,7 @@ class EntryBuckets(KeySelector):
 
 def selector_for(policy: KeySharedPolicy, consistent_hashing: bool) -> KeySelector:
     """A ring without consumers, handed out as a subscription's policy and the settings say."""
+    # Before the mode: consumers that share buckets call themselves sticky on the wire.
     if policy.entry_buckets:
         return EntryBuckets(policy.ranges)
     if policy.mode is KeySharedMode.STICKY:
@@ -287,12 +307,14 @@ def _moves(
     """What is different between two ways to hand out the whole ring, ascending."""
     moves: list[Moved] = []
     old, new = 0, 0
+    # Both cover the whole ring, so they are walked together, from boundary to boundary.
     while old < len(before) and new < len(after):
         low = max(before[old][0], after[new][0])
         high = min(before[old][1], after[new][1])
         source, target = before[old][2], after[new][2]
         if source != target:
             last = moves[-1] if moves else None
+            # Pieces of one move that a boundary cut are told as one range.
             if last is not None and last.range.end + 1 == low and last[1:] == (source, target):
                 moves[-1] = Moved(HashRange(last.range.start, high), source, target)
             else:
@@ -303,7 +325,7 @@ def _moves(
 
 
 class HashHolds:
-    """Which consumer has the unacknowledged entries of a hash, and how many of them."""
+    """The holder of each hash: a consumer, and how many unacknowledged entries it has."""
 
     __slots__ = ("_held",)
 
@@ -321,6 +343,7 @@ class HashHolds:
     def take(self, position: int, key: int) -> None:
         """One more entry of this hash is at the consumer."""
         held = self._held.get(position)
+        # Free: nothing of this hash is unacknowledged, whoever had it before.
         if held is None:
             self._held[position] = (key, 1)
         elif held[0] == key:
@@ -346,6 +369,7 @@ class HashHolds:
 
     def draining(self, selector: KeySelector) -> dict[int, int]:
         """Hashes that wait for their former consumer: how many entries it still has."""
+        # A held hash whose selected consumer is another one: what PIP-379 calls draining hashes.
         return {
             position: count
             for position, (key, count) in self._held.items()

@@ -25,9 +25,11 @@ from magnetar.errors import InvariantBroken
 from magnetar.model.hashing import key_hash
 from magnetar.model.ids import Position
 
+# A ring position (0..65535) shares one int with the number of open messages.
 HASH_BITS: Final = 16
 HASH_MASK: Final = (1 << HASH_BITS) - 1
 
+# No limit is a limit that is never reached: no case of its own in hot paths.
 _UNLIMITED: Final = 1 << 62
 
 
@@ -40,9 +42,11 @@ class Member:
         self.key = key
         self.name = name
         self.priority = priority
+        # Pulsar's availablePermits and unackedMessages; `blocked` is blockedConsumerOnUnackedMsgs.
         self.permits = 0
         self.unacked = 0
         self.blocked = False
+        # Whether its outbox takes more: a peer that does not read stops its own deliveries only.
         self.has_room = True
         self.pending: dict[Position, int] = {}
         """Unacknowledged entries: (open messages << HASH_BITS | hash). One small int each, because
@@ -94,16 +98,19 @@ class Members:
     def remove(self, key: int) -> None:
         """Forget a member that has nothing pending."""
         member = self.by_key.pop(key)
+        # Few priorities exist at a time, so a search is enough.
         level = next(each for each in self._levels if each.priority == member.priority)
         index = level.members.index(member)
         del level.members[index]
         if not level.members:
             self._levels.remove(level)
         else:
+            # Who stood behind the one that left moves up: without this the round robin would skip
+            # one.
             level.turn = (level.turn - (index < level.turn)) % len(level.members)
 
     def holder_of(self, position: Position) -> Member | None:
-        """Who has this entry."""
+        """The consumer at which this entry is pending."""
         for member in self.by_key.values():
             if position in member.pending:
                 return member
@@ -112,22 +119,26 @@ class Members:
     # --- who can take
 
     def next_taker(self) -> Member | None:
-        """Whose turn it is."""
+        """The consumer whose turn it is; None: nobody can take."""
         if self.blocked:
             return None
+        # Lower numbers first: the next level gets entries only when nobody in this one can take.
         for level in self._levels:
             members = level.members
             turn, count = level.turn, len(level.members)
             for step in range(turn, turn + count):
                 member = members[step % count]
                 if member.can_take:
+                    # The turn is remembered within the level, so that every call goes on where the
+                    # last ended.
                     level.turn = (step + 1) % count
                     return member
         return None
 
     def permits(self, enough: float) -> int:
-        """Of all that can take; counting stops at `enough`."""
+        """Permits of all consumers that can take; counting stops at `enough`."""
         total = 0
+        # Counting all of thousands of consumers at every step would cost more than the read itself.
         if not self.blocked:
             for member in self.by_key.values():
                 if member.can_take:
@@ -155,10 +166,12 @@ class Members:
             self.blocked = True
 
     def discharge(self, member: Member, messages: int) -> bool:
-        """So many messages are unacknowledged no more; True: that ended a block."""
+        """Take messages off a member's unacknowledged ones; True: that ended a block."""
         member.unacked -= messages
         self.unacked -= messages
         ended = False
+        # Half, as in Pulsar: with the whole limit a consumer would be blocked and unblocked by
+        # every single ack.
         if member.blocked and member.unacked <= self._unacked_max // 2:
             member.blocked = False
             ended = True
@@ -168,8 +181,10 @@ class Members:
         return ended
 
     def forget_pending(self) -> None:
-        """Nobody has anything; permits stay."""
+        """Forget what members have unacknowledged; permits stay."""
         for member in self.by_key.values():
+            # Permits stay: the client has not got these messages, or gets them again, and sends no
+            # new FLOW for them.
             member.pending.clear()
             member.unacked = 0
             member.blocked = False
@@ -189,6 +204,7 @@ class Members:
         if total != self.unacked:
             raise InvariantBroken(f"{total} messages are unacknowledged, counted {self.unacked}")
         _check_block("subscription", self.blocked, total, self._total_max)
+        # Invariant 4: whoever is in no level never has a turn.
         levels = [member for level in self._levels for member in level.members]
         if sorted(each.key for each in levels) != sorted(self.by_key):
             raise InvariantBroken("members and levels differ")
@@ -199,6 +215,7 @@ def _check_block(name: str, blocked: bool, unacked: int, limit: int) -> None:
         raise InvariantBroken(f"{name}: blocked is {blocked} at {unacked} of {limit} unacked")
 
 
+# As Pulsar's CONSUMER_CONSISTENT_HASH_REPLICAS; fewer points would spread topics unevenly.
 POINTS_PER_CONSUMER: Final = 100
 
 _POSITIVE: Final = 0x7FFF_FFFF
@@ -218,10 +235,14 @@ def choose_active(candidates: Iterable[Candidate], topic: str, partition: int | 
     if not ordered:
         return None
     eligible = [each for each in ordered if each.priority == ordered[0].priority]
+    # Partition n goes to consumer n modulo their number: a client with one consumer per partition
+    # gets an even share, as AbstractDispatcherSingleActiveConsumer does it.
     if partition is not None:
         return eligible[partition % len(eligible)].key
     if len(eligible) == 1:
         return eligible[0].key
+    # Not partitioned: topics are spread over the consumers by a ring, so that those of one name do
+    # not all become active for every topic.
     ring: dict[int, int] = {}
     for candidate in eligible:
         for point in range(POINTS_PER_CONSUMER):

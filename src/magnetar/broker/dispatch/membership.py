@@ -40,7 +40,7 @@ class Joined(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What present and former consumers got."""
+    """Totals of the messages that present and former consumers got."""
 
     messages: int = 0
     bytes: int = 0
@@ -55,7 +55,7 @@ class Totals(NamedTuple):
 
 
 class Membership:
-    """Who is connected to one subscription."""
+    """The consumers that are connected to one subscription."""
 
     def __init__(
         self,
@@ -73,9 +73,12 @@ class Membership:
         self._clock = clock
         self._limits = limits
         self._consistent_hashing = consistent_hashing
+        # Set by the first consumer, and binding for all that join while one is connected (invariant
+        # 2).
         self._policy = _DEFAULT_POLICY
         self._by_key: dict[int, Consumer] = {}
         self._next_key = 0
+        # Counters of consumers that left: without them the subscription's totals would go down.
         self._former = Totals()
         self.type: SubscriptionType | None = None
         """That of the present or last consumers."""
@@ -113,10 +116,13 @@ class Membership:
         key = self._next_key
         ranges = () if options.key_shared is None else options.key_shared.ranges
         change = state.on_join(key, options.name, options.priority_level, ranges)
+        # Nothing was kept yet, so a refused first consumer leaves no state and no type behind.
         if isinstance(change, JoinRefused):
             kind = ConsumerBusy if change.kind is RefusalKind.BUSY else ConsumerAssign
             raise kind(f"{self._subscription}: {change.reason}")
+        # Keys are never used twice: a late event for a former consumer finds nobody.
         self._next_key += 1
+        # Only now: the first one was let in, and decides on type and policy for the others.
         if self.state is None:
             self.state, self.type = state, options.type
             self._policy = options.key_shared or _DEFAULT_POLICY
@@ -140,6 +146,7 @@ class Membership:
         change = self.state.on_leave(consumer.key)
         self._former = self._former.plus(consumer)
         consumer.stop(error)
+        # The owner rewinds when the next first consumer comes: there is nobody to deliver to.
         if not self._by_key:
             self.state = None
             return False
@@ -177,6 +184,7 @@ class Membership:
             )
         policy = options.key_shared or _DEFAULT_POLICY
         mine, theirs = self._policy, policy
+        # Consumers of both kinds at once would give a position of the ring two owners.
         if mine.entry_buckets != theirs.entry_buckets:
             shared = "share" if mine.entry_buckets else "do not share"
             raise ConsumerAssign(f"{self._subscription} has consumers that {shared} entry buckets")
@@ -184,10 +192,12 @@ class Membership:
             raise ConsumerBusy(f"{self._subscription} has consumers of another key-shared policy")
 
     def _tell_active(self, change: MembershipChange, newcomer: Consumer | None) -> None:
+        # ACTIVE_CONSUMER_CHANGE is for Failover only: clients of other types do not expect it.
         if self.type is not SubscriptionType.FAILOVER:
             return
         if change.active_changed:
             for each in self._by_key.values():
                 each.tell_activity(each.key == change.active)
+        # The active one stays: only the newcomer has to learn that it is a standby.
         elif newcomer is not None:
             newcomer.tell_activity(False)

@@ -18,7 +18,7 @@ from magnetar.model.ids import Position
 
 
 class EntryFacts(Protocol):
-    """What a choice needs to know of an entry."""
+    """The facts of an entry that a choice needs."""
 
     @property
     def position(self) -> Position: ...
@@ -30,11 +30,11 @@ class EntryFacts(Protocol):
 
     @property
     def payload(self) -> bytes:
-        """As it is stored; asked for where consumers share entry buckets, which it names."""
+        """The stored bytes; asked for where consumers share entry buckets, which they name."""
 
     @property
     def open_indexes(self) -> int | None:
-        """Of a partly acknowledged batch: set bits are messages still to be delivered."""
+        """Messages of a partly acknowledged batch that are to be delivered: set bits; None: all."""
 
 
 E = TypeVar("E", bound=EntryFacts)
@@ -43,18 +43,20 @@ E = TypeVar("E", bound=EntryFacts)
 class DispatchLimits(NamedTuple):
     """Limits of one subscription; 0 unacknowledged messages means no limit."""
 
+    # Pulsar's dispatcherMaxReadBatchSize, and the round robin's share of it per consumer.
     read_entries: int = 500
     """Asked for at a time."""
     entries_per_turn: int = 20
     """To one consumer of a Shared subscription before the next one's turn."""
     look_ahead_entries: int = 2000
     """Waiting for their consumer while entries for others are read."""
+    # As Pulsar's maxUnackedMessagesPerConsumer and maxUnackedMessagesPerSubscription.
     unacked_per_consumer: int = 50_000
     unacked_per_subscription: int = 200_000
 
 
 class Read(NamedTuple):
-    """What to read next: positions that wait, or else so many new entries."""
+    """The next read: positions that wait, or else so many new entries."""
 
     waiting: list[Position]
     new_entries: int
@@ -83,7 +85,7 @@ class JoinRefused(NamedTuple):
 
 
 class MembershipChange(NamedTuple):
-    """What a consumer's coming or going did."""
+    """The consequences of a consumer's coming or going."""
 
     active: int | None
     """The active consumer of an Exclusive or Failover subscription."""
@@ -94,7 +96,7 @@ class MembershipChange(NamedTuple):
 
 
 class Redelivery(NamedTuple):
-    """What a redelivery request did."""
+    """The consequences of a redelivery request."""
 
     entries: int
     """How many wait again."""

@@ -22,6 +22,7 @@ from collections.abc import Iterable, KeysView
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
 
+# Shared, Exclusive, Failover: all positions wait in one queue, in the order of the log.
 UNKEYED = 0
 
 
@@ -31,6 +32,8 @@ class ReplayQueue:
     __slots__ = ("_hash_of", "_waiting")
 
     def __init__(self) -> None:
+        # Two views of the same positions: membership is asked for at every ack, the order at every
+        # read.
         self._hash_of: dict[Position, int] = {}
         self._waiting: dict[int, list[Position]] = {}
 
@@ -42,7 +45,7 @@ class ReplayQueue:
 
     @property
     def hashes(self) -> KeysView[int]:
-        """Those that wait, in the order of turns."""
+        """Hashes with positions that wait, in the order of turns."""
         return self._waiting.keys()
 
     def head(self, key_hash: int) -> Position | None:
@@ -62,6 +65,7 @@ class ReplayQueue:
         waiting = self._waiting.get(key_hash)
         if waiting is None:
             self._waiting[key_hash] = [position]
+        # Mostly positions come in order, from one read; a search is for those that come back late.
         elif waiting[-1] < position:
             waiting.append(position)
         else:
@@ -69,6 +73,7 @@ class ReplayQueue:
 
     def add_all(self, positions: Iterable[tuple[Position, int]]) -> None:
         """Put many in: one sort per hash, not one search per position."""
+        # A consumer that leaves may give back tens of thousands at once.
         unsorted: dict[int, list[Position]] = {}
         for position, key_hash in positions:
             if position not in self._hash_of:
@@ -86,6 +91,7 @@ class ReplayQueue:
         if key_hash is None:
             return False
         waiting = self._waiting[key_hash]
+        # Mostly it is the first: acks follow the order of delivery.
         del waiting[0 if waiting[0] == position else bisect_left(waiting, position)]
         if not waiting:
             del self._waiting[key_hash]
@@ -98,6 +104,8 @@ class ReplayQueue:
             by_hash.setdefault(self._hash_of.pop(position), set()).add(position)
         for key_hash, gone in by_hash.items():
             waiting = self._waiting[key_hash]
+            # What was handed out is mostly the head of the queue; only acks out of order leave
+            # gaps.
             if gone.issuperset(waiting[: len(gone)]):
                 del waiting[: len(gone)]
             else:
@@ -106,7 +114,8 @@ class ReplayQueue:
                 del self._waiting[key_hash]
 
     def end_turn(self, key_hash: int) -> None:
-        """This hash was served: the others come before it is served again."""
+        """End the turn of a hash that was served: the others come before it again."""
+        # A dict keeps the order of insertion: taken out and put in again is last (invariant 3).
         waiting = self._waiting.pop(key_hash, None)
         if waiting is not None:
             self._waiting[key_hash] = waiting
@@ -133,7 +142,7 @@ class ReplayQueue:
 
 
 class RedeliveryCounts:
-    """How often consumers asked for an entry again."""
+    """The redelivery count of each entry: how often consumers asked for it again."""
 
     __slots__ = ("_counts",)
 

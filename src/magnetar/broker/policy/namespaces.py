@@ -21,19 +21,21 @@ from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, NamespaceName
 
+# Both exist in every Pulsar cluster: clients use the first without asking, tools look for the
+# second.
 DEFAULT: Final = NamespaceName(DEFAULT_TENANT, DEFAULT_NAMESPACE)
 SYSTEM: Final = NamespaceName("pulsar", "system")
 
 
 class Tenant(msgspec.Struct, frozen=True, rename="camel"):
-    """Who may administer its namespaces, and where they may be served."""
+    """A tenant: who may administer its namespaces, and where they may be served."""
 
     admin_roles: list[str] = []
     allowed_clusters: list[str] = []
 
 
 class Cluster(msgspec.Struct, frozen=True, rename="camel"):
-    """Where a cluster is reached."""
+    """The addresses at which a cluster is reached."""
 
     service_url: str = ""
     service_url_tls: str = ""
@@ -53,8 +55,10 @@ class Namespaces:
 
     async def open(self, urls: Cluster | None = None) -> None:
         """Create what every cluster has; `urls` are kept up to date."""
+        # The cluster is there since an earlier start: only its addresses may have changed.
         if not await self.clusters.create(self.cluster, urls or Cluster()) and urls is not None:
             await self.clusters.change(self.cluster, lambda _: urls)
+        # Every broker does this at every start; what exists is left as it is.
         for namespace in (DEFAULT, SYSTEM):
             tenant = Tenant(admin_roles=[], allowed_clusters=[self.cluster])
             await self.tenants.create(namespace.tenant, tenant)
@@ -66,7 +70,7 @@ class Namespaces:
         return await self._of(namespace.tenant).get(namespace.name) is not None
 
     async def names(self, tenant: str) -> list[NamespaceName]:
-        """Of one tenant, sorted; TopicNotFound if there is no such tenant."""
+        """The namespaces of one tenant, sorted; TopicNotFound if there is no such tenant."""
         await self._check_tenant(tenant)
         return [NamespaceName(tenant, name) for name in await self._of(tenant).names()]
 
@@ -81,6 +85,7 @@ class Namespaces:
         """False: it exists already, and was left as it is."""
         await self._check_tenant(namespace.tenant)
         given = policies or Policies()
+        # As Pulsar: a namespace is served somewhere, by default where it was made.
         if not given.replication_clusters:
             given = msgspec.structs.replace(given, replication_clusters=[self.cluster])
         return await self._of(namespace.tenant).create(namespace.name, given)
@@ -100,6 +105,7 @@ class Namespaces:
 
     async def delete_tenant(self, tenant: str) -> bool:
         """False: there was none. Refused while it has namespaces."""
+        # Invariant 2: records of namespaces would be left without a tenant to find them by.
         if await self._of(tenant).names():
             raise NotAllowed(f"tenant {tenant} still has namespaces", hint="delete them first")
         return await self.tenants.delete(tenant)

@@ -19,6 +19,7 @@ from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.names import Domain, NamespaceName, TopicName
 
+# Each partition is a topic with records of its own: a larger number is a slip of the pen.
 PARTITIONS_MAX: Final = 10_000
 
 
@@ -30,6 +31,7 @@ class PartitionedTopics:
 
     async def get(self, name: TopicName) -> PartitionedRecord | None:
         """None: it is no partitioned topic."""
+        # Asked at every lookup: these cannot have a record.
         if name.domain.is_scalable or name.partition is not None:
             return None
         return await self._of(name.namespace).get(_key(name))
@@ -51,6 +53,7 @@ class PartitionedTopics:
         """More partitions; as many as there are is no change."""
         _checked(name, partitions)
 
+        # Inside the compare-and-set: two that grow at once cannot shrink each other's result.
         def grown(record: PartitionedRecord) -> PartitionedRecord:
             if partitions < record.partitions:
                 raise NotAllowed(
@@ -71,6 +74,7 @@ class PartitionedTopics:
 
 
 def _key(name: TopicName) -> str:
+    # Persistent and non-persistent topics of one name are two topics, in one directory.
     return f"{name.domain.value}/{name.local_name}"
 
 

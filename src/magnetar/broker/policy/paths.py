@@ -1,4 +1,4 @@
-"""Where records of scalable topics stand (pure): regular ones of their names are refused."""
+"""Keys of the records of scalable topics (pure): regular ones of their names are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from magnetar.managed_ledger.names import encode_name
 from magnetar.model.names import TopicName
 
+# Below the broker, so that it can refuse these names without knowing scalable topics.
 SCALABLE_TOPICS: Final = "/scalable/topics"
 
 

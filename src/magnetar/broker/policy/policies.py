@@ -26,13 +26,14 @@ _SECONDS_PER_MINUTE: Final = 60
 
 
 class RetentionPolicies(msgspec.Struct, frozen=True, rename="camel"):
-    """How long acknowledged messages are kept; -1: for ever, whatever the size."""
+    """The retention of acknowledged messages; -1: for ever, whatever the size."""
 
     retention_time_in_minutes: int = 0
     retention_size_in_m_b: int = msgspec.field(default=0, name="retentionSizeInMB")
 
     def __post_init__(self) -> None:
         time, size = self.retention_time_in_minutes, self.retention_size_in_m_b
+        # Pulsar's rule: zero in one and not in the other would contradict itself.
         if min(time, size) < UNLIMITED or (time == 0) != (size == 0):
             raise NotAllowed(
                 f"retention of {time} minutes and {size} MB",
@@ -48,35 +49,38 @@ class RetentionPolicies(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AutoTopicCreation(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether a topic that somebody asks for is created, and of which kind."""
+    """The rule for topics that somebody asks for: created or not, and of which kind."""
 
     allow_auto_topic_creation: bool = True
     topic_type: Literal["partitioned", "non-partitioned"] = "non-partitioned"
     default_num_partitions: int | None = None
 
     def __post_init__(self) -> None:
+        # Pulsar refuses it too: there would be nothing to create.
         if self.topic_type == "partitioned" and (self.default_num_partitions or 0) < 1:
             raise NotAllowed("partitioned topics need a default number of partitions above 0")
 
 
 class AutoSubscriptionCreation(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether a subscription that a consumer asks for is created."""
+    """The rule for subscriptions that a consumer asks for: created or not."""
 
     allow_auto_subscription_creation: bool = True
 
 
 class InactiveTopicPolicies(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether topics that nobody uses are deleted."""
+    """The rule for topics that nobody uses: deleted or not, and when."""
 
     inactive_topic_delete_mode: Literal[
         "delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"
     ] = "delete_when_no_subscriptions"
+    # Pulsar's brokerDeleteInactiveTopicsMaxInactiveDurationSeconds. Unlike there, nothing is
+    # deleted unless a policy says so: data goes only at somebody's wish.
     max_inactive_duration_seconds: int = 60
     delete_while_inactive: bool = False
 
 
 class AuthPolicies(msgspec.Struct, frozen=True):
-    """Who may do what."""
+    """Permissions: who may do what, by role."""
 
     namespace_auth: dict[str, list[str]] = {}
     destination_auth: dict[str, dict[str, list[str]]] = {}
@@ -86,19 +90,22 @@ class AuthPolicies(msgspec.Struct, frozen=True):
 class BundlesData(msgspec.Struct, frozen=True, rename="camel"):
     """Shown for tools that expect it: a namespace is not divided here."""
 
+    # Tools address bundles by these boundaries: one bundle that spans the whole hash range.
     boundaries: tuple[str, ...] = ("0x00000000", "0xffffffff")
     num_bundles: int = 1
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """What a namespace (or, with fewer fields, a topic) sets."""
+    """The policies that a namespace (or, with fewer fields, a topic) sets."""
 
+    # Only of namespaces. Always in the answer: tools read them without asking whether they are set.
     auth_policies: AuthPolicies = AuthPolicies()
     replication_clusters: list[str] = []
     bundles: BundlesData = BundlesData()
     properties: dict[str, str] = {}
     deleted: bool = False
 
+    # From here on None means "not set" (invariant 2). Names are Pulsar's, which mixes two styles.
     retention_policies: RetentionPolicies | None = None
     deduplication_enabled: bool | None = msgspec.field(default=None, name="deduplicationEnabled")
     auto_topic_creation: AutoTopicCreation | None = msgspec.field(
@@ -129,8 +136,10 @@ class Policies(msgspec.Struct, frozen=True):
 
 
 class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for one topic. A limit of 0 is none."""
+    """The policies in force for one topic. A limit of 0 is none."""
 
+    # Defaults of Pulsar's broker: nothing is kept once acknowledged, schemas must be FULL
+    # compatible.
     retention: Retention = Retention(0, 0)
     deduplication: bool = False
     auto_subscription_creation: bool = True
@@ -156,16 +165,19 @@ def effective(
     """The policies of a topic (or segment) from those of its namespace and its own."""
     own = topic or Policies()
 
+    # Invariant 1; `None` alone means not set: False and 0 are settings.
     def first(name: str) -> object:
         value = getattr(own, name)
         return getattr(namespace, name) if value is None else value
 
     given = {ours: first(theirs) for ours, theirs in _SAME.items()}
     strategy = first("schema_compatibility_strategy")
+    # Admin tools write UNDEFINED to take a setting back.
     given["schema_strategy"] = None if strategy == "UNDEFINED" else strategy
     retention = own.retention_policies or namespace.retention_policies
     given["retention"] = None if retention is None else retention.as_retention()
     created = own.auto_subscription_creation or namespace.auto_subscription_creation
+    # Of the namespace alone: all its topics have to agree on how a transaction is kept.
     given["legacy_in_records"] = namespace.transaction_kind == "metadata"
     given["auto_subscription_creation"] = (
         None if created is None else created.allow_auto_subscription_creation

@@ -23,6 +23,7 @@ from magnetar.metadata.api import ABSENT, MetadataStore, Record
 from magnetar.metadata.recipes import Content, cas_update
 from magnetar.model.names import Domain, NamespaceName, TopicName
 
+# On disk in every installation: none of these paths may change.
 TENANTS: Final = "/broker/tenants"
 CLUSTERS: Final = "/broker/clusters"
 PRODUCER_NAMES: Final = "/broker/producer-names"
@@ -65,7 +66,7 @@ def dedup_key(topic: TopicName) -> str:
 
 
 class TopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """That a persistent topic exists, and what it remembers beside its messages."""
+    """The record of a persistent topic: that it exists, and what it remembers."""
 
     created_ms: int
     epoch: int | None = None
@@ -76,12 +77,13 @@ class TopicRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PartitionedRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """That a partitioned topic exists; its partitions are topics of their own."""
+    """The record of a partitioned topic; its partitions are topics of their own."""
 
     partitions: int
     properties: dict[str, str] = {}
 
 
+# Invariant 1: the key alone cannot give a long name back.
 class _Envelope(msgspec.Struct, frozen=True):
     name: str
     body: msgspec.Raw
@@ -101,6 +103,8 @@ class Directory(Generic[Body]):
 
     async def names(self) -> list[str]:
         """All names, sorted."""
+        # Closed here even if a record is damaged: else the collector would close the scan, at any
+        # time.
         async with aclosing(self._metadata.scan(self._parent)) as records:
             return sorted([_opened(record).name async for record in records])
 
@@ -116,10 +120,12 @@ class Directory(Generic[Body]):
         """Replace a record by what `change` makes of it; None: there is none."""
 
         def changed(present: Record | None) -> Content | None:
+            # Deleted meanwhile: a change does not bring it back.
             if present is None:
                 return None
             body = self._decode(name, present)
             after = change(body)
+            # Nothing changed, nothing written: no sync, and watchers are not woken.
             return None if after == body else Content(_closed(name, after))
 
         record = await cas_update(self._metadata, self._key(name), changed)
@@ -134,6 +140,7 @@ class Directory(Generic[Body]):
 
     def _decode(self, name: str, record: Record) -> Body:
         envelope = _opened(record)
+        # Two long names with one hash: refused, rather than one topic's record taken for another's.
         if envelope.name != name:
             raise CorruptMetadata(f"{record.key} holds {envelope.name!r}, not {name!r}")
         try:

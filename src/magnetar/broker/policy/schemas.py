@@ -36,11 +36,15 @@ from magnetar.runtime.clock import Clock
 VERSIONS_MAX: Final = 1000
 """Of one schema id, deleted ones included."""
 
+# Numbers of Schema.Type in the protocol.
 NO_SCHEMA_TYPE: Final = 0
 AUTO_CONSUME_TYPE: Final = 21
 
+# Each lost race means that somebody else stored a version: so many in a row is no coincidence.
 _REGISTER_ATTEMPTS: Final = 16
+# Pulsar's LongSchemaVersion: eight bytes, big-endian.
 _VERSION_BYTES: Final = 8
+# Leading zeros make a scan by key come in the order of versions.
 _VERSION_DIGITS: Final = 20
 
 Check = Callable[[SchemaData, Sequence[SchemaData], str], None]
@@ -85,6 +89,7 @@ def is_schema(schema: SchemaData | None) -> bool:
 
 def same_type(schema: SchemaData, in_force: Sequence[SchemaData], strategy: str) -> None:
     """The one rule so far: a topic keeps its type of schema."""
+    # The first schema of a topic fits by any strategy.
     if strategy == "ALWAYS_COMPATIBLE" or not in_force:
         return
     if strategy == "ALWAYS_INCOMPATIBLE":
@@ -104,7 +109,7 @@ class Schemas:
         self._check = check
 
     async def versions(self, schema_id: str) -> list[StoredSchema]:
-        """Those in force, oldest first."""
+        """The versions in force, oldest first."""
         return _in_force(await self._all(schema_id))
 
     async def latest(self, schema_id: str) -> StoredSchema | None:
@@ -129,14 +134,19 @@ class Schemas:
     ) -> int:
         """The version of a schema, a new one if it is compatible and `may_add`."""
         for _ in range(_REGISTER_ATTEMPTS):
+            # Read again in every attempt: the check must hold against what is in force now
+            # (invariant 3).
             stored = await self._all(schema_id)
             in_force = _in_force(stored)
             for each in in_force:
                 if each.holds(schema):
                     return each.version
+            # isAllowAutoUpdateSchema forbids updates; the first schema is none.
             if not may_add and in_force:
                 raise IncompatibleSchema("the policy of this topic allows no new schema")
             self._check(schema, [each.as_schema() for each in in_force], strategy)
+            # The next number, only if it is free: of two at once, one stores and the other looks
+            # again.
             added = await self._add(schema_id, len(stored), schema)
             if added is not None:
                 return added
@@ -159,6 +169,7 @@ class Schemas:
                 strategy=policies.schema_strategy,
                 may_add=policies.schema_updates,
             )
+        # A topic that never had a schema takes plain bytes even where one is enforced.
         if policies.schema_required and await self.latest(schema_id) is not None:
             raise IncompatibleSchema("the topic takes only producers with a schema")
         return None
@@ -172,6 +183,8 @@ class Schemas:
         strategy = policies.schema_strategy
         if await self.latest(schema_id) is not None:
             await self.check(schema_id, schema, strategy=strategy)
+        # As Pulsar's addSchemaIfIdleOrCheckCompatible: a consumer may bring the schema only while
+        # nobody can have messages of another one.
         elif idle:
             await self.register(schema_id, schema, strategy=strategy)
         else:
@@ -225,6 +238,7 @@ def _key(schema_id: str, version: int) -> str:
 
 
 def _in_force(stored: list[StoredSchema]) -> list[StoredSchema]:
+    # Invariant 1: all behind the last deletion.
     for index in range(len(stored) - 1, -1, -1):
         if stored[index].deleted:
             return stored[index + 1 :]

@@ -1,4 +1,4 @@
-"""What topics tell about themselves: counters, rates over windows, and their JSON shapes.
+"""Statistics of topics: counters, rates over windows, and their JSON shapes.
 
 Owns: `Rate`, and the structures of the admin interface's topic statistics (the field names are
 those that Pulsar's tools read).
@@ -18,6 +18,7 @@ import msgspec
 from magnetar.model.isolation import ReadIsolation
 from magnetar.runtime.clock import Clock
 
+# Pulsar updates its rates as often (statsUpdateFrequencyInSecs).
 WINDOW_S: Final = 60.0
 
 
@@ -36,6 +37,8 @@ class Rate:
         """The rate, given the present total."""
         now = self._clock.monotonic()
         elapsed = now - self._since
+        # The window is over: its rate stands until the next one is, so that two readers see the
+        # same.
         if elapsed >= WINDOW_S:
             self._rate = (total - self._total) / elapsed
             self._since = now
@@ -130,7 +133,7 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def with_sums(stats: TopicStats) -> TopicStats:
-    """The same, with what follows from its parts."""
+    """Fill in the sums and averages that follow from a topic's parts."""
     subscriptions = stats.subscriptions.values()
     stats.msg_rate_out = sum(each.msg_rate_out for each in subscriptions)
     stats.msg_throughput_out = sum(each.msg_throughput_out for each in subscriptions)
@@ -154,6 +157,7 @@ def summed(parts: list[TopicStats]) -> TopicStats:
             present = total.subscriptions.get(name)
             added = subscription if present is None else _added(present, subscription)
             total.subscriptions = {**total.subscriptions, name: added}
+    # Anew from the sums: an average of averages would weigh small partitions like large ones.
     if total.msg_in_counter:
         total.average_msg_size = total.bytes_in_counter / total.msg_in_counter
     return total
@@ -166,6 +170,7 @@ def _added(one: SubscriptionStats, other: SubscriptionStats) -> SubscriptionStat
 
 
 def _numbers(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    # By type: `int | None` (an epoch) is a number that must not be added up.
     return tuple(each.name for each in msgspec.structs.fields(kind) if each.type in (int, float))
 
 

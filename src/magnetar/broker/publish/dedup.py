@@ -59,6 +59,7 @@ HOLES_MAX: Final = 500
 """Of one producer name. Beyond it the older half is given up: whether a sequence among them is
 stored is not known any more."""
 
+# The first byte of a snapshot. Topics that inherited nothing keep the older form.
 _PLAIN: Final = 1
 _WITH_LINEAGE: Final = 2
 _HEADER: Final = struct.Struct(">BqqI")
@@ -67,7 +68,7 @@ _PRODUCER: Final = struct.Struct(">qI")
 
 
 class SendVerdict(Enum):
-    """What to do with a send."""
+    """The verdict on a send."""
 
     STORE = "store"
     DUPLICATE = "duplicate"
@@ -77,7 +78,7 @@ class SendVerdict(Enum):
 
 
 class _Inherited(NamedTuple):
-    """What a segment's parents stored of one name."""
+    """The sequences of one name that a segment's parents stored."""
 
     pieces: tuple[Piece, ...]
     highest: int
@@ -146,9 +147,11 @@ class DedupFastPath:
 
     def forget(self, *sent: SequenceSpan) -> None:
         """Sends that are in flight no more were not stored: forget that they were pushed."""
+        # Back to what is in flight or durable: a resend above that is new by its number.
         highest = max((each.last for each in self.in_flight), default=NO_SEQUENCE)
         self.pushed = self.pushed if self.plain else max(highest, self.persisted)
         holes, pushed = self.holes, self.pushed
+        # Old and new ones may touch or overlap: put in order, neighbours become one.
         if holes and holes[-1].last >= sent[0].first:
             sent = tuple(sorted([*_without(holes, sent), *sent]))
             holes = self.holes = []
@@ -163,13 +166,14 @@ class DedupFastPath:
             above = holes.pop()
             if above.first <= pushed:
                 holes.append(above._replace(last=pushed))
+        # Invariant 8: a producer that fails for hours must not make its snapshot grow without end.
         if len(holes) > HOLES_MAX:
             kept = HOLES_MAX // 2
             self.unproven = max(self.unproven, holes[-kept - 1].last)
             del holes[:-kept]
 
     def drop(self, *sent: SequenceSpan) -> None:
-        """These are neither holes nor undecided any more."""
+        """Take sequences out of the holes and the undecided ones."""
         if self.undecided:
             self.undecided = _without(self.undecided, sent)
         if self.holes and self.holes[-1].last >= sent[0].first:
@@ -205,23 +209,30 @@ class Dedup:
 
         `key_hash` is where its key stands on the ring of segments; None: it has none, or several.
         """
+        # Its sequence counts with the last chunk; a lost one shows when the message is put
+        # together.
         if not is_last_chunk:
             return SendVerdict.STORE
         if self._news:
             self.catch_up()
+        # Parents go first: below their highest sequence own numbers prove nothing.
         if self._inherited:
             verdict = self._inherited_verdict(name, sequence_id, key_hash)
             if verdict is not None:
                 return verdict
         producer = self._sequences_of(name)
         sent = SequenceSpan(sequence_id, max(sequence_id, highest_sequence_id))
+        # Above all that was seen of this name.
         if sequence_id > producer.pushed:
             producer.pushed = sent.last
+        # It will be stored or not as its transaction ends: neither answer is true now.
         elif any(runs.holds(sequence_id) for runs in producer.in_txns):
             return SendVerdict.UNKNOWN
+        # An earlier append of it failed: this resend fills the hole (invariant 2).
         elif within(sequence_id, producer.holes):
             producer.holes = _without(producer.holes, [sent])
             producer.filling.append(sent)
+        # In flight, given up for the number of holes, or of an undecided transaction.
         elif not producer.unproven < sequence_id <= producer.persisted or within(
             sequence_id, producer.doubtful
         ):
@@ -266,6 +277,7 @@ class Dedup:
             above = [hole for piece in inherited.pieces for hole in _above(piece.holes, pushed)]
             holes = [*holes, *above]
             pushed = max(pushed, inherited.highest)
+        # The client sends again from behind this one: from the first hole on, if it is needed.
         return min((hole.first - 1 for hole in holes if hole.needed), default=pushed)
 
     @property
@@ -300,7 +312,7 @@ class Dedup:
         self._sequences_of(name).in_txns.append(stored)
 
     def ended_in_txn(self, name: str, stored: TxnRuns, *, committed: bool) -> None:
-        """It is decided."""
+        """Apply the decision of a transaction to what it stored."""
         fast_path = self._sequences_of(name)
         fast_path.in_txns = [each for each in fast_path.in_txns if each is not stored]
         runs = [SequenceSpan(*run, needed=False) for run in stored]
@@ -313,6 +325,7 @@ class Dedup:
         """The log has it, of a transaction that is not decided."""
         fast_path, sent = self._sequences_of(name), sent._replace(needed=False)
         fast_path.holes = _without(fast_path.holes, [sent])
+        # Transactions store in runs: one span for many messages.
         if fast_path.undecided and fast_path.undecided[-1].last == sent.first - 1:
             fast_path.undecided[-1] = fast_path.undecided[-1]._replace(last=sent.last)
         else:
@@ -336,6 +349,7 @@ class Dedup:
         producer.drop(*stored)
         forgotten = []
         for sent in (each._replace(needed=False) for each in stored):
+            # Above all that counts so far: nothing else of this producer was stored behind it.
             if sent.last > producer.pushed:
                 if not producer.is_idle:
                     producer.undecided.append(sent)
@@ -379,14 +393,18 @@ class Dedup:
         inherited = self._inherited.get(name)
         if inherited is None:
             return None
+        # Invariant 6: behind the first doubt nothing new is stored.
         doubt = self._doubts.get(name, sequence_id)
         found = sequence_id <= inherited.highest and stored(inherited.pieces, sequence_id, key_hash)
         if found:
             return SendVerdict.DUPLICATE
+        # Parents disagree: several pieces, and the key does not tell which part of the ring it is
+        # of.
         if found is None:
             self._doubts[name] = min(doubt, sequence_id)
             return SendVerdict.UNKNOWN
         producer = self._producers.get(name)
+        # A resend below `pushed` does not move it, so it cannot make a doubt look stored.
         is_new = producer is None or sequence_id > producer.pushed
         return SendVerdict.UNKNOWN if is_new and sequence_id > doubt else None
 
@@ -397,6 +415,7 @@ class Dedup:
         if producer is None:
             return list(pieces)
         persisted, missing = producer.persisted, _missing(producer)
+        # For each part of the ring: own sequences on top of what was inherited there.
         return [
             Piece(
                 hash_range,
@@ -422,11 +441,14 @@ class Dedup:
         self.catch_up()
         forgotten: list[str] = []
         known = len(self)
+        # The longest absent come first: the first that is neither overdue nor surplus ends the
+        # search.
         for name, since in self._absent.items():
             surplus = known - len(forgotten) > self._names_max
             if since > now - idle and not surplus:
                 break
             producer = self._producers.get(name)
+            # Something of it is unsettled: forgetting it would let a resend be stored twice.
             if producer is None or (producer.is_idle and not producer.doubtful):
                 forgotten.append(name)
         for name in forgotten:
@@ -467,6 +489,7 @@ class Dedup:
     @classmethod
     def restore(cls, data: bytes, names_max: int, now: float) -> tuple[Dedup, Position]:
         """State of a snapshot, and behind which position to replay. All names are absent."""
+        # Asked first: a later form cannot be told from a damaged one.
         if data and data[0] > _WITH_LINEAGE:
             raise FormatTooNew(f"a dedup snapshot has version {data[0]}, not up to {_WITH_LINEAGE}")
         dedup = cls(names_max)
@@ -521,8 +544,10 @@ class Dedup:
             return
         producer = self._sequences_of(name)
         highest = max(sequence_id, highest_sequence_id)
+        # The log behind the snapshot has a resend that filled a hole.
         producer.holes = _without(producer.holes, [SequenceSpan(sequence_id, highest)])
         producer.pushed = producer.persisted = max(producer.persisted, highest)
+        # To the end of the order: its last message is more recent than those before.
         self._absent.pop(name, None)
         self._absent[name] = now
 
@@ -548,6 +573,7 @@ class Dedup:
         producer = self._producers.get(name)
         if producer is None or producer.is_idle:
             raise InvariantBroken(f"{name}: nothing is in flight, settled {sequence_id}")
+        # Invariant 4: settled in the order of decisions, so it is the first.
         sent = producer.in_flight.popleft()
         if sent.first != sequence_id:
             raise InvariantBroken(f"{name}: settled {sequence_id}, the next one is {sent.first}")
@@ -562,6 +588,7 @@ def _missing(producer: DedupFastPath) -> list[SequenceSpan]:
     missing = sorted([*producer.holes, *producer.doubtful])
     found: list[SequenceSpan] = []
     for low, high, needed in missing:
+        # Holes and doubtful spans may overlap: the later one begins behind the earlier.
         first, last = max(low, found[-1].last + 1 if found else low), min(high, persisted)
         if first <= last:
             found.append(SequenceSpan(first, last, needed))

@@ -37,6 +37,8 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.txn.records import State
 
+# Pulsar's defaults of brokerDeduplicationEntriesInterval, ...SnapshotIntervalSeconds,
+# ...ProducerInactivityTimeoutMinutes and ...MaxNumberOfProducers.
 SNAPSHOT_ENTRIES: Final = 1000
 SNAPSHOT_SECONDS: Final = 120.0
 LOOK_SECONDS: Final = 0.1
@@ -47,7 +49,7 @@ _LOG: Final = logger(__name__)
 
 
 class ReplayedTransactions(Protocol):
-    """What a topic knows of its transactions."""
+    """A topic's knowledge of its transactions, for the replay."""
 
     def max_read_position(self) -> Position:
         """Below it no transaction is undecided."""
@@ -86,6 +88,8 @@ class DedupLog:
     async def load(self) -> None:
         """Bring the state up to date with everything in the log, or begin."""
         found = await self._metadata.get(dedup_key(self._topic))
+        # Invariant 4: the record marks where dedup began; without it a restart would replay
+        # everything.
         if found is None:
             await self.write()
             return
@@ -102,6 +106,8 @@ class DedupLog:
 
     async def end(self) -> None:
         """Dedup was switched off: forget everything, and write no more."""
+        # Before the lock: a write that waits for it finds the end, and does not bring the record
+        # back.
         self._ended = True
         async with self._turn:
             await self.delete(self._topic, self._metadata)
@@ -130,6 +136,7 @@ class DedupLog:
         while entries := await self._ledger.read(position, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
                 view = EntryView.of(entry)
+                # Markers carry no sequence of a client.
                 if view.readable and not view.is_marker:
                     self._replay_one(view, now)
             last = entries[-1].position
@@ -139,11 +146,13 @@ class DedupLog:
         name = dedup_name(self._topic, view.producer_name)
         state = self._transactions.replayed(view, name)
         span = SequenceSpan(view.sequence_id, view.highest_sequence_id)
+        # Undecided: neither stored nor free until its transaction ends (dedup's invariant 7).
         if state == "OPEN":
             if view.is_last_chunk:
                 self.state.stored_in_txn(name, span)
             return
         self.state.replay(name, span.first, span.last, now=now, is_last_chunk=view.is_last_chunk)
+        # Replayed all the same: its sequences were used, and later ones stand behind them.
         if state == "ABORTED" and view.is_last_chunk:
             self.state.txn_aborted(name, span)
 
@@ -157,6 +166,7 @@ class DedupLog:
                         seen = await self._ledger.appended.past(seen)
                         await self._clock.sleep(LOOK_SECONDS)  # not at every sync
             except TimeoutError:
+                # Two minutes without many entries: time for what need not be done often.
                 self.state.forget_idle(self._clock.monotonic(), IDLE_SECONDS)
             except MagnetarError:
                 return  # the managed ledger takes no more entries
@@ -176,9 +186,13 @@ class DedupLog:
         async with self._turn:
             if self._ended:
                 return
+            # No await between these three (invariant 3): what is durable at this position is in the
+            # state.
             position = self._transactions.max_read_position()
             self._settle()
             data = self.state.snapshot(position)
+            # A record has a limit: better forget producers that are not here than write no
+            # snapshot.
             if len(data) > VALUE_BYTES_MAX:
                 self.state.forget_idle(self._clock.monotonic(), 0.0)
                 data = self.state.snapshot(position)
@@ -189,9 +203,11 @@ class DedupLog:
         key = dedup_key(self._topic)
         try:
             return (await self._metadata.put(key, data, expected=self._version)).version
+        # Invariant 5: another broker has the topic. Nothing is written any more.
         except BadVersion as error:
             self._ended = True
             raise ManagedLedgerFenced(f"{self._topic} has another owner") from error
+        # Reading it back tells: only this broker, or a successor with other bytes, writes here.
         except OutcomeUnknown:
             found = await self._metadata.get(key)
             if found is None or found.value != data:

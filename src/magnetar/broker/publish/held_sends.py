@@ -51,6 +51,7 @@ class HeldSends:
     def takes(self, send: Send) -> bool:
         """Whether a send waits; it may go on before this returns."""
         txn, sends, transactions = send.txn_id, self._sends, self._transactions
+        # Nothing waits: admitted ones pass, and what is known to be refused is answered at once.
         if not sends:
             if txn is None or transactions.is_admitted(txn):
                 return False
@@ -59,13 +60,14 @@ class HeldSends:
             sends.append(send)
             self._go_on()
             return True
+        # Invariant 2: a pin per transaction is a write; they are made side by side.
         if txn is not None and txn != sends[-1].txn_id:
             self._ask_ahead(txn)
         sends.append(send)
         return True
 
     def clear(self) -> None:
-        """They go on no more: their client sends them again."""
+        """Drop what is held: its client sends it again."""
         self._sends.clear()
         self._empty.advance()
 
@@ -89,6 +91,7 @@ class HeldSends:
         """Let sends go on, up to the first whose transaction is neither admitted nor refused."""
         sends = self._sends
         answered: TxnId | None = None
+        # Tells the producer that this send has waited already, even if it was closed meanwhile.
         self.is_releasing = True
         try:
             while sends:
@@ -100,6 +103,7 @@ class HeldSends:
                 self._forward(sends.popleft())
         finally:
             self.is_releasing = False
+        # The producer may take the plain way again.
         if not sends:
             self._refusal = None
             self._empty.advance()

@@ -26,6 +26,7 @@ from magnetar.model.names import TopicName
 
 NO_SEQUENCE: Final = -1
 
+# Stored with every snapshot of a segment that inherited something: other layouts need a version.
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct(">BI")
 _SIZE: Final = struct.Struct(">I")
@@ -55,7 +56,7 @@ class SequenceSpan(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What is stored of one producer in one part of the ring."""
+    """The stored sequences of one producer in one part of the ring."""
 
     hash_range: HashRange
     persisted: int
@@ -80,6 +81,7 @@ class Lineage(Mapping[str, tuple[Piece, ...]]):
     __slots__ = ("_pieces",)
 
     def __init__(self, pieces: Mapping[str, Iterable[Piece]] | None = None) -> None:
+        # One form for equal content, so that what a retry stores is byte for byte the same.
         ordered = {name: _joined(each) for name, each in (pieces or {}).items()}
         self._pieces = MappingProxyType({name: each for name, each in ordered.items() if each})
 
@@ -103,7 +105,7 @@ class Lineage(Mapping[str, tuple[Piece, ...]]):
         return Lineage({name: (*self.get(name, ()), *other.get(name, ())) for name in names})
 
     def renamed(self, rename: Callable[[str], str]) -> Lineage:
-        """The same of producers that go by other names; what falls together is merged."""
+        """Rename the producers; pieces of names that fall together are merged."""
         found: dict[str, tuple[Piece, ...]] = {}
         for name, pieces in self.items():
             found[rename(name)] = (*found.get(rename(name), ()), *pieces)
@@ -173,6 +175,7 @@ def dedup_name(topic: TopicName, producer: str) -> str:
     """
     if topic.descriptor is None:
         return producer
+    # A producer may be called just like the suffix: then the name stays.
     return producer.removesuffix(f"-seg-{topic.descriptor.segment_id}") or producer
 
 
@@ -194,6 +197,7 @@ def _parts(piece: Piece) -> tuple[tuple[int, int], int, tuple[SequenceSpan, ...]
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Sorted, without repetitions, and neighbours that say the same are one."""
     found: list[Piece] = []
+    # Merged segments bring pieces of both parents: where these say the same, one is enough.
     for piece in sorted(set(pieces), key=_parts):
         last = found[-1] if found else None
         if (

@@ -65,7 +65,7 @@ _MODE_NAMES: Final = {
 
 
 class _Sent:
-    """What there is to know of a send beyond its append; a plain one has none of this."""
+    """The facts of a send beyond its append; a plain one has none of them."""
 
     __slots__ = (
         "answer",
@@ -89,6 +89,7 @@ class _Sent:
         work: SegmentTransaction | None = None,
         counted: Sent | None = None,
     ) -> None:
+        # At most one of `fast_path`, `dedup` and `work` is owed the outcome: whoever judged it.
         self.highest_sequence_id = highest_sequence_id
         self.fast_path = fast_path
         """Where its outcome is owed, if it was judged there."""
@@ -145,6 +146,8 @@ class Producer:
         self._byte_rate = Rate(clock)
         self._append = append
         self._trouble = trouble
+        # `_stopped`: no more sends. `_failed`: no more receipts either (invariant 2). `_ready`: the
+        # access mode lets it send.
         self._stopped = False
         self._failed = False
         self._ready = False
@@ -156,6 +159,8 @@ class Producer:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
         self._txn_fast_path: TxnFastPath | None = None
         """Of the transaction of the last send that was plain in one."""
+        # In the order of sends. Receipts leave from the front only, so one that is done may wait
+        # here.
         self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
         self._receipts: list[Receipt] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -208,7 +213,7 @@ class Producer:
         return 0 if self._held is None else len(self._held)
 
     def is_successor_of(self, other: Producer) -> bool:
-        """The same producer of the same connection, come again."""
+        """Whether it is the other one come again: same connection, higher epoch."""
         return (
             self.connection is other.connection
             and self.producer_id == other.producer_id
@@ -232,7 +237,7 @@ class Producer:
         )
 
     def grant(self, topic_epoch: int | None) -> None:
-        """It may send from now on."""
+        """Let it send from now on."""
         self.topic_epoch = topic_epoch
         self._ready = self._direct = True
         self.readiness.advance()
@@ -247,23 +252,29 @@ class Producer:
 
     def send(self, send: Send) -> None:
         """Start one send. Its outcome comes from `receipts`."""
+        # What is durable by now is noted first: dedup judges this send by it.
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
         sent: _Noted = None
         sequence_id, fast_path = send.sequence_id, self._fast_path
+        # Not the plain way: a `TxnSend` or `RareSend` (a chunk, a highest sequence id, a bad
+        # checksum), or the producer is stopped, waits for its topic, or has sends held.
         if type(send) is not Send or not self._direct:
             held = self._held
             is_released = held is not None and held.is_releasing
+            # Invariant 3. What was held when its client closed it still goes on (invariant 5).
             if self._stopped and not is_released:
                 return
             if type(send) is TxnSend and (self._direct or is_released):
                 sent = self._fast_path_in(send)
             if sent is None:
+                # A released send was held before: its transaction is admitted or refused by now.
                 if not is_released and self._is_held(send):
                     return
                 sent = self._judged(send)
         elif fast_path is not None:
+            # The hot path of dedup: above all that was pushed and inherited, so certainly new.
             if sequence_id > fast_path.pushed and sequence_id > fast_path.floor:
                 fast_path.pushed = sequence_id
                 fast_path.plain += 1
@@ -272,31 +283,38 @@ class Producer:
                 sent = self._judged(send)
         elif self._dedup is not None:
             sent = self._judged(send)
+        # A duplicate or a refusal: it has its place in the queue, so its receipt comes in order.
         if type(sent) is _Sent and sent.answer is not None:
             self._queue(self._resolved(), sequence_id, sent)
             return
         payload = send.headers_and_payload
         try:
             future = self._append(payload)
+        # Refused at once: the journal's queue is full, the topic is sealed, or another broker owns
+        # it.
         except MagnetarError as error:
             self._not_appended(send, sent, error)
             return
         self.messages_in += send.num_messages
         self.bytes_in += len(payload)
         pending.append((future, sequence_id, sent))
+        # The session waits, and found nothing in flight that would have woken it.
         if self._waiter is not None and len(pending) == 1:
             future.add_done_callback(self._wake)
 
     def _judged(self, send: Send) -> _Sent:
         """What is special about a send; with an answer, if it is not to be appended."""
         highest = send.highest_sequence_id
+        # Refusals before dedup: what is refused must not count as pushed.
         refusal = self._refusal(send)
         if refusal is not None:
             return _refused(send, refusal)
         if send.txn_id is not None:
             return self._judged_in(send.txn_id, send)
+        # Markers are written by brokers: they have no sequence of their own.
         if self.dedup is None or send.marker:
             return _Sent(highest)
+        # Chunks share one sequence id, and only the last one counts; others are not worth a parse.
         last = not send.is_chunk or EntryView(_NOWHERE, send.headers_and_payload).is_last_chunk
         by_key = self.dedup.needs_key(self.dedup_name, send.sequence_id)
         verdict = self.dedup.decide(
@@ -306,6 +324,8 @@ class Producer:
             is_last_chunk=last,
             key_hash=_hash_of(send.headers_and_payload) if by_key else None,
         )
+        # After UNKNOWN every later send is judged, until the producer comes again (dedup's
+        # invariant 6).
         self._fast_path = (
             None if verdict is SendVerdict.UNKNOWN else self.dedup.fast_path(self.dedup_name)
         )
@@ -316,8 +336,10 @@ class Producer:
         return _refused(send, _unknown(self.name, send))
 
     def _refusal(self, send: Send) -> MagnetarError | None:
+        # ChecksumError: the client checks its own copy, and sends it again if that is intact.
         if not send.checksum_ok:
             return ChecksumMismatch(f"{self.name}: message {send.sequence_id} is damaged")
+        # PIP-68: WaitForExclusive, and another producer has the topic.
         if not self._ready:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
         txn, transactions = send.txn_id, self._transactions
@@ -327,6 +349,7 @@ class Producer:
             return NotAllowed("this topic takes no transactional messages")
         if not transactions.is_admitted(txn):
             known = transactions.refusal(txn)
+            # Known since it was asked about: the client is told that reason, not a general one.
             if known is None and self._held is not None:
                 known = self._held.refusal_of(txn)
             return known or NotAllowed(f"transaction {to_text(txn)} is not admitted")
@@ -337,6 +360,7 @@ class Producer:
     def _fast_path_in(self, send: TxnSend) -> TxnFastPath | None:
         """Where a send of a transaction is noted that need not be judged; None: it must."""
         fast_path = self._txn_fast_path
+        # Transactions of one producer come in runs: the last one's fast path mostly fits.
         if fast_path is None or fast_path.work.txn != send.txn_id:
             if self._transactions is None:
                 return None
@@ -346,7 +370,7 @@ class Producer:
         return fast_path if fast_path is not None and fast_path.takes(send) else None
 
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:
-        """The same for a send of an admitted transaction."""
+        """Judge a send of an admitted transaction."""
         transactions, highest = self._transactions, send.highest_sequence_id
         assert transactions is not None, "it has admitted the transaction"
         view = EntryView(_NOWHERE, send.headers_and_payload)
@@ -355,6 +379,7 @@ class Producer:
             text = f"message {send.sequence_id} does not carry the id of its transaction"
             return _refused(send, NotAllowed(text))
         counted: Sent | None = None
+        # Earlier chunks have no sequence that counts; they are appended unjudged.
         if view.is_last_chunk:
             last = max(send.sequence_id, send.sequence_id if highest is None else highest)
             counted = Sent(self.dedup_name, send.sequence_id, last)
@@ -368,10 +393,12 @@ class Producer:
     def _is_held(self, send: Send) -> bool:
         """Whether a send waits: for its transaction, or behind one that does."""
         held = self._held
+        # A send that `_judged` will refuse need not wait for its transaction.
         if held is None or (not held and (not self._ready or not send.checksum_ok)):
             return False
         if not held.takes(send):
             return False
+        # It may have gone on at once: then nothing is held, and the next send goes the plain way.
         self._direct = self._direct and not held
         return True
 
@@ -383,6 +410,7 @@ class Producer:
         """Queue the failure: what is in flight of this producer is settled before it."""
         sent = _special(noted, send.sequence_id, send.highest_sequence_id)
         sent.error = error
+        # An answer, not a failure: clients take TopicTerminated as final and keep their connection.
         if isinstance(error, ManagedLedgerSealed):
             sent.error = TopicTerminated(f"{self.name}: the topic was terminated")
         self._queue(self._resolved(), send.sequence_id, sent)
@@ -412,6 +440,8 @@ class Producer:
             if self._receipts:
                 due, self._receipts = self._receipts, []
                 return due
+            # Stopped by its client: what is in flight is waited for. Stopped by a failure: it is
+            # not.
             if self._stopped and (self._failed or not self.pending):
                 return []
             await self._next_news()
@@ -419,6 +449,8 @@ class Producer:
     async def _next_news(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
+        # Invariant 4: one callback, on the first in flight; the rest is done when that is, or
+        # later.
         if self._pending:
             self._pending[0][0].add_done_callback(self._wake)
         try:
@@ -437,6 +469,7 @@ class Producer:
         while pending and pending[0][0].done():
             future, sequence_id, sent = pending.popleft()
             done = not future.cancelled() and future.exception() is None
+            # The two plain kinds stand here in full, because this is once per message.
             if done and (sent is None or isinstance(sent, DedupFastPath)):
                 if sent is not None:  # as `plain_persisted` does
                     sent.plain -= 1
@@ -444,6 +477,7 @@ class Producer:
                         sent.persisted = sequence_id
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
+            # Of a transaction that is open: what was decided meanwhile needs more than a note.
             elif done and type(sent) is TxnFastPath and sent.work.decision is None:
                 sent.runs.plain_stored(sequence_id)
                 if not self._failed:
@@ -454,6 +488,7 @@ class Producer:
     def _settle_special(
         self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent
     ) -> None:
+        # Whoever is owed the outcome learns it, also when no receipt follows (invariant 1).
         error = sent.error or _failure_of(future)
         if sent.dedup is not None:
             settled = sent.dedup.persisted if error is None else sent.dedup.failed
@@ -470,9 +505,11 @@ class Producer:
             receipt = sent.answer
         elif error is None:
             receipt = Receipt(sequence_id, sent.highest_sequence_id, future.result())
+        # Terminated: refused for good, but what was sent before it has its receipts.
         elif isinstance(error, TopicTerminated):
             receipt = Receipt(sequence_id, sent.highest_sequence_id, DROPPED, error)
         else:
+            # Invariant 2: the client sends this one and all later ones again, on a new producer.
             self._failed = True
             self._stop_for(error)
         if not self._failed:
@@ -482,11 +519,13 @@ class Producer:
 
     def _stop_for(self, error: MagnetarError) -> None:
         self.stop(error)
+        # A full queue passes by itself: the topic stays as it is, and only this producer is closed.
         if not isinstance(error, TooManyRequests):
             self._trouble.advance()
 
     def stop(self, error: MagnetarError | None = None) -> None:
         """Take no more sends; receipts of what is in flight still come. The first reason stays."""
+        # Invariant 5: stopped by the broker; at its client's wish they still go on.
         if error is not None and self._held is not None:
             self._held.clear()
         if not self._stopped:
@@ -502,6 +541,7 @@ class Producer:
         deadline = loop.time() + seconds
         while self.pending:
             left = max(deadline - loop.time(), 0)
+            # What is in flight first: held sends join it behind, in their order.
             if self._pending:
                 await asyncio.wait({self._pending[0][0]}, timeout=left)
             elif self._held is not None:

@@ -41,7 +41,7 @@ class ProducerNames:
 
 
 class TopicProducers:
-    """Who produces to one topic."""
+    """The producers of one topic."""
 
     def __init__(self, epoch: int | None, set_epoch: SetEpoch, *, close_seconds: float) -> None:
         self.epoch = epoch
@@ -51,6 +51,8 @@ class TopicProducers:
         self._connected: dict[str, Producer] = {}
         self._waiting: dict[str, Producer] = {}
         self._exclusive: Producer | None = None
+        # Changes take turns: admission awaits the epoch and the ends of others, and must not
+        # overlap.
         self._turn = asyncio.Lock()
 
     # --- who there is
@@ -61,7 +63,7 @@ class TopicProducers:
 
     @property
     def waiting(self) -> Mapping[str, Producer]:
-        """Those that wait to have the topic for themselves, in order."""
+        """Producers that wait to have the topic for themselves, in order."""
         return MappingProxyType(self._waiting)
 
     def named(self, name: str) -> Producer | None:
@@ -95,18 +97,23 @@ class TopicProducers:
         present = self.named(producer.name)
         if present is None:
             return
+        # A connection that died may still be here: its client gets ProducerBusy and tries again.
+        # One on the same connection replaces its former self at once.
         if not present.stopped and not producer.is_successor_of(present):
             raise ProducerBusy(f"the topic has a producer named {producer.name!r}")
+        # Settled first: the successor is told the last sequence, which must be final by then.
         await present.close(self._close_seconds)
         self._forget(present)
 
     async def _add_shared(self, producer: Producer) -> None:
+        # PIP-68: while somebody waits for the topic no shared producer passes (invariant 2).
         if self._exclusive is not None or self._waiting:
             raise ProducerBusy("another producer has the topic for itself, or waits for that")
         self._connected[producer.name] = producer
         producer.grant(self.epoch)
 
     async def _add_exclusive(self, producer: Producer) -> None:
+        # Fenced, not busy: the client takes it as final instead of retrying for ever.
         if self._connected or self._waiting:
             raise ProducerFenced("the topic has other producers")
         await self._give_to(producer)
@@ -121,6 +128,7 @@ class TopicProducers:
         self._check_epoch(producer)
         fenced = ProducerFenced(f"{producer.name} took the topic for itself")
         others = [*self._connected.values(), *self._waiting.values()]
+        # All of them before the first await: none may send behind one that was settled already.
         for other in others:
             other.stop(fenced)
         for other in others:
@@ -130,6 +138,7 @@ class TopicProducers:
 
     def _check_epoch(self, producer: Producer) -> None:
         wanted = producer.options.topic_epoch
+        # Another had the topic since: this one's state may be outdated (PIP-68).
         if wanted is not None and self.epoch is not None and wanted < self.epoch:
             raise ProducerFenced(f"the topic is at epoch {self.epoch}, past {wanted}")
 
@@ -138,6 +147,8 @@ class TopicProducers:
         epoch = producer.options.topic_epoch
         if epoch is None:
             epoch = 0 if self.epoch is None else self.epoch + 1
+        # Durable before anybody sends under it: after a crash a former one must still be found
+        # older.
         if epoch != self.epoch:
             await self._set_epoch(epoch)
             self.epoch = epoch
@@ -149,6 +160,7 @@ class TopicProducers:
 
     async def remove(self, producer: Producer) -> None:
         """Let a producer go once it is settled; the next that waits gets the topic."""
+        # Outside the turn: appends in flight may take long, and others can join meanwhile.
         await producer.close(self._close_seconds)
         async with self._turn:
             self._forget(producer)
@@ -191,9 +203,11 @@ class TopicProducers:
         while self._waiting and not self._connected:
             following = next(iter(self._waiting.values()))
             del self._waiting[following.name]
+            # It gave up, or lost its connection, while it waited.
             if following.stopped:
                 continue
             try:
                 await self._give_to(following)
+            # The store failed: this one is told, and the next in line is tried.
             except MagnetarError as error:
                 following.stop(error)

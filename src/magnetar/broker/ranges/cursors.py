@@ -24,12 +24,15 @@ async def move_cursor(
 ) -> None:
     """Move a cursor on to a position; None: to the end of a topic that takes no more messages."""
     state = view.state()
+    # A sealed segment has an end: who has read all of it need not know where that is.
     if position is None:
         if not state.is_sealed:
             raise NotAllowed(f"{name} has no end yet", hint="name the position to move to")
         position = state.stable
     elif position > view.tail():
         raise NotAllowed(f"{name} ends at {view.tail()}: no cursor can be moved to {position}")
+    # Inside a batch: the messages before it are acknowledged by index (PIP-54). One that is gone
+    # was trimmed, and all of it is passed.
     if position.batch_index:
         unacked = await _unacked(view, position)
         if unacked is not None:

@@ -40,6 +40,8 @@ from magnetar.wire.messages import payload_offset
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of all chunks of a message that is answered as a whole."""
 
+# Far enough for chunks that stand among those of many other producers; what is farther off is
+# answered as incomplete (invariant 5).
 _LOOK_BACK_ENTRIES: Final = 20_000
 _WINDOW_ENTRIES: Final = 32
 _READ_BYTES: Final = 8 * 1024 * 1024
@@ -50,6 +52,7 @@ _CHUNKS_TAG: Final = b"\xd8\x01"
 
 def chunk_of(payload: bytes) -> EntryView | None:
     """An entry that is a chunk; None: it is none. Those that cannot be one are not parsed."""
+    # The tag may also be in a value: then it is parsed for nothing, but no chunk is missed.
     if payload.find(_CHUNKS_TAG, 0, payload_offset(payload)) < 0:
         return None
     view = EntryView(_NOWHERE, payload)
@@ -61,6 +64,7 @@ async def whole_message(view: RangeView, last: Entry) -> list[Entry]:
     metadata = EntryView.of(last).metadata
     found: dict[int, Entry] = {}
     size, looked_at, end = len(last.payload), 0, last.position.previous
+    # Backwards in windows: mostly the chunks stand right before the last one.
     while len(found) < metadata.chunk_id and looked_at < _LOOK_BACK_ENTRIES:
         before = view.ledger.last_valid(end)
         if before is None or size > MESSAGE_BYTES_MAX:
@@ -68,6 +72,8 @@ async def whole_message(view: RangeView, last: Entry) -> list[Entry]:
         first = Position(before.ledger_id, max(before.entry_id - _WINDOW_ENTRIES + 1, 0))
         for entry in await _between(view, first, before):
             chunk = chunk_of(entry.payload)
+            # Chunks of other messages stand in between, and a producer may have sent one chunk
+            # twice: the latest copy before the end counts.
             if chunk is not None and chunk.metadata.uuid == metadata.uuid:
                 number = chunk.metadata.chunk_id
                 if number < metadata.chunk_id and number not in found:
@@ -75,6 +81,7 @@ async def whole_message(view: RangeView, last: Entry) -> list[Entry]:
                     size += len(entry.payload)
         looked_at += _WINDOW_ENTRIES
         end = first.previous
+    # Invariant 5: better incomplete, which a reader sees, than an answer that never ends.
     if len(found) < metadata.chunk_id or size > MESSAGE_BYTES_MAX:
         return [last]
     return [*(found[number] for number in sorted(found)), last]
@@ -87,6 +94,7 @@ async def _between(view: RangeView, first: Position, last: Position) -> list[Ent
         count = last.entry_id - first.entry_id + 1
         part = await view.ledger.read(first, count, _READ_BYTES)
         found += [each for each in part if each.position <= last]
+        # Trimmed, or the read went on to the next ledger.
         if not part or part[-1].position > last:
             break
         first = part[-1].position.next
@@ -116,7 +124,10 @@ async def read_page(
     stop = end.stop
     while page.at < stop and not page.is_full:
         begun = page.at
+        # One byte at least: a read brings one entry whatever its size (invariant 2).
         entries = await view.ledger.read(begun, page.entries_wanted, max(page.room, 1))
+        # After the read, not before: what was trimmed meanwhile would be skipped in silence
+        # (invariant 4).
         view.check_kept(RangePosition.before(begun))
         if not entries:
             break
@@ -126,6 +137,7 @@ async def read_page(
             break
         page.scanned += len(entries)
         await asyncio.sleep(0)  # what is in memory is read without a turn for others
+    # Nothing may be left but trimmed or empty ledgers: then this page says that it is the last.
     following = view.ledger.next_valid(page.at)
     if following is None or following >= stop:
         return RangePage(page.found, end, is_exhausted=True)
@@ -162,9 +174,11 @@ async def _filled(view: RangeView, page: _Page, judged: Sequence[tuple[Entry, bo
         if is_visible:
             parts = [entry]
             size = len(entry.payload)
+            # Earlier chunks come with the last one; alone they are passed over.
             if (chunk := chunk_of(entry.payload)) is not None:
                 parts = await whole_message(view, entry) if chunk.is_last_chunk else []
                 size = sum(len(each.payload) for each in parts)
+            # Not the first on its page: it begins the next one.
             if page.found and size > page.room:
                 return False
             page.found += parts

@@ -1,4 +1,4 @@
-"""How much is in a range, and where to cut it.
+"""The size of a range, and the places where to cut it.
 
 Owns: `count`, `cut`, `pieces` and `at_time`; `RangeSpans`, how many entries and bytes of which
 ledgers a range has, without reading any.
@@ -55,12 +55,14 @@ class RangeSpans:
         """In the range; one that it begins or ends in counts."""
         self.bytes = 0.0
         self._parts: list[_Part] = []
+        # Sums before each part, so that a place in the range is found by bisection.
         self._entries_before: list[int] = []
         self._bytes_before: list[float] = []
         behind_last = end.stop.entry_id
         for span in spans:
             if not start.ledger <= span.ledger_id <= end.ledger or not span.entries:
                 continue
+            # Only the first and the last ledger of a range can be cut.
             first = start.entry if span.ledger_id == start.ledger else 0
             stop = min(span.entries, behind_last) if span.ledger_id == end.ledger else span.entries
             if stop > first:
@@ -84,6 +86,8 @@ class RangeSpans:
         index = max(bisect_right(self._bytes_before, offset) - 1, 0)
         part = self._parts[index]
         passed = round((offset - self._bytes_before[index]) / part.entry_bytes)
+        # Rounded up to the end of its ledger: the next entry is the first one of the ledger behind
+        # it.
         if passed >= part.entries and index + 1 < len(self._parts):
             part, passed = self._parts[index + 1], 0
         return Position(part.ledger_id, part.first + min(passed, part.entries - 1))
@@ -93,9 +97,11 @@ def _entry_bytes(span: LedgerSpan) -> float:
     return max(span.size_bytes / span.entries, 1.0)
 
 
+# Counting this much takes milliseconds; more than that would make a planner wait.
 EXACT_ENTRIES: Final = 2000
 EXACT_BYTES: Final = 4 * 1024 * 1024
 
+# Spread over the range, a few hundred entries show how large its batches are on average.
 _SAMPLES: Final = 16
 _SAMPLE_ENTRIES: Final = 16
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -104,7 +110,7 @@ _PIECES_MAX: Final = 10_000
 
 
 class Cut(NamedTuple):
-    """Where a range was cut, and what is before that."""
+    """The place where a range was cut, and what is before it."""
 
     position: RangePosition
     messages: int
@@ -117,15 +123,18 @@ async def count(view: RangeView, start: RangePosition, end: RangePosition) -> Ra
     """How much is in a range."""
     view.check(start, end)
     spans = RangeSpans(view.ledger.ledger_spans, start, end)
+    # An empty range, or all of it is in ledgers that hold nothing.
     if start == end or not spans.entries:
         return RangeCount(0, 0, is_exact=True)
     if spans.entries <= EXACT_ENTRIES and spans.bytes <= EXACT_BYTES:
+        # Small enough to be counted one by one.
         messages = size = 0
         async for some in _walk(view, start, end):
             messages += sum(found.messages for found in some)
             size += sum(found.size for found in some)
         return RangeCount(messages, size, is_exact=True)
     average = await _average(view, spans)
+    # Invariant 1: whoever plans would leave out a range of which a sample saw aborted entries only.
     return RangeCount(max(round(spans.entries * average), 1), max(round(spans.bytes), 1))
 
 
@@ -157,14 +166,19 @@ async def cut(
     view.check(start, end)
     at, messages, size, looked_at = start.at, 0, 0, 0
     step = min(READ_ENTRIES, limits.range_scan_entries)
+    # Closed explicitly: a return out of the loop must not leave the generator to the collector.
     async with aclosing(_walk(view, start, end, step)) as walk:
         async for some in walk:
+            # Invariant 2: who asked goes on from here.
             if looked_at >= limits.range_scan_entries:
                 return Cut(_reached(at, start), messages, size, is_partial=True)
             looked_at += len(some)
             for position, first_index, here, more in some:
+                # The first message is taken whatever its size, or a cut would never get past a
+                # large one.
                 if bytes_max is not None and messages and more and size + more > bytes_max:
                     return Cut(_reached(at, start), messages, size)
+                # The limit is reached here: before this entry, or inside its batch.
                 if messages_max is not None and messages + here > messages_max:
                     taken = messages_max - messages
                     if not taken:
@@ -178,7 +192,7 @@ async def cut(
 
 
 def _reached(at: Position, start: RangePosition) -> RangePosition:
-    """Everything below an entry was taken, which may be nothing of the range."""
+    """The end of what was taken: all below an entry, which may be nothing of the range."""
     return max(RangePosition.before(at), start)
 
 
@@ -193,6 +207,7 @@ def pieces(
     found: set[RangePosition] = set()
     for number in range(1, wanted if spans.entries else 1):
         at = RangePosition.before(spans.at_byte(spans.bytes * number / wanted))
+        # A cut at the first entry would leave an empty piece.
         if start < at < end and at.at != spans.at_entry(0):
             found.add(at)
     return sorted(found)
@@ -201,6 +216,7 @@ def pieces(
 async def at_time(view: RangeView, ms: int) -> RangePosition:
     """The first entry published at or after a moment, or the end; see `find_by_time`."""
     found = await view.ledger.find_by_time(ms, publish_time_of)
+    # Asked after the search: what was found may be above the maxReadPosition.
     stable = view.stable()
     return stable if found is None else min(RangePosition.before(found), stable)
 
@@ -239,6 +255,7 @@ def _found(view: RangeView, entry: Entry, start: RangePosition, end: RangePositi
     if not view.is_visible(entry):
         return _Found(position, 0, 0, 0)
     messages = stop = messages_of(payload)
+    # A range may begin or end inside a batch: only the messages between count.
     first = start.batch_index if position == start.at else 0
     if position == end.at:
         stop = min(end.batch_index, messages)

@@ -31,7 +31,7 @@ _MADE_ANEW: Final = "look at the layout: the topic was made anew, or another one
 
 
 class RangeView:
-    """As of now: every question is asked of the topic anew."""
+    """One topic as range readers see it; every question is asked of the topic anew."""
 
     def __init__(self, topic: ReadableTopic, isolation: ReadIsolation) -> None:
         self._topic = topic
@@ -72,6 +72,8 @@ class RangeView:
         return self._seen.is_visible(entry)
 
     def _behind_last(self, seen: ReadableTopic) -> RangePosition:
+        # The maxReadPosition may stand in a ledger that was trimmed since: then nothing is left to
+        # read.
         last = self.ledger.last_valid(seen.max_read_position())
         return RangePosition.behind(self.ledger.trimmed_through if last is None else last)
 
@@ -83,6 +85,7 @@ class RangeView:
             raise NotAllowed(f"a range cannot begin at {start} and end at {end}")
         self.check_kept(start)
         stable = self.stable()
+        # Three cases: readable now; stored but undecided, so a later call succeeds; or never there.
         if end <= stable:
             return
         if end <= self.tail():

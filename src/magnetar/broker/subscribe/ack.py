@@ -21,6 +21,7 @@ class Ack(NamedTuple):
 def run_end(acks: Sequence[Ack], start: int) -> int:
     """Behind the last of the consecutive entries acknowledged as a whole from `start` on."""
     at = start
+    # A batch acknowledged in part ends a run: the mark-delete position cannot pass it.
     if not acks[at].unacked:
         (ledger_id, entry_id), at = acks[at].position, at + 1
         while at < len(acks):

@@ -44,6 +44,7 @@ from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 
+# Long enough for any append in flight; the coordinator asks again after a refusal.
 END_SECONDS: Final = 30.0
 """How long an end waits for what is in flight of its transaction."""
 
@@ -72,6 +73,7 @@ class LegacyTxnAcks:
         """Counted for the subscription, with those of the other kind."""
         self._tasks = tasks
         self._log: PendingAckLog | None = None
+        # One opener at a time: the log fences its former writer, so two would fence each other.
         self._opening = asyncio.Lock()
         self._incarnation = cursor.incarnation
         """That of all that is held; the cursor's is another one while a seek is under way."""
@@ -104,9 +106,11 @@ class LegacyTxnAcks:
 
     def _replay(self, position: Position, entry: PendingAckEntry) -> None:
         txn, pending = entry.txn, self._held.pending
+        # The end of a transaction: what its earlier entries hold is settled, or was before.
         if isinstance(entry, AcksEnded):
             self._apply(txn, commit=entry.committed, entry=position)
             self._ended.add(txn)
+        # From before a seek: it counts no more, once the cursor's present incarnation is durable.
         elif entry.incarnation != self._cursor.incarnation:
             self._entries.merged([position])  # it may be that of a seek under way
         else:
@@ -119,6 +123,7 @@ class LegacyTxnAcks:
                 raise ServiceNotReady(f"subscription {self._cursor.name} was closed")
             if self._log is None:
                 self._log = await self._logs.open(self._cursor.name)
+            # Invariant 6: the topic is loaded anew, which opens and reads the log again.
             elif (failure := self._log.failure) is not None:
                 self._logs.lost(failure)
                 text = f"the log of subscription {self._cursor.name} has failed ({failure})"
@@ -156,10 +161,12 @@ class LegacyTxnAcks:
         try:
             await self._store(held(txn, incarnation, acks, cumulative))
         except BaseException:
+            # A seek has cleared the hold already.
             if incarnation == self._cursor.incarnation:
                 self._held.release(txn, acks, cumulative)
             raise
         finally:
+            # In `finally`: an end waits until nothing of its transaction is in flight.
             self._in_flight[txn] -= 1
             if not self._in_flight[txn]:
                 del self._in_flight[txn]
@@ -167,11 +174,13 @@ class LegacyTxnAcks:
         self._check_serving(incarnation)
 
     async def _store(self, entry: AcksHeld) -> None:
+        # The end was told after the hold: nothing more is accepted (invariant 3).
         if entry.txn in self._ended:
             raise TransactionConflict(f"transaction {to_text(entry.txn)} has ended")
         log = await self._opened()
         self._check_serving(entry.incarnation)
         position = await log.submit(entry)
+        # A seek came during the write: the entry is discarded once that is durable.
         if entry.incarnation == self._cursor.incarnation:
             self._stored.setdefault(entry.txn, []).append(position)
         else:
@@ -189,13 +198,17 @@ class LegacyTxnAcks:
         self._check_open()
         if txn in self._ending:
             raise ServiceNotReady(f"transaction {to_text(txn)} is being ended already")
+        # Invariant 3: before the first await, so that nothing new gets in while it waits.
         self._ended.add(txn)
         self._ending.add(txn)
         try:
             await self._end(txn, commit=commit)
         finally:
             self._ending.discard(txn)
+        # Ids that the low watermark has passed need not be remembered one by one.
         self._ended.note_low(txn.most, min(low_watermark, txn.least - 1))
+        # The coordinator knows nothing open below its low watermark: what is left here lost its
+        # end.
         for left in [each for each in self._stored if self._ended.is_below(each)]:
             _LOG.warning("acks-left-open", txn=to_text(left), subscription=self._cursor.name)
             await self._end(left, commit=False)
@@ -207,10 +220,12 @@ class LegacyTxnAcks:
                     await self._landed.past(self._landed.version)
         except TimeoutError as error:
             raise ServiceNotReady(f"acknowledgements of {to_text(txn)} are in flight") from error
+        # Nothing was acknowledged here, or a repeated end: both are done.
         if txn not in self._stored:
             return
         log = await self._opened()
         position = await log.submit(AcksEnded(*txn, commit))
+        # Asked again after the write: if the subscription was closed, the next owner replays it.
         self._check_open()
         self._ends["COMMITTED" if commit else "ABORTED"] += 1
         self._apply(txn, commit=commit, entry=position)
@@ -221,6 +236,8 @@ class LegacyTxnAcks:
         ended = self._held.pending.end(txn)
         if ended is None or self._incarnation != self._cursor.incarnation:
             self._entries.merged(entries)  # once the seek is durable
+        # Invariant 4: a commit's entries stay until the cursor is durable, those of an abort need
+        # not.
         elif commit:
             self._held.commit(ended)
             self._entries.merged(entries)

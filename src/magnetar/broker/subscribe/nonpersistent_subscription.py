@@ -54,6 +54,7 @@ class NonPersistentSubscription:
         self.name = name
         self.wake = Signal()
         """Nobody waits for it: what cannot be delivered now never is."""
+        # For msgDropRate: the one sign that a consumer is too slow, since there is no backlog.
         self.dropped = 0
         self._membership = Membership(
             topic,
@@ -146,6 +147,8 @@ class NonPersistentSubscription:
     def publish(self, payload: bytes) -> bool:
         """Hand a message to a consumer now; False: it was dropped."""
         state = self._membership.state
+        # A number of its own for the choice alone: clients see SENT_POSITION, and never acknowledge
+        # it.
         self._number += 1
         position = Position(0, self._number)
         if state is None:
@@ -153,9 +156,11 @@ class NonPersistentSubscription:
         unsent = Unsent(position, payload, messages_in(payload))
         plan = state.plan([unsent])
         if not plan.deliveries:
+            # Invariant 1: the choice would let it wait for a consumer.
             state.on_acked_through(position)
             return self._drop()
         key = plan.deliveries[0][0]
+        # Invariant 2: permits are used, but nothing counts as unacknowledged.
         state.on_ack(key, position)
         self._membership.get(key).offer([Delivery(SENT_POSITION, payload, unsent.num_messages)])
         DISPATCHED_ENTRIES.inc()
@@ -174,7 +179,7 @@ class NonPersistentSubscription:
         self._membership.stop_all(error)
 
     async def unsubscribe(self, *, by: Consumer | None = None, force: bool = False) -> None:
-        """As `close`; refused while it has consumers other than `by`, unless `force`."""
+        """Close it; refused while it has consumers other than `by`, unless `force`."""
         if not force and any(each is not by for each in self.consumers):
             raise ConsumerBusy(f"subscription {self.name} has connected consumers")
         await self.close(ServiceNotReady(f"subscription {self.name} was removed"))

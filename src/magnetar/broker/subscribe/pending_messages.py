@@ -1,4 +1,4 @@
-"""What transactions hold of a subscription's messages, and what that means for its consumers.
+"""Messages of a subscription that transactions hold, and what that means for its consumers.
 
 Owns: `PendingMessages`: the holds in memory, and their effect on cursor and dispatch.
 
@@ -67,13 +67,17 @@ class PendingMessages:
         state = self.membership.state
         if state is not None:
             for position, _, _ in acks:
+                # It waited for redelivery. Noted, because an abort must bring it back to a queue it
+                # was taken from.
                 if self._opened.is_withheld(position) and state.on_withheld(position):
                     self._opened.note_passed(position)
 
     def release(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> None:
-        """As if they had never been held."""
+        """End a hold as if it had never been."""
         self.pending.drop(txn, acks, cumulative)
         through = acks[-1] if cumulative else None
+        # A failed write: only what dispatch would have handed out meanwhile is missing (invariant
+        # 3).
         missed = self._passed(EndedAcks(() if cumulative else tuple(acks), through))
         if missed:
             self._deliver_again(missed, rewind=cumulative)
@@ -87,6 +91,7 @@ class PendingMessages:
 
     def commit(self, ended: EndedAcks) -> None:
         """What a transaction held is acknowledged."""
+        # Only to forget them: what is acknowledged is not offered again.
         self._passed(ended)
         cursor, state = self._cursor, self.membership.state
         for ack in ended.entries:
@@ -94,6 +99,8 @@ class PendingMessages:
             if state is not None:
                 acked = cursor.is_acked(ack.position)
                 left = None if acked else cursor.unacked_indexes(ack.position)
+                # Whoever has it: the consumer that acknowledged may be gone, and the entry at
+                # another one.
                 state.on_ack(None, ack.position, (left or 0).bit_count())
         if ended.through is not None:
             cursor.ack_cumulative(ended.through.position, ended.through.unacked)
@@ -112,6 +119,8 @@ class PendingMessages:
         if ended.through is None:
             missed = positions & self._opened.passed
         else:
+            # The entry at or below the end of a cumulative hold stands for all that were skipped
+            # with it.
             last = ended.through.position
             missed = {each for each in self._opened.passed if each in positions or each <= last}
         self._opened.passed -= missed
@@ -120,20 +129,23 @@ class PendingMessages:
     # --- delivering again
 
     def _deliver_again(self, positions: set[Position], *, rewind: bool) -> None:
-        """These are held no more. Where order is promised that means: from the first open one."""
+        """Deliver released messages; where order is promised, all from the first open one."""
         state = self.membership.state
         if state is None:
             return  # the first consumer reads everything
+        # Single entries would come behind later ones: the whole is read again, in order.
         if rewind or state.type.takes_cumulative_acks:
             self._dispatcher.rewind_soon()
             return
         unknown = state.on_returned([each for each in sorted(positions) if self._is_missing(each)])
+        # Key_Shared, at nobody: the queue is by hash, which only the stored entry tells.
         if unknown:
             self._tasks.spawn(self._return(state, state.rewinds, unknown), "return of messages")
         self._wake.advance()
 
     def _is_missing(self, position: Position) -> bool:
         """Open again, and dispatch will not come to it by itself."""
+        # Dispatch comes to it by itself, or nothing is left to deliver.
         if position >= self._cursor.read_position or self._cursor.is_acked(position):
             return False
         return not self._opened.is_withheld(position)
@@ -149,6 +161,8 @@ class PendingMessages:
                 return
             if self.membership.state is not state or state.rewinds != rewinds:
                 return  # everything is read again anyhow
+            # Judged again after the read: it may have been acknowledged, or held by another
+            # transaction.
             if entries and entries[0].position == position and self._is_missing(position):
                 state.on_returned_entry(EntryView.of(entries[0]))
         self._wake.advance()
@@ -166,12 +180,14 @@ class PendingMessages:
         if not self.pending:
             cursor.ack_cumulative(*ack)
             return
+        # A cumulative hold: all up to it belongs to the transaction, so begin at its end.
         start = self.pending.through()
         if start is None:
             first = self.pending.first_entry()
             if first is None or first > ack.position:
                 cursor.ack_cumulative(*ack)
                 return
+            # Single holds: one step up to the first of them. Behind it, entry by entry.
             cursor.ack_cumulative(first.previous)
             start = first
         at = ledger.next_valid(max(start, cursor.mark_delete))

@@ -71,6 +71,7 @@ TYPE_NAMES: Final = {
 """As statistics name them."""
 
 _MS_PER_SECOND: Final = 1000
+# Small: mostly the next entry is one for consumers, and the search ends there.
 _PASSED_PER_READ: Final = 100
 _STEPS_PER_TURN: Final = 1000
 """Positions walked over before other coroutines get a turn."""
@@ -79,6 +80,7 @@ _STEPS_PER_TURN: Final = 1000
 def first_mark_delete(options: SubscribeRequest, last: Position) -> Position:
     """Behind which position a new subscription begins; `last` is the topic's last one."""
     start = options.start
+    # A durable subscription begins at one of the two ends; only a reader's cursor names a message.
     if options.durable or start is None:
         earliest = options.initial_position is InitialPosition.EARLIEST
         return EARLIEST if earliest else last
@@ -86,6 +88,7 @@ def first_mark_delete(options: SubscribeRequest, last: Position) -> Position:
         # The entry itself is sent: the client skips what it has of a batch, and a message that it
         # has, unless it wants that one too. Only the client knows which.
         return start.position.previous
+    # MessageId.earliest, or a ledger without an entry: there is no message to include.
     return start.position
 
 
@@ -106,6 +109,7 @@ class Subscription:
         self.name = cursor.name
         self.cursor = cursor
         self.isolation = isolation
+        # Invariant 6: the wrapper shows the durable end instead of the maxReadPosition.
         if isolation is ReadIsolation.UNCOMMITTED:
             topic = Uncommitted(topic)
         self.wake = Signal()
@@ -148,6 +152,7 @@ class Subscription:
             self._txn_acks.begin()
         self._kept_at: Position | None = None
         """An entry that is for consumers: nothing is passed before it is acknowledged."""
+        # Changed by `add_consumer`, `close` and seeks; no await stands between a check and its use.
         self._dispatching = False
         self._closing = False
         self._seeking = False
@@ -159,7 +164,7 @@ class Subscription:
 
     @property
     def type(self) -> SubscriptionType | None:
-        """That of the present or last consumers; None: it had none yet."""
+        """The type of the present or last consumers; None: it had none yet."""
         return self._membership.type
 
     @property
@@ -195,10 +200,12 @@ class Subscription:
         return self.cursor.backlog()
 
     def visible_backlog(self) -> int:
-        """Without what stands behind an undecided transaction, unless that is read too."""
+        """Backlog without entries above the maxReadPosition, unless those are read too."""
         ledger = self._topic.ledger
         end = self._topic.max_read_position()
         hidden = ledger.count_between(end, ledger.last_position())
+        # What undecided transactions keep back is in the cursor's backlog, but no consumer could
+        # have it yet.
         if hidden:
             hidden -= self.cursor.acked_above(end)  # markers, for instance
         return max(self.backlog() - hidden, 0)
@@ -227,15 +234,23 @@ class Subscription:
 
     def add_consumer(self, options: SubscribeRequest) -> Consumer:
         """Let a consumer in; it has no permits yet."""
+        # Invariant 4: a consumer that got in now would read from before the seek. Its client
+        # retries.
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        # As Pulsar: a durable and a non-durable subscription cannot have one name on a topic.
         if options.durable != self.durable:
             kind = "durable" if self.durable else "non-durable"
             raise NotAllowed(f"subscription {self.name} is {kind}")
         is_first = not self.consumers
         consumer, rewind = self._membership.join(options)
+        # Invariant 3: the dispatch state is new, so the cursor has to be back at the mark-delete
+        # position.
         if is_first:
             self._dispatcher.rewind()
+        # A better consumer joined a Failover subscription. The former active one is still there:
+        # its acks get some time to arrive (activeConsumerFailoverDelayTimeMillis), or they would
+        # come twice.
         elif rewind:
             self._dispatcher.rewind_after(self._limits.failover_switch_seconds)
         if not self._dispatching:
@@ -247,6 +262,8 @@ class Subscription:
         return consumer
 
     async def _dispatch(self) -> None:
+        # Without this a message would be delivered that a transaction of a former owner has
+        # acknowledged.
         if self._txn_acks is not None:
             await self._txn_acks.ready.wait()
         await self._dispatcher.run()
@@ -269,15 +286,20 @@ class Subscription:
         state = self._membership.state
         if state is None or consumer not in self._membership:
             raise ConsumerNotFound(f"consumer {consumer.name} is not connected to {self.name}")
+        # The last ack on a terminated topic means REACHED_END, which dispatch tells.
         woken = self._topic.ledger.sealed
         if not cumulative:
             if self._held.pending:
                 acks = self._held.plain_parts(acks)
             self._ack_in_cursor(acks)
             for position, unacked in acks:
+                # Asked of the cursor: others may have acknowledged more of this batch than the
+                # client knows.
                 remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
                 if state.on_ack(consumer.key, position, remaining.bit_count()):
                     woken = True
+        # Up to the cursor's mark-delete position, which may be lower than what was asked for: what
+        # a transaction has acknowledged stays behind.
         elif state.type.takes_cumulative_acks and acks:
             self._held.ack_through(acks[-1])
             state.on_acked_through(self.cursor.mark_delete)
@@ -287,6 +309,7 @@ class Subscription:
     def _ack_in_cursor(self, acks: Sequence[Ack]) -> None:
         """A run that begins where everything is acknowledged so far is one step."""
         cursor, at = self.cursor, 0
+        # Clients group acks, so most come as runs: one move of the mark-delete position each.
         while at < len(acks):
             end = max(run_end(acks, at), at + 1)
             following = self._topic.ledger.next_valid(cursor.mark_delete.next)
@@ -299,6 +322,8 @@ class Subscription:
 
     def pass_over(self, positions: Sequence[Position]) -> None:
         """Entries that are for nobody: acknowledged for good, before dispatch comes to them."""
+        # A cursor that has lost its ledger to another broker takes nothing more; that one passes
+        # them.
         if self.cursor.failure is None:
             for position in positions:
                 self.cursor.ack(position)
@@ -308,7 +333,7 @@ class Subscription:
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
     ) -> asyncio.Task[None]:
-        """As `ack`, if and when a transaction commits; at its end that is durable.
+        """Acknowledge if and when a transaction commits; durable at the task's end.
 
         It is not to be cancelled. TransactionConflict: others have a message, or the transaction
         has ended; nothing is stored.
@@ -341,19 +366,25 @@ class Subscription:
         """Acknowledge what is next as long as it is of aborted transactions: nobody else will, if
         nobody reads. Behind `last` there is none.
         """
+        # Each round reads from the first unacknowledged entry and ends at one that consumers must
+        # see.
         while self.cursor.failure is None and self._first_unacked() <= last:
             first = self._first_unacked()
+            # Found last time to be for consumers; or undecided yet, which the topic tells when it
+            # changes.
             if first == self._kept_at or first > self._topic.max_read_position():
                 return
             for entry in await self._topic.ledger.read(first, _PASSED_PER_READ):
                 if self.cursor.is_acked(entry.position):
                     continue
+                # The read went beyond the maxReadPosition.
                 if entry.position > self._topic.max_read_position():
                     return
                 if self._topic.is_visible(entry):
                     self._kept_at = entry.position
                     break
                 self.cursor.ack(entry.position)
+            # Not a step further: the next entry is for consumers, or could not be read.
             if self._first_unacked() == first:
                 return
             if self._topic.ledger.sealed:
@@ -381,12 +412,15 @@ class Subscription:
         state = self._membership.state
         if state is None or consumer not in self._membership:
             return
+        # Exclusive, Failover. The epoch first (PIP-84): what is read from now on carries it, and
+        # the client drops older deliveries that are still on their way.
         if state.type.takes_cumulative_acks:
             if epoch is not None:
                 consumer.epoch = epoch
             if state.on_redeliver(consumer.key).rewind:
                 self._dispatcher.rewind()
             return
+        # Withheld ones stay with their consumer until the transaction ends.
         unseen, is_withheld = consumer.unseen(), self._open_cursor.is_withheld
         asked = consumer.pending() if positions is None else positions
         wanted = [each for each in asked if each not in unseen and not is_withheld(each)]
@@ -400,9 +434,12 @@ class Subscription:
 
         Every consumer is stopped first and may come back afterwards.
         """
+        # Invariant 4: consumers are gone before the first await, so no ack can meet the new
+        # position.
         self._begin_seek()
         try:
             await self.cursor.reset(position.previous)
+            # A message inside a batch: those before it are acknowledged by index (PIP-54).
             if unacked and self.cursor.ack(position, unacked):
                 await self.cursor.flush()
         finally:
@@ -413,6 +450,8 @@ class Subscription:
         """Begin again at the first entry published at or after a moment, or else at the end."""
         self._begin_seek()
         try:
+            # Taken before the search: what is published meanwhile is later than the moment, and
+            # delivered.
             end = self._topic.max_read_position()
             found = await self._topic.ledger.find_by_time(ms, publish_time_of)
             await self.cursor.reset(end if found is None else found.previous)
@@ -428,6 +467,7 @@ class Subscription:
 
     def _end_seek(self) -> None:
         self._seeking = False
+        # Also after a failed reset: the new incarnation has begun in memory by then.
         if self._txn_acks is not None:
             self._txn_acks.reset()
 
@@ -437,6 +477,7 @@ class Subscription:
         for at in range(0, len(found), _STEPS_PER_TURN):
             for position in found[at : at + _STEPS_PER_TURN]:
                 self.cursor.ack(position)
+                # Connected consumers may have these, or wait for them.
                 if self._membership.state is not None:
                     self._membership.state.on_ack(None, position)
             await asyncio.sleep(0)
@@ -450,6 +491,8 @@ class Subscription:
         """
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset")
+        # Range readers move a cursor that nobody reads; beside consumers it would take their
+        # messages.
         if self.consumers:
             raise ConsumerBusy(
                 f"subscription {self.name} has connected consumers",
@@ -468,11 +511,15 @@ class Subscription:
         """Acknowledge everything published more than so long ago."""
         moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
         found = await self._topic.ledger.find_by_time(moment, publish_time_of)
+        # Not beyond the maxReadPosition: messages of an open transaction have not been seen by
+        # anybody.
         end = self._topic.max_read_position()
         self._ack_through(end if found is None else min(found.previous, end))
 
     async def peek(self, number: int) -> Entry | None:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
+        # The number counts visible entries, but positions do not tell: each round looks at those
+        # found last, and asks for one more per entry that is not for consumers.
         seen, wanted = 0, number
         while True:
             found = await self._next_unacked(wanted)
@@ -499,6 +546,8 @@ class Subscription:
         found: list[Position] = []
         steps = 0
         position = self._topic.ledger.next_valid(self.cursor.mark_delete.next)
+        # Asked in every step: the walk gives others their turn, and the topic may be trimmed or
+        # grow.
         while position is not None and position <= self._topic.max_read_position():
             if not self.cursor.is_acked(position):
                 found.append(position)
@@ -515,6 +564,8 @@ class Subscription:
     async def close(self, error: MagnetarError | None = None) -> None:
         """Stop dispatching, stop every consumer (`error` tells them why), write the cursor."""
         self._closing = True
+        # Consumers first, then loops, then the cursor: the last write has every ack that was
+        # accepted.
         self._membership.stop_all(error)
         if self._txn_acks is not None:
             self._txn_acks.close()
@@ -525,10 +576,12 @@ class Subscription:
             await self.cursor.flush()
 
     async def unsubscribe(self, *, by: Consumer | None = None, force: bool = False) -> None:
-        """As `close`, and remove the cursor; refused while it has consumers other than `by`."""
+        """Close it and remove the cursor; refused while it has consumers other than `by`."""
         if not force and any(each is not by for each in self.consumers):
             raise ConsumerBusy(f"subscription {self.name} has connected consumers")
         await self.close(ServiceNotReady(f"subscription {self.name} was removed"))
+        # The cursor goes first: ack records without a cursor are garbage that is found, a cursor
+        # without its records would lose what open transactions acknowledged.
         if self.durable:
             await self._topic.ledger.delete_cursor(self.name)
             if self._txn_acks is not None:

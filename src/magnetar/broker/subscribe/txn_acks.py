@@ -18,8 +18,7 @@ Invariants:
    with everything that is held. Without a cursor there are no ops.
 6. Commands run to their end whatever becomes of who sent them; each ends with its store's deadline.
 
-Legacy transactions keep their intents in a log, and are told their ends: `legacy_txn_acks` has
-these.
+Legacy transactions keep their intents in a log, and are told their ends: see `legacy_txn_acks`.
 
 Relies on: `Outcomes` to tell how each transaction ended that was joined, or that it is gone.
 """
@@ -59,6 +58,7 @@ from magnetar.txn.records import AckOp, State
 from magnetar.txn.store import FoundAck, StoredOp
 from magnetar.wire.messages import TxnId
 
+# About ten seconds. Then consumers are sent away, and the next one that connects begins anew.
 RECOVERY_ATTEMPTS: Final = 10
 RECOVERY_PAUSE_SECONDS: Final = 1.0
 READY_SECONDS: Final = 30.0
@@ -68,7 +68,7 @@ _LOG: Final = logger(__name__)
 
 
 class AckParts(NamedTuple):
-    """What the subscriptions of one topic share for transactions."""
+    """The parts that the subscriptions of one topic share for transactions."""
 
     transactions: Transactions
     logs: PendingAckLogs | None
@@ -77,7 +77,7 @@ class AckParts(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """What one command holds while its intent is written."""
+    """A command that holds messages while its intent is written."""
 
     txn: TxnId
     acks: list[Acked]
@@ -128,9 +128,12 @@ class TransactionalAcks:
             self._legacy = LegacyTxnAcks(
                 cursor, held, parts.logs, self._outcomes, self.ends, tasks=tasks, clock=clock
             )
+        # Commands that must read (sizes of batches, other transactions) take turns, in their order.
         self._turn = asyncio.Lock()
         self._queued = 0
         """Commands that have not come to their turn: later ones wait behind them."""
+        # By transaction: ops that are durable, commands whose op is being written, and decisions
+        # that wait for those commands (invariant 3).
         self._stored: dict[TxnId, set[StoredOp]] = {}
         self._in_flight: dict[TxnId, int] = {}
         self._decided: dict[TxnId, State] = {}
@@ -189,8 +192,10 @@ class TransactionalAcks:
         """
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
+            # A second attempt skips what the first one adopted.
             if found.op not in self._stored.get(txn, ()) and await self._adopt(txn, found):
                 self._join(txn)
+        # Asked after joining: a decision in between is told, so none is missed.
         for txn in list(self._stored):
             await self._ask(txn)
         if self._legacy is not None:
@@ -211,6 +216,8 @@ class TransactionalAcks:
     async def _ask(self, txn: TxnId) -> None:
         state = await self._outcomes.state(txn)
         self._catch_up()  # the question itself may have brought the decision
+        # No header: aborted and collected, or never begun. A committed one keeps its header for its
+        # ops.
         if state is None:
             self._gone(txn)
         elif txn in self._stored:
@@ -232,7 +239,7 @@ class TransactionalAcks:
         return await self._sized([Ack(each.position, each.unacked_bits) for each in op.entries])
 
     async def _sized(self, acks: Sequence[Ack]) -> list[Acked]:
-        """With the numbers of messages of batches: the entry knows, clients need not say."""
+        """Add the sizes of batches, which the entries know: clients need not say."""
         found = []
         for position, unacked in acks:
             size = await self._size_of(position, unacked) if unacked else 0
@@ -259,6 +266,8 @@ class TransactionalAcks:
             raise refusal
         self._catch_up()
         command = None
+        # The usual case: nothing to read and nobody before it. The hold is there before the next
+        # command of this connection is looked at.
         if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
             if self._pending.judge(txn, wanted, cumulative, self._cursor) is AckVerdict.ACCEPTED:
@@ -268,6 +277,7 @@ class TransactionalAcks:
             work = asyncio.create_task(self._ack_queued(txn, acks, cumulative))
         else:
             work = asyncio.create_task(self._ack_held(command))
+        # The loop keeps only weak references to tasks.
         self._commands.add(work)
         work.add_done_callback(self._over)
         return work
@@ -282,6 +292,7 @@ class TransactionalAcks:
             command = await self._admitted(txn, acks, cumulative)
         finally:
             self._queued -= 1
+        # A repeated command: its answer is that of the first, if the transaction is still open.
         if command is None:
             await self._check_undecided(txn)
         else:
@@ -300,17 +311,23 @@ class TransactionalAcks:
         return legacy if is_legacy else None
 
     async def _ack_held(self, command: _Command) -> None:
+        # A v4 client's transaction on a topic with markers: its intents go to the pending-ack log.
         if (log := self._log_of(command.txn)) is not None:
             await log.store(*command)
             return
         try:
             ops = await self._written(command)
+        # Before the answer is decided: a decision that arrived meanwhile is applied with this ack
+        # in it.
         finally:
             self._finish(command.txn)
+        # Invariant 2: the ownership is confirmed after the write; a former owner must not answer.
         await self._ops.confirm()
         try:
             self._check_serving(command.incarnation)
         except ServiceNotReady:
+            # A seek or the end came during the write: nothing of it counts, and the client tries
+            # again.
             await self._store.delete_ops(ops)
             raise
 
@@ -329,6 +346,8 @@ class TransactionalAcks:
             wanted = await self._sized(acks)
             self._catch_up()
             verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
+            # The other transaction may be over without our knowing: worth one read before a
+            # refusal.
             if isinstance(verdict, AckConflict) and verdict.holders:
                 await self._ask_again(verdict.holders)
                 self._catch_up()
@@ -341,11 +360,13 @@ class TransactionalAcks:
 
     def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
         """Hold what was judged, while its intent is written."""
+        # All that can refuse stands before the hold: a refused command leaves nothing behind.
         self._check_serving(self._incarnation)
         if (log := self._log_of(txn)) is not None:
             log.check_open(txn)
         self._check_room(txn, 0 if cumulative else len(wanted))
         for ack in wanted:
+            # Trimmed, or never stored: a commit could not acknowledge it.
             if self._topic.ledger.next_valid(ack.position) != ack.position:
                 raise TransactionConflict(f"there is no message at {ack.position}")
         self._held.hold(txn, wanted, cumulative)
@@ -358,6 +379,8 @@ class TransactionalAcks:
 
     def _check_room(self, txn: TxnId, entries: int) -> None:
         self._outcomes.check_room(txn, self._queue)
+        # Two limits: memory of this subscription, and records that one transaction may leave in the
+        # store.
         most = self._limits.txn_pending_acks_max
         if len(self._pending) + entries > most:
             raise TooManyRequests(
@@ -383,18 +406,20 @@ class TransactionalAcks:
             raise ServiceNotReady(f"subscription {self._cursor.name} was closed or reset")
 
     async def _ask_again(self, holders: Sequence[TxnId]) -> None:
-        """Who stands in the way may be decided, and the news of it still on its way."""
+        """Read the state of transactions in the way: the news of an end may be on its way."""
         for holder in holders:
             if self._log_of(holder) is None and await self._outcomes.read(holder) is None:
                 self._gone(holder)
 
     async def _written(self, command: _Command) -> list[StoredOp]:
         txn, acks, cumulative, incarnation = command
+        # The state is read after the hold, so a decision taken since then meets it (invariant 2).
         try:
             await self._check_undecided(txn)
             self._check_serving(incarnation)
             ops = await self._ops.write(txn, acks, cumulative)
         except BaseException:
+            # A seek has cleared all holds already, and newer ones may stand there.
             if incarnation == self._incarnation:
                 self._held.release(txn, acks, cumulative)
             raise
@@ -407,6 +432,7 @@ class TransactionalAcks:
             log.check_open(txn)
             return
         state = await self._outcomes.state(txn)
+        # `_decided` may know more than the state that was read: it was told while this waited.
         if state != "OPEN" or txn in self._decided:
             said = self._decided.get(txn, state) or "unknown"
             raise TransactionConflict(f"transaction {to_text(txn)} is {said}")
@@ -414,6 +440,7 @@ class TransactionalAcks:
     def _finish(self, txn: TxnId) -> None:
         """A command of this transaction is over."""
         self._in_flight[txn] -= 1
+        # Others of this transaction are still being written, and are covered by the same decision.
         if self._in_flight[txn]:
             return
         del self._in_flight[txn]
@@ -450,24 +477,26 @@ class TransactionalAcks:
         """A transaction that was joined has come to its end."""
         if state == "OPEN" or self._closed:
             return
+        # Invariant 3: applied by `_finish` of the last command in flight.
         if txn in self._in_flight:
             self._decided[txn] = state
         else:
             self._apply(txn, state)
 
     async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
-        """Its coordinator says how a legacy transaction ended; durable when this returns."""
+        """Apply what its coordinator says of a legacy transaction; durable when this returns."""
         if self._legacy is not None:
             await self._wait_ready()
             await self._legacy.end(txn, commit=commit, low_watermark=low_watermark)
 
     def _gone(self, txn: TxnId) -> None:
-        """It has no header: it was aborted, or never was. A committed one waits for its ops."""
+        """Abort a transaction without a header; a committed one keeps it while it has ops."""
         self._decide(txn, "ABORTED")
         if txn not in self._in_flight:
             self._outcomes.leave(txn, self._queue)
 
     def _apply(self, txn: TxnId, state: State) -> None:
+        # Fenced: another broker owns the cursor, and finds the ops.
         if self._cursor.failure is not None:
             return  # whoever owns the subscription next does it
         ended = self._pending.end(txn)
@@ -476,10 +505,13 @@ class TransactionalAcks:
         ops = self._stored.pop(txn, set())
         if ended is None or self._incarnation != self._cursor.incarnation:
             self._ops.merged(ops)  # once the seek is durable
+        # Deleted only after a durable cursor write: until then the op is all that says so
+        # (invariant 4).
         elif state == "COMMITTED":
             self._held.commit(ended)
             self._ops.merged(ops)
         else:
+            # Nothing of it is in the cursor, so its ops may go at once.
             self._held.abort(ended)
             self._ops.dropped(ops)
         self._settle()
@@ -493,11 +525,13 @@ class TransactionalAcks:
 
     def reset(self) -> None:
         """If the cursor has begun a new incarnation nothing is held any more."""
+        # The seek failed before it changed anything.
         if self._incarnation == self._cursor.incarnation:
             return
         self._incarnation = self._cursor.incarnation
         for txn in self._held.clear():
             self._outcomes.leave(txn, self._queue)
+        # Not at once: if the cursor's new incarnation is not durable, a restart needs them.
         for ops in self._stored.values():
             self._ops.merged(ops)
         self._stored.clear()

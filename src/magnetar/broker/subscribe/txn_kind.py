@@ -1,4 +1,4 @@
-"""Which way a transaction goes on one topic: in records, or by markers and logs.
+"""The kind of a transaction on one topic: kept in records, or by markers and logs.
 
 Owns: `TxnKind`, the rule that sends and acknowledgements share.
 
@@ -29,12 +29,15 @@ class TxnKind:
 
     def is_legacy(self, txn: TxnId, *, is_in_records: bool, is_in_log: bool) -> bool:
         """Whether one goes the legacy way; it has begun in records, in the log, or not at all."""
+        # Records win over the policy: a transaction that began in them would not find its holds in
+        # a log.
         if not self._has_markers or is_metadata(txn) or is_in_records:
             return False
         return is_in_log or not self._in_records()
 
     def refusal(self, txn: TxnId, error: type[Refusal]) -> Refusal | None:
         """Why a transaction can go neither way, if so."""
+        # Left over: a legacy id on a segment, whose namespace does not keep those in records.
         if self._has_markers or is_metadata(txn) or self._in_records():
             return None
         return error(

@@ -44,6 +44,7 @@ class VisibleCursor:
 
     def is_withheld(self, position: Position) -> bool:
         """Whether all that is not acknowledged of an entry is held."""
+        # Asked for every entry: without open transactions it costs nothing.
         if not self._pending:
             return False
         unacked = self._cursor.unacked_indexes(position)
@@ -71,6 +72,7 @@ class VisibleCursor:
     def note_passed(self, position: Position) -> None:
         """Dispatch goes by a held entry."""
         through = self._pending.through()
+        # A cumulative hold covers all up to `through`: one entry stands for them (invariant 2).
         self.passed.add(position if through is None else max(position, through))
 
     def ack(self, position: Position, unacked: int = 0) -> bool:
@@ -79,6 +81,7 @@ class VisibleCursor:
     async def read(self, entries_max: int, bytes_max: int) -> list[Entry]:
         """The next entries with open messages; empty at the end. Moves the read position."""
         while True:
+            # Asked again in each round: commands may come while the cursor reads.
             through = self._pending.through()
             if through is not None and self._cursor.read_position < through:
                 self.passed.add(through)
@@ -87,6 +90,8 @@ class VisibleCursor:
             if not self._pending:
                 return found
             opened = [entry for entry in found if not self.is_acked(entry.position)]
+            # All that was read is held: reading on, since an empty answer would mean the end of the
+            # topic.
             if opened or not found:
                 return opened
 

@@ -1,6 +1,6 @@
-"""Where the coordinators of legacy transactions reach the topics of this broker.
+"""The door through which coordinators of legacy transactions reach this broker's topics.
 
-Owns: `LegacyTxnEnds`, which does what `txn.legacy.participants` asks.
+Owns: `LegacyTxnEnds`, which does what `txn.legacy.ends` asks of participants.
 
 Invariants:
 1. A topic that this broker serves or may serve is loaded if need be. If another one serves it, that
@@ -27,6 +27,7 @@ class LegacyTxnEnds:
         self, topic: str, txn: TxnId, *, commit: bool, low_watermark: int
     ) -> None:
         found = await self._topic(topic)
+        # Nothing to end is an end: the coordinator must not ask for ever (invariant 2).
         if found is not None and found.legacy_transactions is not None:
             legacy = found.legacy_transactions
             await legacy.end(txn, commit=commit, low_watermark=low_watermark)
@@ -45,6 +46,8 @@ class LegacyTxnEnds:
             name = TopicName.parse(text)
         except InvalidTopicName:
             return None
+        # Asked before loading: a topic that is gone must not be made again for a transaction's
+        # sake.
         if name.domain is not Domain.PERSISTENT or not await self._topics.exists(name):
             return None
         if await self._topics.partitioned.get(name) is not None:

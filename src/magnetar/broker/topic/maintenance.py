@@ -1,4 +1,4 @@
-"""What is done to loaded topics from time to time: retention, unused ones, lost ones.
+"""Periodic maintenance of loaded topics: retention, unused ones, lost ones.
 
 Owns: `TopicMaintenance`, one loop over all of them.
 
@@ -47,6 +47,7 @@ class TopicMaintenance:
         """Until it is cancelled."""
         while True:
             await self._clock.sleep(CARE_SECONDS)
+            # A list: topics come and go while one of them is looked after.
             for topic in list(self._topics.loaded.values()):
                 try:
                     await self._care_for(topic)
@@ -54,8 +55,10 @@ class TopicMaintenance:
                     _LOG.warning("topic-care-failed", topic=str(topic.name), error=str(error))
 
     async def _care_for(self, topic: LoadedTopic) -> None:
+        # Somebody unloads or deletes it already.
         if topic.closing:
             return
+        # Its clients were told to look it up: loading it anew begins with this.
         if topic.lost is not None:
             await self._topics.unload(topic.name)
         elif self._is_disused(topic):
@@ -65,17 +68,21 @@ class TopicMaintenance:
 
     def _is_disused(self, topic: LoadedTopic) -> bool:
         now = self._clock.monotonic()
+        # Noted here as well, because producers and consumers that stay for days tell nobody.
         if topic.in_use:
             topic.used_at = now
             return False
         idle = now - topic.used_at
         if isinstance(topic, NonPersistentTopic):
             return idle >= CARE_SECONDS  # nothing is lost with it
+        # A segment goes with its layout; and an undecided transaction still has to end here.
         if topic.name.domain is Domain.SEGMENT or topic.undecided:
             return False
         policy = topic.policies.inactive
         if not policy.delete_while_inactive or idle < policy.max_inactive_duration_seconds:
             return False
+        # Pulsar's two modes; a subscription that has acknowledged all may still be somebody's
+        # position.
         if policy.inactive_topic_delete_mode == "delete_when_no_subscriptions":
             return not topic.subscriptions
         return all(each.backlog() == 0 for each in topic.subscriptions.values())

@@ -49,6 +49,7 @@ from magnetar.runtime.signal import Signal
 class NonPersistentTopic:
     """A topic without storage. End it with `close` or `delete`."""
 
+    # There is no storage that could be lost.
     lost: Final[MagnetarError | None] = None
 
     def __init__(self, name: TopicName, parts: TopicParts, policies: TopicPolicies) -> None:
@@ -60,6 +61,7 @@ class NonPersistentTopic:
         self._parts = parts
         self._clock = parts.clock
         self._subscriptions: dict[str, NonPersistentSubscription] = {}
+        # Flags of this object alone: a topic of this name that is loaded later begins anew.
         self._terminated = False
         self._gone: MagnetarError | None = None
         self._trouble = Signal()
@@ -96,8 +98,9 @@ class NonPersistentTopic:
     # --- producers
 
     async def add_producer(self, options: ProducerRequest) -> Producer:
-        """As for a persistent topic; topic epochs last as long as the topic object."""
+        """Admit a producer; topic epochs last as long as the topic object."""
         self._check_writable()
+        # The same order of refusals as for a persistent topic: clients get the same errors.
         limit = self.policies.max_producers
         if limit and len(self.producers.connected) >= limit:
             raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
@@ -106,6 +109,7 @@ class NonPersistentTopic:
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         name = options.name or await self._parts.producer_names.next_name()
+        # After the awaits: it may have been terminated or unloaded meanwhile.
         self._check_writable()
         producer = Producer(
             name,
@@ -123,6 +127,8 @@ class NonPersistentTopic:
             raise TopicTerminated(f"{self.name} was terminated")
         for subscription in self._subscriptions.values():
             subscription.publish(payload)
+        # Answered at once (invariant 2); a future, because the producer knows no other kind of
+        # append.
         future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         future.set_result(SENT_POSITION)
         return future
@@ -145,6 +151,7 @@ class NonPersistentTopic:
             raise ConsumerBusy(f"{self.name} has {limit} consumers, its limit")
         schemas, idle = self._parts.schemas, not self.in_use
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
+        # Checked again after the schema registry was asked.
         self._check_open()
         found = self._subscriptions.get(options.subscription)
         if found is None:
@@ -173,6 +180,7 @@ class NonPersistentTopic:
         """Call it when a consumer has left: the subscription may go with it."""
         self.used_at = self._clock.monotonic()
         present = self._subscriptions.get(subscription.name)
+        # A new subscription may have this name by now, or another consumer has joined.
         if present is subscription and not subscription.consumers:
             del self._subscriptions[subscription.name]
             await subscription.close()

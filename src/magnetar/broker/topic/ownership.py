@@ -46,7 +46,7 @@ class Ownership(Protocol):
     """Says who serves which topic."""
 
     async def claim(self, name: TopicName) -> None:
-        """This broker serves the topic from now on; again: no change.
+        """Make this broker the one that serves the topic; again: no change.
 
         ServiceNotReady, with the owner's URL in its text, if another broker does.
         """
@@ -57,7 +57,7 @@ class Ownership(Protocol):
         ...
 
     async def release(self, name: TopicName) -> None:
-        """This broker has unloaded the topic; one that it does not have is ignored."""
+        """Give up a topic that was unloaded; one that it does not have is ignored."""
         ...
 
 
@@ -68,15 +68,17 @@ class SoleOwner:
         self._url = url
 
     async def claim(self, name: TopicName) -> None:
-        """Nobody else could."""
+        """Claim nothing: there is no other broker."""
 
     async def owner_url(self, name: TopicName) -> str | None:
         return self._url
 
     async def release(self, name: TopicName) -> None:
-        """Nobody else could take it."""
+        """Release nothing: there is no other broker."""
 
 
+# The first is where lookups send clients (Pulsar's bundle ownership), the second is its
+# BrokerRegistry.
 OWNERS: Final = "/broker/owners"
 LIVING: Final = "/broker/living"
 STOP_SECONDS: Final = 5.0
@@ -103,6 +105,7 @@ class SharedOwnership(Service):
 
     async def claim(self, name: TopicName) -> None:
         """Make this broker the topic's owner; ServiceNotReady if another is, or may be."""
+        # Claimed in this session: no I/O for topics that are asked for all the time.
         if name in self._claims:
             return
         losses = self.lost.version
@@ -110,12 +113,14 @@ class SharedOwnership(Service):
             version = await self._take(_owner_key(name))
         except (BadVersion, OutcomeUnknown, SessionLost, Unavailable) as error:
             raise ServiceNotReady(f"{name} cannot be claimed now: {error}") from error
+        # The record may be that of a session that is over, and gone with it (invariant 3).
         if losses != self.lost.version:
             raise ServiceNotReady(f"{name}: the session ended while it was claimed")
         self._claims[name] = version
 
     async def release(self, name: TopicName) -> None:
         """Let another broker have it."""
+        # Forgotten first: whatever the store answers, this broker serves the topic no more.
         version = self._claims.pop(name, None)
         if version is None:
             return
@@ -131,6 +136,8 @@ class SharedOwnership(Service):
         record = await self._store.get(_owner_key(name))
         if record is not None:
             return record.value.decode()
+        # Nobody has it: all brokers name the same one (invariant 5), which loads it when clients
+        # come.
         live_brokers = [each.value.decode() async for each in self._store.scan(LIVING)]
         return preferred(name, live_brokers) if live_brokers else self._url
 
@@ -141,8 +148,11 @@ class SharedOwnership(Service):
             return (await self._put(key, ABSENT)).version
         if current.value != self._url.encode():
             raise _taken(current)
+        # Of this session: an earlier claim whose answer was lost.
         if current.stat.mine:
             return current.version
+        # Of a former life at this address (invariant 4): replaced, so that it does not vanish when
+        # that session is found dead.
         return (await self._put(key, current.version)).version
 
     async def _put(self, key: str, expected: int | None) -> Stat:
@@ -153,6 +163,8 @@ class SharedOwnership(Service):
     async def _follow_session(self) -> None:
         async for state in self._store.session_events():
             if state is SessionEvent.LOST:
+                # In this step: a claim that is under way sees the signal and does not note its
+                # record.
                 self._claims.clear()
                 self.lost.advance()
             elif state is SessionEvent.REESTABLISHED:
@@ -163,6 +175,7 @@ class SharedOwnership(Service):
         while True:
             try:
                 await self._announce()
+            # May pass: a broker that is not among the live ones gets no new topics.
             except (OutcomeUnknown, Unavailable):
                 await self._clock.sleep(PAUSE_S)
             except (SessionLost, StoreClosed):
@@ -176,6 +189,7 @@ class SharedOwnership(Service):
 
 def preferred(name: TopicName, urls: list[str]) -> str:
     """Rendezvous hashing: when a broker comes or goes, only topics of that one move."""
+    # The URL breaks a tie, though two equal digests will not happen.
     return max(urls, key=lambda url: (sha256(f"{url} {name}".encode()).digest(), url))
 
 

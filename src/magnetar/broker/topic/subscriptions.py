@@ -58,7 +58,10 @@ class TopicSubscriptions:
         self._clock = clock
         self._limits = limits
         self._by_name: dict[str, Subscription] = {}
+        # They are woken also below the maxReadPosition, and get aborted messages too.
         self._uncommitted: set[Subscription] = set()
+        # Creating and deleting a cursor awaits: without turns a name could be made twice (invariant
+        # 2).
         self._turn = asyncio.Lock()
         self.woken = Signal()
         """Advances when somebody may see more, whether there is a subscription or not."""
@@ -83,6 +86,7 @@ class TopicSubscriptions:
 
     def appended(self, *, is_readable: bool) -> None:
         """More is durable; if it is not readable, behind an undecided transaction."""
+        # The usual case: the maxReadPosition moved with the last append.
         if is_readable:
             self.wake()
         else:
@@ -94,7 +98,7 @@ class TopicSubscriptions:
             subscription.wake.advance()
 
     async def pass_over_aborted(self, aborted: Sequence[Position]) -> None:
-        """The same for those of aborted transactions, but for who reads what is not committed."""
+        """Pass over entries of aborted transactions, but not where uncommitted ones are read."""
         for subscription in list(self._by_name.values()):
             if subscription not in self._uncommitted:
                 subscription.pass_over(aborted)
@@ -107,6 +111,7 @@ class TopicSubscriptions:
 
     def end_for(self, isolation: ReadIsolation | None) -> Position:
         """The last position that such a subscription may see."""
+        # `READ_UNCOMMITTED` of Kafka's consumers: everything durable, decided or not.
         if isolation is ReadIsolation.UNCOMMITTED:
             return self._topic.ledger.last_position()
         return self._topic.max_read_position()
@@ -125,11 +130,13 @@ class TopicSubscriptions:
         async with self._turn:
             present = self._by_name.get(options.subscription)
             if present is not None:
+                # Refused as in Pulsar: a reader's name must not take over a durable position.
                 if present.durable != options.durable:
                     kind = "durable" if present.durable else "not durable"
                     raise NotAllowed(f"subscription {options.subscription!r} is {kind}")
                 _check_isolation(options, present)
                 return present
+            # Readers (non-durable) are always made: they leave nothing behind.
             if options.durable and not policies.auto_subscription_creation:
                 raise _missing(options.subscription)
             return await self._create(options, policies)
@@ -156,8 +163,10 @@ class TopicSubscriptions:
         ledger = self._topic.ledger
         isolation = asked_isolation(options.subscription_properties)
         mark_delete = first_mark_delete(options, self.end_for(isolation))
+        # startMessageRollbackDuration: back in time, whatever the initial position says.
         if options.rollback_seconds > 0:
             mark_delete = await self._rolled_back(options.rollback_seconds, isolation)
+        # In memory alone: it goes with its last consumer, so no limit on subscriptions either.
         if not options.durable:
             return self._open(ledger.open_reader(options.subscription, mark_delete), isolation)
         self._check_room(policies)
@@ -168,6 +177,7 @@ class TopicSubscriptions:
     async def _rolled_back(self, seconds: int, isolation: ReadIsolation | None) -> Position:
         ms = self._clock.now_ms() - seconds * _MS_PER_SECOND
         found = await self._topic.ledger.find_by_time(ms, publish_time_of)
+        # Nothing is that recent: begin at the end.
         if found is None:
             return self.end_for(isolation)
         return found.previous
@@ -207,6 +217,7 @@ class TopicSubscriptions:
         """A consumer left: drop what lives only as long as it has consumers."""
         async with self._turn:
             present = self._by_name.get(subscription.name)
+            # Made anew under the same name, or somebody has joined while this waited for its turn.
             if present is not subscription or subscription.durable or subscription.consumers:
                 return
             self._forget(subscription)
@@ -219,6 +230,7 @@ class TopicSubscriptions:
     async def close(self, error: MagnetarError | None) -> None:
         """Close all; raises the first error once every one of them had its turn."""
         async with self._turn:
+            # Side by side: each writes its cursor, and they share the journal's syncs.
             closing = [each.close(error) for each in self._by_name.values()]
             results = await asyncio.gather(*closing, return_exceptions=True)
             self._by_name.clear()

@@ -90,13 +90,16 @@ class TopicEnds:
         for subscription in subscriptions:
             if subscription not in self._watched:
                 self._watched.add(subscription)
+                # The version is taken now, not when the coroutine first runs: a step in between
+                # must be seen.
                 watch = self._watch(subscription, subscription.wake.version)
                 self._tasks.spawn(watch, f"end of {subscription.name}")
         self.moved.advance()
 
     def unwatch(self, subscription: Subscription) -> None:
-        """It is gone; one that was not watched is ignored."""
+        """Stop watching a subscription that is gone; one that was not watched is ignored."""
         if subscription in self._watched:
+            # Out of the set first, then woken: its coroutine looks there and ends.
             self._watched.remove(subscription)
             subscription.wake.advance()
 
@@ -106,6 +109,8 @@ class TopicEnds:
             self.moved.advance()
 
 
+# Producers that are told to reconnect come back at once; without a pause a broken disk would have
+# them do so in a tight loop.
 FENCE_PAUSE_S: Final = 0.1
 """How long a topic stays fenced once everything in flight is settled."""
 
@@ -114,7 +119,7 @@ _LOG: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TopicParts:
-    """What all topics of one broker share."""
+    """The parts that all topics of one broker share."""
 
     metadata: MetadataStore
     ledgers: LedgerStore
@@ -147,6 +152,8 @@ class Topic:
         """Why it cannot go on and must be loaded anew, if so."""
         self.load_number = 0
         """How many topics its broker had loaded when this was: they come in that order."""
+        # Written by whoever leaves and by maintenance; compared with the policy for inactive
+        # topics.
         self.used_at = parts.clock.monotonic()
         """When it was last seen with a producer or consumer."""
         self._parts = parts
@@ -157,6 +164,7 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
+        # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
         """The last position that consumers may see."""
@@ -171,6 +179,8 @@ class Topic:
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
         """Advances when more may be read than before, and when the topic ends or is unloaded."""
+        # `_fenced` refuses producers for a while, `lost` for good; `_trouble` advances with each
+        # failed append and wakes `_mend`.
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
         self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
@@ -185,8 +195,10 @@ class Topic:
         )
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
+        # Switching dedup on and off awaits: two changes of policy must not overlap.
         self._policy_turn = asyncio.Lock()
         self._ends = TopicEnds(self._tasks)
+        # Counters of producers that have left; those that are here count for themselves.
         self._gone_messages = self._gone_bytes = 0
         self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
 
@@ -202,12 +214,15 @@ class Topic:
         topic = cls(name, parts, ledger, record, policies)
         try:
             await topic._load()
+        # A half-loaded topic already fences its former owner: closing gives the ledger back.
         except BaseException:
             await topic.close()
             raise
         return topic
 
     async def _load(self) -> None:
+        # In this order: what transactions decided tells what subscriptions may show and what dedup
+        # counts.
         await self._transactions.recover()
         self._subscriptions.load()
         await self._dedup.load(wanted=self.policies.deduplication)
@@ -215,6 +230,7 @@ class Topic:
         self._tasks.spawn(self._mend(), "mend")
         for loop in self._transactions.loops(self._subscriptions, self._lose):
             self._tasks.spawn(loop, "transactions")
+        # A topic that was terminated in a former life.
         self._watch_ends()
 
     # --- what it knows
@@ -244,7 +260,7 @@ class Topic:
 
     @property
     def transactions(self) -> MetadataTransactionBuffer | None:
-        """Those that write here; None: this broker has none."""
+        """The transactions that write here; None: this broker has none."""
         return self._transactions.buffer
 
     async def rescan(self) -> None:
@@ -260,6 +276,7 @@ class Topic:
         if entry is None:
             return LastMessage(DROPPED, -1)
         view = EntryView.of(entry)
+        # MessageId's batch index: -1 means that the entry is no batch.
         return LastMessage(view.position, view.num_messages - 1 if view.is_batch else -1)
 
     async def find_by_time(self, ms: int) -> Position | None:
@@ -275,6 +292,8 @@ class Topic:
         turn out to be dead, remove it and ask again.
         """
         self._check_writable()
+        # Refusals that need no I/O come first, and nothing is kept of a producer before all have
+        # passed.
         limit = self.policies.max_producers
         if limit and len(self.producers.connected) >= limit:
             raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
@@ -282,9 +301,12 @@ class Topic:
             raise MetadataError(f"{self.name} takes encrypted messages only")
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
+        # PIP-124: a dead letter producer makes the subscription first, so that its messages are
+        # kept.
         if options.initial_subscription:
             await self._create_initial(options.initial_subscription)
         name = options.name or await self._parts.producer_names.next_name()
+        # After the awaits: the topic may have been fenced, terminated or unloaded meanwhile.
         self._check_writable()
         producer = Producer(
             name,
@@ -300,6 +322,7 @@ class Topic:
         await self.producers.add(producer)
         try:
             self._check_writable()  # it may have been fenced while the epoch was written
+            # Invariant 6: two names that are one for dedup would spoil each other's sequences.
             other = self._dedup.namesake(producer)
             if other is not None and other.ready and producer.ready:
                 raise ProducerBusy(
@@ -309,12 +332,15 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
+        # Last: until here it might have been refused, and dedup would wait for a producer that
+        # never was.
         self._dedup.joined(producer)
         return producer
 
     async def remove_producer(self, producer: Producer) -> None:
         """Let a producer go, once everything that it sent is settled."""
         await self.producers.remove(producer)
+        # Moved to the topic's own counters, so that totals never go down.
         self._gone_messages += producer.messages_in
         self._gone_bytes += producer.bytes_in
         producer.messages_in = producer.bytes_in = 0
@@ -324,6 +350,7 @@ class Topic:
     async def _create_initial(self, name: str) -> None:
         if name in self.subscriptions:
             return
+        # A producer's wish is no way around allowAutoSubscriptionCreation.
         if not self.policies.auto_subscription_creation:
             raise NotAllowed(f"{self.name}: subscription {name!r} may not be created")
         await self._subscriptions.create(name, EARLIEST, self.policies)
@@ -332,6 +359,7 @@ class Topic:
         found = await self._records.change(
             record_name(self.name), lambda record: msgspec.structs.replace(record, epoch=epoch)
         )
+        # PRODUCER crossed a deletion on another connection.
         if found is None:
             raise TopicNotFound(f"{self.name} was deleted")
 
@@ -340,10 +368,12 @@ class Topic:
     async def subscription(self, options: SubscribeRequest) -> Subscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
+        # Empty and unused: only then may a consumer bring the first schema.
         idle = not self.in_use and not self.ledger.entries
         schemas = self._parts.schemas
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
         found = await self._subscriptions.subscribe(options, self.policies)
+        # Creating a cursor takes a write: the topic may be on its way out by now.
         self._check_open()
         self._watch_ends()
         return found
@@ -371,6 +401,7 @@ class Topic:
         """Call it when a consumer has left: a non-durable subscription may go with it."""
         self.used_at = self._clock.monotonic()
         await self._subscriptions.release(subscription)
+        # It was non-durable, and this was its last consumer.
         if self.subscriptions.get(subscription.name) is not subscription:
             self._ends.unwatch(subscription)
 
@@ -391,6 +422,7 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            # Everything else is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
             if policies.deduplication:
@@ -407,9 +439,13 @@ class Topic:
     async def trim(self) -> list[int]:
         """Drop the ledgers that retention lets go; their ids."""
         self._check_open()
+        # First, so that messages of aborted transactions hold no ledger back that nobody reads.
         await self._transactions.pass_aborted(self._subscriptions)
+        # Not trimmed: what dedup needs for its replay, and what undecided transactions refer to.
         pin = self._transactions.lowest_pin(self._dedup.pin)
         gone = await self.ledger.trim(self.policies.retention, pin)
+        # Records of aborted transactions go with their entries, in this order: the other way round
+        # they would be delivered.
         await self._transactions.trimmed()
         return gone
 
@@ -420,11 +456,16 @@ class Topic:
         seen, end = appended.version, None
         while True:
             try:
+                # A level to wait past: appends that come while subscriptions are woken are not
+                # missed.
                 seen = await appended.past(seen)
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
             before, end = end, self.max_read_position()
+            # Below an undecided transaction more is durable but nothing more readable: only those
+            # who read uncommitted messages are woken.
             self._subscriptions.appended(is_readable=end != before)
+        # The end of the topic (invariant 5), or of this load of it.
         self._subscriptions.wake()
         self._trouble.advance()
 
@@ -433,25 +474,32 @@ class Topic:
         seen = 0
         while self.lost is None:
             await self._trouble.past(seen)
+            # Sealing stops appends for good, so it looks like trouble. Cursors go on; that another
+            # broker took the topic shows by the ledger's `stopped`.
             if self.terminated:
                 await self.ledger.stopped.past(0)  # its cursors are another owner's by now
                 self._lose(ManagedLedgerFenced(f"{self.name} has another owner"))
             if self.closing or self.terminated:
                 return
             unready = ServiceNotReady(f"{self.name} recovers from a failed write")
+            # Invariant 2: nobody sends while it is open which appends are in the log.
             try:
                 await self._fence(unready)
                 await self._dedup.store_holes()
                 await self._clock.sleep(FENCE_PAUSE_S)
             except MagnetarError as error:
                 self._lose(error)
+            # The ledger itself is done for: fenced by another broker, or its storage failed.
             if self.ledger.failure is not None:
                 self._lose(self.ledger.failure)
+            # Failures that came during the fence are settled with it.
             seen = self._trouble.version
             self._unfence(unready)
 
     async def _fence(self, error: MagnetarError) -> None:
         self._fenced = error
+        # Stopped, not closed: their sessions send CLOSE_PRODUCER, and clients come back by
+        # themselves.
         self.producers.stop(error)
         await self.producers.drained()
 
@@ -462,6 +510,7 @@ class Topic:
     def _lose(self, error: MagnetarError) -> None:
         if self.lost is None:
             _LOG.warning("topic-lost", topic=str(self.name), error=str(error))
+            # Before anybody is woken: whoever looks finds out why.
             self.lost = error
             self.readable.advance()
             gone = ServiceNotReady(f"{self.name} is being loaded again")
@@ -475,7 +524,9 @@ class Topic:
     async def terminate(self) -> Position:
         """Take no more messages, durably; the last position."""
         self._check_open()
+        # The decision (invariant 4): all that follows may be repeated after a crash.
         last = await self.ledger.seal()
+        # Producers in Pulsar clients take this as final and do not reconnect.
         self.producers.stop(TopicTerminated(f"{self.name} was terminated"))
         self._subscriptions.wake()
         self._watch_ends()
@@ -483,7 +534,7 @@ class Topic:
         return last
 
     async def _settle_all(self) -> None:
-        """Of a topic that takes no more messages: dedup knows the outcome of all, durably."""
+        """Settle a topic that takes no more messages: dedup knows all outcomes, durably."""
         await self.producers.drained()
         await self._dedup.store_holes()
 
@@ -494,6 +545,8 @@ class Topic:
         self._check_open()
         if not self.terminated:
             raise NotAllowed(f"{self.name} still takes messages", hint="terminate it first")
+        # Asked again after a crash: the answer must have what was in flight when the first one was
+        # given.
         await self._settle_all()
         return self._dedup.lineage(child_range)
 
@@ -508,14 +561,18 @@ class Topic:
         if self.in_use and not force:
             raise NotAllowed(f"{self.name} has producers or consumers", hint="close them first")
         gone = TopicNotFound(f"{self.name} was deleted")
+        # From here on nobody gets in; clients that are here hear that the topic is gone.
         self._deleting = True
         try:
+            # The ledger's deletion decides. What is deleted after it has no topic any more, and is
+            # found by name if this stops half-way.
             await self.producers.close(gone)
             await self._subscriptions.close(gone)
             await self.ledger.delete()
             await self._transactions.delete()
             await self._dedup.end()
         except BaseException:
+            # Nobody can use it any more: the next load finds a deleted ledger, or a whole one.
             self._lose(ServiceNotReady(f"{self.name}: its deletion was not finished"))
             raise
         await self.close(gone)
@@ -524,14 +581,19 @@ class Topic:
         """Unload: receipts owed are given, cursors written; clients look the topic up again."""
         if self._closing is None:
             reason = error or ServiceNotReady(f"{self.name} was unloaded")
+            # No new producers while receipts are given; a reason from before stays.
             self._fenced = self._fenced or reason
             self.readable.advance()
             self._closing = asyncio.create_task(self._close(reason), name=f"{self.name}: close")
+        # Whoever asks first starts it, all wait for the same end; cancelling one of them stops
+        # nothing.
         await asyncio.shield(self._closing)
 
     async def _close(self, reason: MagnetarError) -> None:
         """Each part has its turn, whatever the others raise; the first error comes out."""
         problems: list[Exception] = []
+        # The order matters: receipts first, then cursors, then dedup, which must know all outcomes;
+        # the ledger that they write to goes last.
         steps: list[Callable[[], Awaitable[None]]] = [
             partial(self.producers.close, reason),
             partial(self._subscriptions.close, reason),
@@ -548,10 +610,12 @@ class Topic:
                 _LOG.info("topic-closed-after-take-over", topic=str(self.name), error=str(error))
             except Exception as problem:  # noqa: BLE001  raised below
                 problems.append(problem)
+        # Lost topics have lost their storage: their problems are known, and the next load recovers.
         if problems and self.lost is None:
             raise problems[0]
 
     async def _last_snapshot(self) -> None:
+        # Only in an orderly end: after a loss the former snapshot and the log say it all.
         if self.lost is None and not self.ledger.stopping:
             await self._dedup.store()
 
@@ -598,6 +662,7 @@ class Topic:
         return with_sums(stats)
 
     def _backlog_bytes(self) -> int:
+        # The largest backlog of any subscription, by the average size of an entry: an estimate.
         entries = self.ledger.entries
         backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
         return self.ledger.size_bytes * backlog // entries if entries else 0

@@ -49,6 +49,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 
+# Closing writes cursors and snapshots: thousands at once would only queue behind each other.
 CLOSES_AT_ONCE: Final = 64
 
 _LOG: Final = logger(__name__)
@@ -57,7 +58,7 @@ _HASH_BYTES: Final = 4
 
 
 class ListMode(Enum):
-    """Which topics a list shows."""
+    """The kinds of topics that a list shows."""
 
     PERSISTENT = "persistent"
     NON_PERSISTENT = "non-persistent"
@@ -66,6 +67,7 @@ class ListMode(Enum):
 
 def topics_hash(names: list[str]) -> str:
     """What clients compare to see whether a list of topics changed."""
+    # As TopicList.calculateHash of Pulsar's clients: they compare it with their own result.
     return crc32c(",".join(sorted(names)).encode()).to_bytes(_HASH_BYTES, "little").hex()
 
 
@@ -77,7 +79,9 @@ class Topics(Service):
         self.namespaces = namespaces
         self.partitioned = PartitionedTopics(parts.metadata)
         self._parts = parts
+        # Insertion order is load order: `loaded_since` relies on it.
         self._loaded: dict[TopicName, LoadedTopic] = {}
+        # By name and by whether it may create: who must not create a topic cannot wait for who may.
         self._loads: dict[tuple[TopicName, bool], asyncio.Task[LoadedTopic]] = {}
         self._locks: KeyedLock[TopicName] = KeyedLock()
         self._list_changes: dict[NamespaceName, Signal] = {}
@@ -91,9 +95,11 @@ class Topics(Service):
     async def _stop(self) -> None:
         """Unload everything: receipts owed are given, cursors written."""
         leaving = ServiceNotReady("the broker is stopping")
+        # A load under way cannot be stopped half-way: it ends, and is closed like the others.
         for load in list(self._loads.values()):
             await asyncio.wait({load})
         problems: list[BaseException] = []
+        # Again and again, because a load that was waited for may have added one.
         while self._loaded:
             some = [self._loaded.pop(name) for name in list(self._loaded)[:CLOSES_AT_ONCE]]
             closing = [self._leave(topic, leaving) for topic in some]
@@ -106,6 +112,7 @@ class Topics(Service):
     async def _leave(self, topic: LoadedTopic, error: MagnetarError) -> None:
         try:
             await topic.close(error)
+        # Also after a failure: this process ends, and others must be able to take the topic.
         finally:
             await self._release(topic.name)
 
@@ -135,11 +142,13 @@ class Topics(Service):
             return topic
         if self.stopping:
             raise ServiceNotReady("the broker is stopping")
+        # Invariant 1: all who ask while it loads wait for the same task.
         load = self._loads.get((name, create))
         if load is None:
             load = asyncio.create_task(self._load(name, create), name=f"load {name}")
             self._loads[name, create] = load
             load.add_done_callback(lambda done: self._load_ended((name, create), done))
+        # A client that hangs up must not stop a load for which others wait.
         return await asyncio.shield(load)
 
     def _load_ended(self, key: tuple[TopicName, bool], load: asyncio.Task[LoadedTopic]) -> None:
@@ -149,13 +158,18 @@ class Topics(Service):
 
     async def _load(self, name: TopicName, create: bool) -> LoadedTopic:
         async with self._locks.of(name):
+            # Looked at again under the lock: another load, with the other `create`, may have been
+            # first.
             topic = self._loaded.get(name)
             if topic is not None:
                 if topic.lost is None and not topic.closing:
                     return topic
+                # Lost, or closing: its end is waited for, so that never two objects have one
+                # ledger.
                 await self._unload(topic)
             namespace = await self.namespaces.policies(name.namespace)
             is_partition = await self._check_partition(name)
+            # It has no record: it exists because somebody uses it, if that may create topics.
             if name.domain is Domain.NON_PERSISTENT:
                 if not create or not (is_partition or _creation(namespace)):
                     raise _missing(name)
@@ -164,6 +178,7 @@ class Topics(Service):
             else:
                 record = await self._record(name, namespace, create, is_partition)
                 topic = await self._open(name, record, namespace)
+            # Only now can anybody find it: it is recovered, and its subscriptions are there.
             self._loads_done += 1
             topic.load_number = self._loads_done
             self._loaded[name] = topic
@@ -173,6 +188,7 @@ class Topics(Service):
             return topic
 
     async def _open(self, name: TopicName, record: TopicRecord, namespace: Policies) -> Topic:
+        # Invariant 6: before the ledger is opened, which would fence another broker that serves it.
         await self._parts.ownership.claim(name)
         try:
             policies = _effective(name, namespace, record)
@@ -192,6 +208,7 @@ class Topics(Service):
         """Whether it is a partition; NotAllowed if the name cannot be a topic's."""
         if name.domain is Domain.TOPIC:
             raise NotAllowed(f"{name} is scalable: its segments are topics, it is none itself")
+        # `x-partition-3` is an ordinary name unless `x` is partitioned (invariant 3).
         base = await self.partitioned.get(name.without_partition())
         if base is None:
             return False
@@ -211,6 +228,7 @@ class Topics(Service):
             return found
         # The record of a partition is made with the partitioned topic; a crash may have lost it.
         may_create = create and name.domain is not Domain.SEGMENT and _creation(namespace)
+        # Partitions need no permission: making the partitioned topic gave it.
         if not is_partition and not may_create:
             raise _missing(name)
         await self._check_not_scalable(name)
@@ -230,10 +248,12 @@ class Topics(Service):
     ) -> TopicRecord:
         is_segment = name.domain is Domain.SEGMENT
         records = self._records_of(name)
+        # Segments do not count: their number is the auto-scale policy's.
         limit = 0 if is_segment else namespace.max_topics_per_namespace
         if limit and len(await records.names()) >= limit:
             raise NotAllowed(f"namespace {name.namespace} has {limit} topics, its limit")
         record = TopicRecord(self._parts.clock.now_ms(), properties=dict(properties or {}))
+        # Before the ledger begins (invariant 2): a crash in between leaves a topic that is empty.
         await records.create(record_name(name), record)
         if not is_segment:
             self._list_changed(name.namespace)
@@ -256,6 +276,7 @@ class Topics(Service):
 
     async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
         """The topics of a namespace, partitions one by one, without those of the broker itself."""
+        # Raises if there is no such namespace: an empty list would say that there is one.
         await self.namespaces.policies(namespace)
         found: list[str] = []
         if mode is not ListMode.NON_PERSISTENT:
@@ -267,6 +288,7 @@ class Topics(Service):
                 for name in self._loaded
                 if name.namespace == namespace and name.domain is Domain.NON_PERSISTENT
             ]
+        # System topics: clients that consume by pattern must not get them.
         prefix = f"/{namespace}/{_HIDDEN}"
         return sorted(name for name in found if prefix not in name)
 
@@ -300,6 +322,7 @@ class Topics(Service):
         await self._check_partition(name)
         if name.domain is Domain.NON_PERSISTENT:
             raise NotAllowed(f"{name} exists while it is used; it cannot be created")
+        # The lock is that of loading: a load that creates the same topic is over, or comes later.
         async with self._locks.of(name):
             if await self._records_of(name).get(record_name(name)) is not None:
                 return False
@@ -314,6 +337,8 @@ class Topics(Service):
         when it is loaded.
         """
         namespace = await self.namespaces.policies(name.namespace)
+        # Three cases: partitioned; a topic or partition that exists; one that its first use
+        # creates.
         record = await self.partitioned.get(name)
         if record is not None:
             return record.partitions
@@ -322,10 +347,13 @@ class Topics(Service):
         creation = None if name.domain is Domain.SEGMENT else _creation(namespace)
         if not create or creation is None:
             raise _missing(name)
+        # A plain topic: SUBSCRIBE or PRODUCER creates it, so that a lookup alone leaves nothing
+        # behind.
         if creation.topic_type != "partitioned" or name.partition is not None:
             return 0
         assert creation.default_num_partitions is not None
         await self.create_partitioned(name, creation.default_num_partitions)
+        # Read back: another broker may have made it with another number.
         record = await self.partitioned.get(name)
         return 0 if record is None else record.partitions
 
@@ -340,6 +368,7 @@ class Topics(Service):
             if await self.exists(name):
                 raise NotAllowed(f"{name} exists, and is not partitioned")
             await self._check_not_scalable(name)
+            # The record first: partitions that a crash prevents are made when they are loaded.
             if not await self.partitioned.create(name, partitions, properties):
                 return False
         await self._create_partitions(name, partitions, namespace)
@@ -350,12 +379,15 @@ class Topics(Service):
         namespace = await self.namespaces.policies(name.namespace)
         record = await self.partitioned.get(name)
         await self._check_not_scalable(name)
+        # The number first: a partition that a client asks for early is made when it is loaded.
         await self.partitioned.grow(name, partitions)
         await self._create_partitions(name, partitions, namespace)
         assert record is not None, "grow found it"
         first = await self.get(name.with_partition(0))
         if not isinstance(first, Topic):
             return
+        # As Pulsar: a consumer that follows the new partitions misses nothing that is sent there
+        # first.
         durable = [each.name for each in first.subscriptions.values() if each.durable]
         for number in range(record.partitions, partitions) if durable else ():
             topic = await self.get(name.with_partition(number))
@@ -387,6 +419,7 @@ class Topics(Service):
         except MagnetarError as error:
             # What it could not finish, the next load recovers.
             _LOG.warning("topic-unload-failed", topic=str(topic.name), error=str(error))
+        # Whatever happened, this object is never used again.
         finally:
             self._loaded.pop(topic.name, None)
             self.loaded_changed.advance()
@@ -394,18 +427,24 @@ class Topics(Service):
 
     async def delete(self, name: TopicName, *, force: bool = False) -> None:
         """Remove a topic with its data; refused while it is used unless `force`."""
+        # Loaded to be deleted: only the owner of a topic may, and its ledger knows what belongs to
+        # it.
         topic = await self.get(name, create=False)
         async with self._locks.of(name):
+            # Unloaded, or loaded anew, while the lock was waited for.
             if self._loaded.get(name) is not topic:
                 raise ServiceNotReady(f"{name} is being loaded or unloaded")
             await topic.delete(force=force)
             self._loaded.pop(name, None)
             self.loaded_changed.advance()
             if isinstance(topic, Topic):
+                # Last (invariant 2): as long as it is there, a deletion that stopped half-way can
+                # be repeated.
                 await self._records_of(name).delete(record_name(name))
             await self._release(name)
         if name.domain is Domain.SEGMENT:
             return  # the schema is that of the scalable topic, and lists do not have it
+        # Partitions share one schema, which goes with the partitioned topic.
         if name.partition is None and isinstance(topic, Topic):
             await self._parts.schemas.forget(name.schema_id)
         self._list_changed(name.namespace)
@@ -422,7 +461,7 @@ class Topics(Service):
             await topic.rescan()
 
     async def forget_schema(self, name: TopicName) -> None:
-        """Of a scalable topic, whose segments share it."""
+        """Forget the schema of a scalable topic, which its segments share."""
         await self._parts.schemas.forget(name.schema_id)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool = False) -> None:
@@ -431,6 +470,7 @@ class Topics(Service):
         if record is None:
             raise TopicNotFound(f"{name} is no partitioned topic")
         partitions = [name.with_partition(number) for number in range(record.partitions)]
+        # Looked at before the first one goes: half a partitioned topic would help nobody.
         used = [each for each in partitions if each in self._loaded and self._loaded[each].in_use]
         if used and not force:
             raise NotAllowed(f"{used[0]} has producers or consumers", hint="close them first")
@@ -456,6 +496,7 @@ class Topics(Service):
         partitioned = await self.partitioned.names(namespace)
         if (names or partitioned) and not force:
             raise NotAllowed(f"namespace {namespace} has topics", hint="delete them first")
+        # Partitioned ones first: their partitions are among the others, and gone by then.
         for name in partitioned:
             await self.delete_partitioned(name, force=True)
         for name in names:
@@ -471,6 +512,7 @@ class Topics(Service):
         """Change a namespace's policies; its loaded topics follow."""
         policies = await self.namespaces.change(namespace, change)
         for name, topic in list(self._loaded.items()):
+            # One that is about to end reads the new policies when it is loaded again.
             if name.namespace == namespace and not topic.closing and topic.lost is None:
                 await topic.apply(await self._effective(name, policies))
 
@@ -479,6 +521,8 @@ class Topics(Service):
 
         def changed(record: TopicRecord) -> TopicRecord:
             own = msgspec.to_builtins(change(policies_of(record)))
+            # Only what differs from "not set" is stored: fields that come later keep their
+            # defaults.
             given = {key: value for key, value in own.items() if value != _UNSET[key]}
             return msgspec.structs.replace(record, policies=given)
 

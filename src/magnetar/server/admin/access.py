@@ -1,4 +1,4 @@
-"""Who asks, and whether that is allowed: asked once for every request, before its endpoint runs.
+"""Access to endpoints: who asks, and whether that is allowed, once for every request.
 
 Relies on: `server/authority.py`, where the rules are. A request that names no namespace (lists of
 tenants and clusters, health, metrics) has no target and is not asked about.
@@ -18,15 +18,18 @@ from magnetar.server.authority import ANYBODY, Action
 
 @web.middleware
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    # A target that cannot be parsed raises here: nobody learns more about it than that.
     target = _target(request)
     if target is not None:
         authority = server_of(request).context.authority
         for action in _actions(request):
+            # Without authentication everybody is the same principal, as on connections of clients.
             authority.authorise(ANYBODY, action, target)
     return await handler(request)
 
 
 def _target(request: web.Request) -> TopicName | NamespaceName | None:
+    # A topic is the closer target: rules for it may differ from those of its namespace.
     if has_part(request, "topic"):
         return topic_of(request)
     return namespace_of(request) if has_part(request, "namespace") else None
@@ -36,4 +39,5 @@ def _actions(request: web.Request) -> Iterable[Action]:
     """A look needs the right to list; a change needs every right that there is on its target."""
     if request.path.startswith("/lookup/"):
         return (Action.LOOK_UP,)
+    # Iterating the enum: every action that there is, also ones that come later.
     return (Action.LIST,) if request.method in ("GET", "HEAD") else Action

@@ -49,6 +49,7 @@ _RESOURCES: Final = (
 
 def create_admin(server: AdminServer) -> web.Application:
     """The application that serves the admin interface of a server."""
+    # Errors on the outside: a refusal of access becomes an answer like any other.
     application = web.Application(
         middlewares=[answer_errors, authorise], client_max_size=BODY_BYTES_MAX
     )

@@ -32,8 +32,10 @@ async def health(request: web.Request) -> web.Response:
 
 async def check_ready(server: AdminServer) -> None:
     """Raise unless the broker serves: its storage answers, and holds what every start creates."""
+    # Stopping first: load balancers must take it out before its topics go.
     if server.stopping:
         raise ServiceNotReady("the server is stopping", hint="use another one, or wait")
+    # A real read of the store; the namespace is made at every start (invariant 1).
     if not await server.topics.namespaces.exists(DEFAULT):
         raise ServiceNotReady("the server is starting", hint="wait a moment")
 
@@ -44,12 +46,14 @@ async def show_version(request: web.Request) -> web.Response:
 
 async def leader(request: web.Request) -> web.Response:
     server = server_of(request)
+    # One broker, so it leads; tools that look for the leader go on with its address.
     return shown({"brokerId": broker_id(server), "serviceUrl": server.admin_url or ""})
 
 
 async def brokers_of_cluster(request: web.Request) -> web.Response:
     server = server_of(request)
     cluster = part_of(request, "cluster")
+    # Pulsar's path for active brokers: of another cluster nothing is known here.
     if cluster != server.config.cluster:
         raise TopicNotFound(f"there is no broker of cluster {cluster!r} here")
     return shown([broker_id(server)])
@@ -61,6 +65,7 @@ async def brokers(request: web.Request) -> web.Response:
 
 def broker_id(server: AdminServer) -> str:
     """`host:port` of its admin interface, as tools know a broker."""
+    # Without an admin interface of its own the service address still tells brokers apart.
     return urlsplit(server.admin_url or server.service_url).netloc
 
 

@@ -34,6 +34,7 @@ async def show(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     name = part_of(request, "cluster")
+    # Before the body is read: a bad name is a bad name, whatever is in the body.
     NamespaceName(name, name)  # the same characters are allowed
     body = await needed_body_of(request, Cluster)
     if not await topics_of(request).namespaces.clusters.create(name, body):
@@ -52,6 +53,7 @@ async def update(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     name = part_of(request, "cluster")
     namespaces = topics_of(request).namespaces
+    # Its own record is made anew at every start; deleting it would only hide it until then.
     if name == namespaces.cluster:
         raise NotAllowed(f"cluster {name} is the one that this server belongs to")
     if not await namespaces.clusters.delete(name):

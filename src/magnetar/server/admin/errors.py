@@ -40,6 +40,7 @@ from magnetar.errors import (
 from magnetar.runtime.logs import logger
 from magnetar.server.admin.exchange import refused
 
+# Statuses that Pulsar's tools tell apart; 412 is its answer to an argument that makes no sense.
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 BAD_ARGUMENT: Final = 412
@@ -77,6 +78,7 @@ _STATUSES: Final[tuple[tuple[type[MagnetarError], int], ...]] = (
 
 
 def status_of(error: MagnetarError) -> int:
+    # A table of classes, not of names: a new error has the status of its family.
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return status
@@ -89,13 +91,16 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except MagnetarError as error:
         status = status_of(error)
+        # No row fits: an error that no endpoint should let through.
         if status == _BUG:
             _log.error("admin-request-failed", error, method=request.method, path=request.path)
         return refused(status, str(error))
     except web.HTTPException as error:
+        # A redirect is an answer.
         if error.status < 400:
             raise
         return refused(error.status, _reason_of(request, error))
+    # Invariant 2: whoever asked learns that it happened, the log has the trace.
     except Exception as error:  # noqa: BLE001  answered, and logged as the bug that it is
         _log.error("admin-request-failed", error, method=request.method, path=request.path)
         return refused(_BUG, "the server met an unexpected error; its log has the details")

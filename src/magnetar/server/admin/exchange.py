@@ -1,4 +1,4 @@
-"""What every endpoint shares: how a request names its target and how an answer is made.
+"""The exchange that endpoints share: how a request names its target, how answers are made.
 
 Owns: the parts of a path, bodies and query values (decoded and checked), answers in JSON, and
 `AdminServer`, what the endpoints know of the server.
@@ -26,6 +26,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.server.config import ServerConfig
 from magnetar.server.context import Context
 
+# Schemas are the largest bodies; their records are bounded as well.
 BODY_BYTES_MAX: Final = 1024 * 1024
 
 Value = TypeVar("Value")
@@ -59,6 +60,7 @@ class AdminServer(Protocol):
     def stopping(self) -> bool: ...
 
 
+# Java's client spells a scalable topic "scalable" in paths, ours also by its own domain.
 _DOMAINS: Final = {
     Domain.PERSISTENT.value: Domain.PERSISTENT,
     Domain.NON_PERSISTENT.value: Domain.NON_PERSISTENT,
@@ -88,6 +90,8 @@ def schemas_of(request: web.Request) -> Schemas:
 
 def part_of(request: web.Request, name: str) -> str:
     """A named part of the path, decoded once."""
+    # Where the part stands in the path that was asked for: aiohttp decodes before it matches, and
+    # would take an encoded slash for two parts (invariant 1).
     resource = request.match_info.route.resource
     assert resource is not None
     place = resource.canonical.split("/").index(f"{{{name}}}")
@@ -103,12 +107,14 @@ def namespace_of(request: web.Request) -> NamespaceName:
 
 
 def topic_of(request: web.Request) -> TopicName:
+    # Some paths (schemas) have no domain: they mean persistent topics.
     domain = Domain.PERSISTENT
     if has_part(request, "domain"):
         text = part_of(request, "domain")
         if text not in _DOMAINS:
             raise InvalidTopicName(f"{text!r} is not a domain of topics")
         domain = _DOMAINS[text]
+    # The name of a segment holds slashes and numbers that its parser checks.
     if domain is Domain.SEGMENT:
         return TopicName.parse(f"segment://{namespace_of(request)}/{part_of(request, 'topic')}")
     return TopicName(domain, namespace_of(request), part_of(request, "topic"))
@@ -129,6 +135,7 @@ def flag_of(request: web.Request, name: str, *, default: bool = False) -> bool:
     text = request.query.get(name)
     if text is None:
         return default
+    # Anything else is a mistake, and must not count as false.
     if text.lower() not in ("true", "false"):
         raise InvalidArgument(f"{name} must be true or false, not {text!r}")
     return text.lower() == "true"
@@ -140,12 +147,14 @@ async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
     A member that is null counts as absent: some tools write those that are not set so.
     """
     data = await request.read()
+    # No body and `null` mean the same: tools differ in which of them they send.
     if not data.strip():
         return None
     try:
         found = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
         raise InvalidArgument(f"the body of the request: {error}") from error
+    # See above: null means not set.
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if value is not None}
     return None if found is None else converted(found, kind)
@@ -153,6 +162,7 @@ async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
 
 def converted(found: object, kind: type[Value]) -> Value:
     """What JSON held, as this kind."""
+    # Whoever asks for `object` decides by what it is.
     if kind is object:
         return found  # type: ignore[return-value]  # anything is an object
     try:

@@ -33,9 +33,11 @@ from magnetar.server.admin.exchange import AdminServer, server_of
 from magnetar.server.admin.transactions.places import lag_of
 from magnetar.txn.records import OPS, State
 
+# Few enough that no client notices the pause (invariant 2).
 _TOPICS_PER_TURN: Final = 50
 _SHARED_BY_BUCKETS: Final = TYPE_NAMES[SubscriptionType.KEY_SHARED]
 
+# Everything else is a gauge. Names ending in _count are counters here where Pulsar's are.
 _COUNTERS: Final = frozenset(
     {
         "pulsar_in_messages_total",
@@ -54,6 +56,7 @@ _COUNTERS: Final = frozenset(
     }
 )
 
+# Counting costs a scan of keys; beyond this the exact number says no more than "too many".
 _OPS_COUNTED_MAX: Final = 10_000
 
 
@@ -65,6 +68,7 @@ class Series:
         self._lines: dict[str, list[str]] = {}
 
     def add(self, name: str, value: float, **labels: str) -> None:
+        # In the order given: equal label sets make equal series.
         text = "".join(f',{label}="{_escaped(each)}"' for label, each in labels.items())
         line = f'{name}{{cluster="{self._cluster}"{text}}} {value}'
         self._lines.setdefault(name, []).append(line)
@@ -72,6 +76,7 @@ class Series:
     def render(self) -> str:
         parts = []
         for name, lines in self._lines.items():
+            # Invariant 1: one TYPE line per name, whatever order topics came in.
             kind = "counter" if name in _COUNTERS else "gauge"
             parts += [f"# TYPE {name} {kind}", *lines]
         return "\n".join(parts) + "\n" if parts else ""
@@ -82,8 +87,10 @@ async def scrape(request: web.Request) -> web.Response:
     await check_ready(server)  # many take the first answer here for the readiness of the broker
     series = Series(server.config.cluster)
     by_namespace: dict[str, int] = {}
+    # A list: topics are loaded and unloaded in the pauses.
     for number, topic in enumerate(list(server.topics.loaded.values()), start=1):
         _add_topic(series, topic.name, topic.stats())
+        # Non-persistent topics, and brokers without transactions, have no such series.
         if isinstance(topic, Topic) and topic.transactions is not None:
             _add_buffers(series, topic)
             for subscription in topic.subscriptions.values():
@@ -107,6 +114,7 @@ def _add_namespaces(series: Series, counts: Iterable[tuple[str, int]]) -> None:
 def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
     labels = {"namespace": str(name.namespace), "topic": str(name)}
     subscriptions = stats.subscriptions
+    # Names and meanings are Pulsar's, so that its dashboards work as they are.
     values = {
         "pulsar_subscriptions_count": len(subscriptions),
         "pulsar_producers_count": len(stats.publishers),
@@ -125,6 +133,7 @@ def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
     }
     for metric, value in values.items():
         series.add(metric, value, **labels)
+    # Per subscription only what alerts are made of: there may be very many of them.
     for subscription, each in subscriptions.items():
         own = {**labels, "subscription": subscription}
         series.add("pulsar_subscription_back_log", each.msg_backlog, **own)
@@ -137,8 +146,9 @@ def _add_topic(series: Series, name: TopicName, stats: TopicStats) -> None:
 
 
 def _add_acks(series: Series, topic: Topic, subscription: Subscription) -> None:
-    """Of a subscription that had acknowledgements in transactions since it was loaded."""
+    """Add a subscription that had acknowledgements in transactions since it was loaded."""
     acks = subscription.transactional_acks
+    # Absent instead of zero: most topics never see a transaction.
     if acks is None or not (acks.held or acks.ends):
         return
     labels = {"namespace": str(topic.name.namespace), "topic": str(topic.name)}
@@ -149,7 +159,7 @@ def _add_acks(series: Series, topic: Topic, subscription: Subscription) -> None:
 
 
 def _add_buffers(series: Series, topic: Topic) -> None:
-    """Of a topic that had a transaction of either kind since it was loaded."""
+    """Add a topic that had a transaction of either kind since it was loaded."""
     ends: collections.Counter[State] = collections.Counter()
     for buffer in (topic.transactions, topic.legacy_transactions):
         if buffer is not None:
@@ -162,6 +172,7 @@ def _add_buffers(series: Series, topic: Topic) -> None:
     series.add("pulsar_txn_tb_aborted_total", ends["ABORTED"], **labels)
     held = sum(each.held for each in topic.producers.connected.values())
     series.add("pulsar_txn_tb_held_sends", held, **labels)
+    # A maxReadPosition that nobody holds has no lag.
     if topic.undecided:
         lag = lag_of(topic)
         series.add("pulsar_txn_tb_ceiling_lag_entries", lag.entries, **labels)
@@ -177,6 +188,7 @@ async def _add_transactions(series: Series, server: AdminServer) -> None:
         outcome: _by_coordinator(metrics.TXN_ENDED, outcome=outcome)
         for outcome in ("committed", "aborted", "timeout")
     }
+    # Coordinators that this broker leads; each is counted by whoever leads it.
     for number, count in server.context.coordinators.open_by_coordinator().items():
         own = str(number)
         values = {
@@ -200,6 +212,7 @@ def _latencies() -> Iterator[tuple[str, float]]:
     """How many transactions took up to so many milliseconds, and longer than the bound before."""
     before = 0.0
     for family in metrics.TXN_OPEN_SECONDS.collect():
+        # Prometheus' buckets are cumulative, Pulsar's are not: the difference to the one before.
         for sample in family.samples:
             if sample.name.endswith("_bucket"):
                 bound = float(sample.labels["le"])
@@ -224,6 +237,7 @@ def _by_coordinator(counter: Counter, **wanted: str) -> dict[str, float]:
 async def _add_scalable_topics(series: Series, server: AdminServer) -> None:
     if not server.context.has_scalable:
         return
+    # A copy: layouts come and go in the pauses.
     records = list(server.context.scalable.layouts.records.values())
     for number, record in enumerate(records, start=1):
         if record.layout is not None:
@@ -249,6 +263,7 @@ def _add_scalable(
     for metric, value in values.items():
         series.add(metric, value, **labels)
     for segment in layout.layout().segments.values():
+        # Segments on other brokers are told by those.
         loaded = server.topics.loaded.get(segment_topic(topic, segment))
         if loaded is not None:
             _add_segment(series, labels, segment, loaded.stats())
@@ -257,9 +272,10 @@ def _add_scalable(
 def _add_segment(
     series: Series, labels: dict[str, str], segment: Segment, stats: TopicStats
 ) -> None:
-    """Of a segment that is loaded here."""
+    """Add a segment that is loaded here."""
     own = {**labels, "segment": str(segment.segment_id), "state": segment.state.value.lower()}
     subscriptions = stats.subscriptions.values()
+    # Segments that several consumers share by entry buckets.
     shared = [len(each.consumers) for each in subscriptions if each.type == _SHARED_BY_BUCKETS]
     values = {
         "pulsar_scalable_segment_rate_in": stats.msg_rate_in,
@@ -278,6 +294,7 @@ def _add_segment(
 
 
 def _escaped(text: str) -> str:
+    # In this order: a backslash that stands for another character must not be escaped again.
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

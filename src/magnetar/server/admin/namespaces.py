@@ -32,7 +32,7 @@ _MODES: Final = {
 
 
 class NamespaceBody(msgspec.Struct, frozen=True):
-    """What of a new namespace's policies is taken; the rest have endpoints of their own."""
+    """The policies that a new namespace takes; the rest have endpoints of their own."""
 
     replication_clusters: list[str] = []
 
@@ -51,6 +51,7 @@ async def create(request: web.Request) -> web.Response:
     name = namespace_of(request)
     body = await body_of(request, NamespaceBody) or NamespaceBody()
     namespaces = topics_of(request).namespaces
+    # Checked before anything is stored (exchange, invariant 3).
     unknown = set(body.replication_clusters) - set(await namespaces.clusters.names())
     if unknown:
         raise NotAllowed(f"there is no cluster {', '.join(sorted(unknown))}")
@@ -64,11 +65,14 @@ async def delete(request: web.Request) -> web.Response:
     name = namespace_of(request)
     topics = topics_of(request)
     force = flag_of(request, "force")
+    # Looked up once: the same list is what `force` deletes.
     scalable = _scalable_topics(request, name)
+    # Asked here for a 409 with a hint; `delete_namespace` checks again for itself.
     if not force:
         present = await topics.names(name, ListMode.ALL) or await topics.partitioned.names(name)
         if present or scalable:
             return refused(CONFLICT, f"namespace {name} has topics (delete them first, or force)")
+    # Scalable topics first: their segments are deleted with them, not one by one.
     for each in scalable:
         await _delete_scalable(request, each)
     if not await topics.delete_namespace(name, force=force):
@@ -81,6 +85,7 @@ async def _delete_scalable(request: web.Request, topic: TopicName) -> None:
     try:
         await scalable.delete(topic, force=True)
     except TopicNotFound:
+        # Its record is there without a layout: a change is under way that this cannot wait for.
         if await scalable.layouts.read(topic) is not None:
             raise Conflict(f"{topic} is being created or deleted", hint="try again") from None
 

@@ -1,7 +1,7 @@
 """Policies of namespaces and of single topics: one table, the same three verbs for each.
 
 Owns: which policies can be set, under which names. What is not in the table is not built, and says
-so (`unbuilt.py`).
+so (`unsupported.py`).
 
 Invariants:
 1. A policy that is not set is 204 without a body; `?applied=true` asks for what holds for a topic.
@@ -59,6 +59,7 @@ class Policy(NamedTuple):
 
 
 def _checked_override(given: dict[str, object]) -> dict[str, object]:
+    # Read, checked and written back: unknown members are refused, not stored.
     override = read_override(given)
     check_override(override)
     stored: dict[str, object] = msgspec.to_builtins(override)
@@ -73,6 +74,7 @@ def _checked_kind(given: str) -> str:
 
 
 def _check_kind(request: web.Request, kind: str) -> None:
+    # The setting of the broker is stronger: the namespace would wait for markers that never come.
     if kind == "markers" and server_of(request).config.transaction_kind == "metadata":
         raise NotAllowed(
             "no transaction of this broker ends by markers: its transaction_kind is metadata",
@@ -80,6 +82,7 @@ def _check_kind(request: web.Request, kind: str) -> None:
         )
 
 
+# Names are Pulsar's, and differ between namespaces and topics.
 POLICIES: Final = (
     Policy("retention", "retention", "retention_policies", RetentionPolicies, RetentionPolicies()),
     Policy("deduplication", "deduplicationEnabled", "deduplication_enabled", bool, False),
@@ -134,6 +137,7 @@ def _show_for_namespace(policy: Policy) -> Handler:
 def _set_for_namespace(policy: Policy) -> Handler:
     async def change(request: web.Request) -> web.Response:
         value = _checked(policy, await needed_body_of(request, policy.kind))
+        # After the value itself: whether this server can have it is another kind of refusal.
         if policy.allowed is not None:
             policy.allowed(request, value)
         name = namespace_of(request)
@@ -160,6 +164,7 @@ def _show_for_topic(policy: Policy) -> Handler:
         name = _persistent(request)
         topics = topics_of(request)
         value = getattr(await topics.topic_policies(await _first(request, name)), policy.field)
+        # Topic, namespace, default: the order of `effective`.
         if value is None and flag_of(request, "applied"):
             namespace = await topics.namespaces.policies(name.namespace)
             value = getattr(namespace, policy.field)
@@ -186,6 +191,7 @@ def _clear_for_topic(policy: Policy) -> Handler:
 
 async def _change_topic(request: web.Request, policy: Policy, value: Any) -> web.Response:
     topics = topics_of(request)
+    # A partitioned topic's record has no policies: each partition has them.
     for name in await _targets(request, _persistent(request)):
         await topics.change_topic(name, lambda found: _with(found, policy, value))
     return done()
@@ -218,6 +224,7 @@ def _with(policies: Policies, policy: Policy, value: Any) -> Policies:
 
 
 def _checked(policy: Policy, value: Any) -> Any:
+    # 0 means no limit; below it nothing is meant.
     if policy.kind is int and value < 0:
         raise InvalidArgument(f"{policy.namespace_name} must be at least 0, not {value}")
     return value if policy.check is None else policy.check(value)
@@ -227,6 +234,7 @@ _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 
 
+# POST and PUT alike: Java's tools use one or the other, depending on the policy.
 def _routes(policy: Policy) -> list[web.RouteDef]:
     path = f"{_NAMESPACE}/{policy.namespace_name}"
     routes = [

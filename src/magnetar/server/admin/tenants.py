@@ -34,6 +34,7 @@ async def show(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     name = part_of(request, "tenant")
+    # A tenant's name is the first part of every namespace, so it must be fit for one.
     NamespaceName(name, name)  # the same characters are allowed
     namespaces = topics_of(request).namespaces
     body = await needed_body_of(request, Tenant)
@@ -56,6 +57,7 @@ async def update(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     name = part_of(request, "tenant")
     namespaces = topics_of(request).namespaces
+    # Asked here for a 409; the broker refuses it as well, with a 412.
     if await namespaces.names(name):
         return refused(CONFLICT, f"tenant {name} still has namespaces (delete them first)")
     if not await namespaces.delete_tenant(name):
@@ -64,6 +66,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def _check_clusters(namespaces: Namespaces, tenant: Tenant) -> None:
+    # As Pulsar: a tenant that may be served nowhere is a mistake.
     if not tenant.allowed_clusters:
         raise NotAllowed("a tenant needs at least one allowed cluster")
     unknown = set(tenant.allowed_clusters) - set(await namespaces.clusters.names())

@@ -9,6 +9,7 @@ from aiohttp import web
 from magnetar.server.admin.errors import NOT_BUILT
 from magnetar.server.admin.exchange import refused
 
+# From Pulsar's REST reference. A name moves out of these lists when its endpoint is built.
 _POLICIES: Final = (
     "antiAffinity|backlogQuota|backlogQuotaMap|bundles|clearBacklog|compactionThreshold|"
     "deduplicationSnapshotInterval|delayedDelivery|dispatchRate|encryptionRequired|entryFilters|"
@@ -39,9 +40,11 @@ async def not_built(request: web.Request) -> web.Response:
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 _TOPIC: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 
+# Every method: 501 is the same answer for a look and for a change.
 ROUTES: Final = (
     web.route("*", f"{_NAMESPACE}/{{what:{_POLICIES}}}{_REST}", not_built),
     web.route("*", f"{_TOPIC}/{{what:{_OF_TOPICS}}}{_REST}", not_built),
     web.route("*", f"/admin/v2/{{what:{_FAMILIES}}}{_REST}", not_built),
+    # All of v3 but transactions.
     web.route("*", f"/admin/v3/{{what:(?!transactions/)[^/]+}}{_REST}", not_built),
 )

@@ -19,9 +19,13 @@ from magnetar.server.session import ClientSoftware, Session
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# The version that Pulsar 4's clients speak. A higher one would promise commands that are not here
+# (invariant 2).
 PROTOCOL_VERSION: Final = 21
 SERVER_VERSION: Final = f"Magnetar-{version('magnetar')}"
 
+# Invariant 1. PIP-145 (topic list watchers) and PIP-344 (metadata without auto-creation) for
+# Pulsar's clients; ranges for ours.
 _FEATURES: Final = {
     "supports_topic_watchers": True,
     "supports_topic_watcher_reconcile": True,
@@ -34,12 +38,14 @@ _PONG: Final = command("PONG")
 def connect(session: Session, body: pb.CommandConnect) -> None:
     try:
         principal = session.context.authority.identify(body)
+    # Told why, then closed: no other command may follow a refused CONNECT.
     except MagnetarError as error:
         session.write(unasked_error(error))
         session.close()
         return
     session.principal = principal
     session.client = ClientSoftware(body.client_version, body.protocol_version)
+    # From here on the state machine lets other commands through.
     session.wire.open()
     session.write(
         command(
@@ -61,7 +67,7 @@ def _features(context: Context) -> dict[str, bool]:
 
 
 def auth_response(session: Session, body: pb.CommandAuthResponse) -> None:
-    """Nobody was asked: credentials do not expire here, so an answer changes nothing."""
+    """Ignore it: credentials do not expire here, so nobody was asked for new ones."""
 
 
 def ping(session: Session, body: pb.CommandPing) -> None:
@@ -69,4 +75,4 @@ def ping(session: Session, body: pb.CommandPing) -> None:
 
 
 def pong(session: Session, body: pb.CommandPong) -> None:
-    """That anything arrived is what counts; the session has noted it."""
+    """Do nothing more: the session has noted that something arrived."""

@@ -47,6 +47,7 @@ from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# Pulsar's maxConsumerMetadataSize.
 _METADATA_BYTES_MAX: Final = 1024
 
 
@@ -56,6 +57,8 @@ _METADATA_BYTES_MAX: Final = 1024
 async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
     name = TopicName.parse(body.topic)
     session.authorise(Action.CONSUME, name)
+    # As ServerCnx: an id that is open already succeeds once more, one that is being opened is
+    # retried.
     held = session.consumers.get(body.consumer_id)
     if held is not None:
         if not held.is_open:
@@ -65,10 +68,12 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
     options = _options(session, body)
     session.check_room()
     handle = ConsumerHandle(session, body.consumer_id)
+    # Registered before the first await: a second command with this id finds it.
     session.consumers[body.consumer_id] = handle
     try:
         context = session.context
         await admit(context, name)
+        # On a segment the subscription is one of the whole scalable topic, and is made there first.
         if options.durable and context.has_scalable:
             options = await context.scalable.subscribing(name, options)
         create = body.force_topic_creation and may_create(context, name)
@@ -79,11 +84,13 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
         except BaseException:
             await release(topic, subscription)  # it may have been made for this consumer alone
             raise
+    # Also when cancelled: the client's next attempt must not find a handle that never opens.
     except BaseException:
         session.consumers.pop(body.consumer_id, None)
         raise
     finally:
         handle.opening.set()
+    # Invariant 2: answered before the loop that delivers is started.
     session.succeed(body.request_id)
     handle.open(topic, subscription, consumer)
 
@@ -92,6 +99,7 @@ async def close_consumer(session: Session, body: pb.CommandCloseConsumer) -> Non
     handle = session.consumers.get(body.consumer_id)
     if handle is not None:
         await handle.close()
+        # While it closed, a new consumer may have taken the id.
         if session.consumers.get(body.consumer_id) is handle:
             del session.consumers[body.consumer_id]
     session.succeed(body.request_id)
@@ -102,18 +110,22 @@ async def unsubscribe(session: Session, body: pb.CommandUnsubscribe) -> None:
     if handle is None or handle.topic is None or handle.subscription is None:
         raise MetadataError(f"there is no consumer {body.consumer_id}")
     topic, subscription = handle.topic, handle.subscription
+    # The broker ends all consumers of it, this one too; its client waits for SUCCESS, not for a
+    # CLOSE_CONSUMER.
     handle.leaving = True
     try:
         await topic.delete_subscription(subscription.name, by=handle.consumer, force=body.force)
     except BaseException as error:
         handle.leaving = False
         handle.tell_if_stopped()
+        # Pulsar's code for it, a ServerMetadataException, when others are connected.
         if isinstance(error, ConsumerBusy):
             raise MetadataError(str(error)) from error
         raise
     await handle.close()
     if session.consumers.get(body.consumer_id) is handle:
         del session.consumers[body.consumer_id]
+    # If this was its last consumer on any segment, the subscription of the whole topic goes too.
     if session.context.has_scalable and subscription.durable:
         await session.context.scalable.unsubscribed(topic.name, subscription.name)
     session.succeed(body.request_id)
@@ -126,8 +138,11 @@ async def _admitted(
     try:
         return subscription.add_consumer(options)
     except ConsumerBusy:
+        # The others can be shared, or have a rule of their own for who is active.
         if options.type is not SubscriptionType.EXCLUSIVE:
             raise
+        # Asked of the peers, not of their topics: a dead one learns nothing until its connection
+        # times out (Pulsar's connectionLivenessCheckTimeoutMillis).
         others = {each.options.connection for each in subscription.consumers} - {session}
         dead = [
             other
@@ -137,6 +152,7 @@ async def _admitted(
         if not dead:
             raise
         for other in dead:
+            # Until it has left its topics: only then is the place free.
             await other.ended.wait()
     return subscription.add_consumer(options)
 
@@ -145,6 +161,7 @@ def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
     if sum(len(each.key) + len(each.value) for each in body.metadata) > _METADATA_BYTES_MAX:
         raise MetadataError(f"more than {_METADATA_BYTES_MAX} bytes of consumer metadata")
     kind = SubscriptionType(body.subType)
+    # For readers alone: a durable subscription begins at its `initialPosition`.
     start = body.start_message_id if body.HasField("start_message_id") else None
     metadata = properties_of(body.metadata)
     return SubscribeRequest(
@@ -160,6 +177,8 @@ def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
         rollback_seconds=body.start_message_rollback_duration_sec,
         key_shared=_key_shared(body) if kind is SubscriptionType.KEY_SHARED else None,
         metadata=metadata,
+        # The isolation may stand in the consumer's metadata too, for clients that can set only
+        # that.
         subscription_properties=with_isolation(
             properties_of(body.subscription_properties), metadata
         ),
@@ -176,12 +195,14 @@ def _key_shared(body: pb.CommandSubscribe) -> KeySharedPolicy:
     out_of_order, bucketed = meta.allowOutOfOrderDelivery, meta.entryBucketDispatch
     ranges = [(each.start, each.end) for each in meta.hashRanges]
     try:
+        # AUTO_SPLIT is also what a client means that leaves the field out.
         if not body.HasField("keySharedMeta") or meta.keySharedMode == pb.AUTO_SPLIT:
             return KeySharedPolicy(out_of_order=out_of_order, entry_buckets=bucketed)
         if bucketed:
             # Who lets keys move out of order takes them in order too.
             return KeySharedPolicy.bucketed(ranges)
         return KeySharedPolicy.sticky(ranges, out_of_order=out_of_order)
+    # Wrong ranges are the consumer's fault in Pulsar's terms: ConsumerAssignError, not NotAllowed.
     except NotAllowed as error:
         raise ConsumerAssign(str(error)) from error
 
@@ -191,6 +212,7 @@ def _key_shared(body: pb.CommandSubscribe) -> KeySharedPolicy:
 
 def flow(session: Session, body: pb.CommandFlow) -> None:
     handle = session.consumers.get(body.consumer_id)
+    # FLOW crosses CLOSE_CONSUMER: permits of a consumer that is gone are worth nothing.
     if handle is not None and handle.consumer is not None:
         handle.consumer.flow(body.messagePermits)
 
@@ -199,6 +221,7 @@ def ack(session: Session, body: pb.CommandAck) -> None:
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.subscription is None or handle.consumer is None:
         raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+    # A set of open messages says how large it is: without a limit a few bytes would cost megabytes.
     words_max = session.limits.ack_set_words
     acks = [
         Ack(
@@ -208,8 +231,10 @@ def ack(session: Session, body: pb.CommandAck) -> None:
         for each in body.message_id
     ]
     cumulative = body.ack_type == pb.CommandAck.Cumulative
+    # What "everything up to" means of several ids is not defined.
     if cumulative and len(acks) != 1:
         raise NotAllowed(f"a cumulative acknowledgement of {len(acks)} messages")
+    # PIP-31: held until the transaction ends. Answered by the task, which outlives this session.
     if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
         if not isinstance(handle.subscription, Subscription):
             raise NotAllowed("a topic that keeps nothing takes no transactional acknowledgements")
@@ -222,6 +247,7 @@ def ack(session: Session, body: pb.CommandAck) -> None:
         session.answer_at_end(work, pb.BaseCommand.ACK, body, _acked_in_txn)
         return
     handle.subscription.ack(handle.consumer, acks, cumulative=cumulative)
+    # With ackReceiptEnabled the client waits; others trust that acks become durable soon.
     if body.HasField("request_id"):
         handle.answer_when_durable(handle.subscription, body.request_id)
 
@@ -241,6 +267,7 @@ def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages)
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.subscription is None or handle.consumer is None:
         return
+    # No ids means all that this consumer has.
     positions = [position_of(each) for each in body.message_ids]
     epoch = body.consumer_epoch if body.HasField("consumer_epoch") else None
     handle.subscription.redeliver(handle.consumer, positions or None, epoch)
@@ -275,6 +302,7 @@ async def get_last_message_id(session: Session, body: pb.CommandGetLastMessageId
     position, batch_index = await topic.last_message(subscription.isolation)
     partition = -1 if topic.name.partition is None else topic.name.partition
     marked = position
+    # hasMessageAvailable of readers compares the two: from where on, and up to where.
     if isinstance(subscription, Subscription):
         marked = subscription.cursor.mark_delete
     session.write(
@@ -300,6 +328,7 @@ async def consumer_stats(session: Session, body: pb.CommandConsumerStats) -> Non
             msgThroughputOut=stats.msg_throughput_out,
             msgRateRedeliver=stats.msg_rate_redeliver,
             consumerName=stats.consumer_name,
+            # The field is unsigned, and a batch may have brought permits below 0.
             availablePermits=max(stats.available_permits, 0),
             unackedMessages=stats.unacked_messages,
             blockedConsumerOnUnackedMsgs=stats.blocked_consumer_on_unacked_msgs,

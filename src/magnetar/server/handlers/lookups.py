@@ -1,4 +1,4 @@
-"""Where topics are: LOOKUP and PARTITIONED_METADATA.
+"""Lookups, which tell clients where topics are: LOOKUP and PARTITIONED_METADATA.
 
 Every topic is here, unless several brokers share their storage and another one has it. As long as
 nobody set another address, clients are told to go on using the one with which they came: that works
@@ -28,8 +28,10 @@ async def lookup(session: Session, body: pb.CommandLookupTopic) -> None:
         listener = body.advertised_listener_name
         raise ServiceNotReady(f"the broker do not have {listener} listener", hint="")
     context = session.context
+    # Scalable names are answered like others, if this server has them at all.
     if name.domain.is_scalable:
         context.check_scalable()
+    # Partitions of the coordinators' topic are where the coordinators are, and are not stored.
     urls = coordinator_urls(context, name)
     if urls is None:
         await context.topics.namespaces.policies(name.namespace)  # refused if there is none
@@ -43,6 +45,7 @@ async def lookup(session: Session, body: pb.CommandLookupTopic) -> None:
             response=pb.CommandLookupTopicResponse.Connect,
             brokerServiceUrl=urls.plain,
             authoritative=True,
+            # Clients keep the address that they used: port mappings and proxies stay transparent.
             proxy_through_service_url=is_here and not context.config.advertised_host,
             **fields,
         )
@@ -56,9 +59,11 @@ async def partitioned_metadata(session: Session, body: pb.CommandPartitionedTopi
     partitions = 0
     if name.domain.is_scalable:
         context.check_scalable()
+    # v4 clients count coordinators by the partitions of this topic.
     elif name == ASSIGN_TOPIC and context.has_transactions:
         partitions = PARTITIONS
     else:
+        # PIP-344: clients that only look say so, and must not create anything.
         create = body.metadata_auto_creation_enabled and may_create(context, name)
         partitions = await context.topics.partitions(name, create=create)
     session.write(

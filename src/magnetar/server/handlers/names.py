@@ -1,4 +1,4 @@
-"""Which names producers and consumers may use, where scalable topics are served too."""
+"""The names that producers and consumers may use, where scalable topics are served too."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from magnetar.server.context import Context
 
 async def admit(context: Context, name: TopicName) -> None:
     """Refuse a scalable topic, which has no messages itself, and segments that there are not."""
+    # A v4 client that was given a v5 name: told what to do, not that the topic is missing.
     if name.domain is Domain.TOPIC:
         context.check_scalable()
         raise NotAllowed(
             f"{name} is a scalable topic: its messages are in its segments",
             hint="use a client of version 5, which looks up where they are",
         )
+    # Segments exist as their layout says: a client must not bring one back that was pruned.
     if name.domain is Domain.SEGMENT:
         await context.scalable.admit(name)
 
@@ -25,4 +27,6 @@ def may_create(context: Context, name: TopicName) -> bool:
         return False
     if name.domain is not Domain.PERSISTENT or not context.has_scalable:
         return True
+    # A regular topic of this name may be gone because it was migrated: its old producers must not
+    # make it anew. The cache is enough, since creating checks again.
     return context.scalable.layouts.cached(name.scalable_topic()) is None

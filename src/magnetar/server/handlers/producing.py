@@ -21,6 +21,8 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
     name = TopicName.parse(body.topic)
     session.authorise(Action.PRODUCE, name)
     held = session.producers.get(body.producer_id)
+    # As ServerCnx: PRODUCER again for an open id gets its answer again. One that the broker has
+    # closed lately is opened anew.
     if held is not None and not held.is_closed_by_broker:
         if held.producer is None:
             raise ServiceNotReady(f"producer {body.producer_id} is being opened or closed")
@@ -28,6 +30,7 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
         return
     session.check_room()
     handle = ProducerHandle(session, body.producer_id)
+    # Before the first await, so that a second PRODUCER with this id finds it.
     session.producers[body.producer_id] = handle
     try:
         if held is not None:
@@ -43,8 +46,10 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
         raise
     finally:
         handle.opening.set()
+    # The answer goes out before the first receipt can (handles, invariant 2).
     session.write(_success(body.request_id, opened))
     handle.open(topic, opened)
+    # PIP-68, WaitForExclusive: answered twice, at once with `producer_ready` false, and when it is.
     if not opened.ready:
         session.spawn(_tell_when_ready(session, body.request_id, opened), "wait for the topic")
 
@@ -63,10 +68,12 @@ async def _admitted(session: Session, topic: LoadedTopic, options: ProducerReque
     try:
         return await topic.add_producer(options)
     except ProducerBusy:
+        # A name that the broker made up is nobody else's.
         holder = topic.producers.named(options.name) if options.name else None
         if holder is None or not isinstance(holder.connection, Session):
             raise
         other = holder.connection
+        # On the same connection it is the client's own mistake; a living peer keeps its name.
         if other is session or await is_alive(other, session.limits):
             raise
         await other.ended.wait()
@@ -93,6 +100,7 @@ def _options(session: Session, body: pb.CommandProducer) -> ProducerRequest:
 
 def _success(request_id: int, opened: Producer) -> bytes:
     fields: dict[str, object] = {}
+    # None until somebody had the topic for itself; clients show it again when they reconnect.
     if opened.topic_epoch is not None:
         fields["topic_epoch"] = opened.topic_epoch
     return command(

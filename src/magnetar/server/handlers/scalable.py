@@ -62,15 +62,19 @@ async def watch_layout(session: Session, body: pb.CommandScalableTopicLookup) ->
     if name.domain is Domain.NON_PERSISTENT:
         raise NotAllowed(f"{name} is not persistent and cannot be a scalable topic")
     watches = session.scalable.layouts
+    # A client that reconnects may reuse its session id before it has closed the first.
     held = watches.pop(body.session_id, None)
     if held is not None:
         held.close()
     session.check_room()
+    # Registered before the first await: a close that overtakes the answer finds it.
     watch = watches[body.session_id] = OpenWatch("layout")
+    # Before the lookup: a change that is committed meanwhile is told afterwards.
     seen = scalable.layouts.changed(name.scalable_topic()).version
     try:
         dag = await _found(scalable, name, create=body.create_if_missing)
         frame = await _update(session, body.session_id, dag.topic, dag.layout, dag.synthetic)
+        # Invariant 3; and the frame is dropped if the client closed the watch in the meantime.
         await session.outbound.writable()
     except BaseException as error:
         if _is_unwanted(watches, body.session_id, watch, error):
@@ -111,12 +115,16 @@ async def _found(scalable: ScalableTopics, name: TopicName, *, create: bool) -> 
 async def _tell_layouts(session: Session, session_id: int, dag: Dag, seen: int) -> None:
     topic = dag.topic.scalable_topic()
     scalable = session.context.scalable
+    # A synthetic layout stands for a regular topic: whatever is committed later is new to its
+    # client.
     told = None if dag.synthetic else dag.layout
     follower = scalable.layout_watchers.add(topic, session, -1 if told is None else told.epoch)
     try:
         while True:
             seen = await scalable.layouts.changed(topic).past(seen)
             await session.outbound.writable()
+            # Read after both waits: several changes at once are told as the last of them (invariant
+            # 1).
             record = scalable.layouts.cached(topic)
             if record is None or record.layout is None:
                 continue  # deleted, or not created yet; clients are not told of that
@@ -125,6 +133,8 @@ async def _tell_layouts(session: Session, session_id: int, dag: Dag, seen: int) 
                 told = layout
                 frame = await _update(session, session_id, topic, layout, synthetic=False)
                 session.write(frame)
+                # The transaction barrier of a layout change ends once every watch was told the new
+                # layout.
                 scalable.layout_watchers.told(follower, layout.epoch)
                 SCALABLE_UPDATES.labels("layout").inc()
     finally:
@@ -137,6 +147,7 @@ async def _update(
     context, resolved = session.context, topic.scalable_topic()
     brokers: dict[int, BrokerUrls] = {}
     controller: BrokerUrls | None = None
+    # Without an address that clients can use, they go on with the one they came by.
     if not synthetic and context.is_reachable:
         brokers = await _brokers(session, resolved, layout)
         controller = await _controller(session, resolved)
@@ -162,13 +173,15 @@ async def _controller(session: Session, topic: TopicName) -> BrokerUrls | None:
 async def _brokers(
     session: Session, topic: TopicName, layout: SegmentLayout
 ) -> dict[int, BrokerUrls]:
-    """Who has which segment, by its id. Clients can look it up too: what is unknown is left out."""
+    """The broker of each segment, by its id. Unknown ones are left out: clients can look up."""
     found = {}
     for segment in layout.segments.values():
         try:
             urls = await session.context.owner_urls(segment_topic(topic, segment))
         except MagnetarError as error:
             _log.info("segment-owner-unknown", topic=str(topic), error=str(error))
+            # The store does not answer: the others would fail alike, and clients look up what is
+            # missing.
             break
         found[segment.segment_id] = urls
     return found
@@ -188,11 +201,13 @@ async def subscribe(session: Session, body: pb.CommandScalableTopicSubscribe) ->
     topic, kind = name.scalable_topic(), _KINDS[body.consumer_type]
     handle = MemberHandle((str(topic), kind, body.subscription, body.consumer_name))
     members = session.scalable.members
+    # A client that lost its place registers again with the same name, or reuses an id.
     replaced = _replaced(session, body.consumer_id, handle)
     if not replaced:
         session.check_room()
     members[body.consumer_id] = handle
     try:
+        # Detached, not removed: it keeps its segments for its successor.
         for each in replaced:
             await each.detach()
         member = await scalable.sessions.attach(
@@ -201,9 +216,11 @@ async def subscribe(session: Session, body: pb.CommandScalableTopicSubscribe) ->
             body.consumer_name,
             kind,
             session.scalable.connection_name(),
+            # Only clients that know entry buckets may share a segment with others.
             _CANNOT_SHARE not in session.client_version,
         )
         _answer(session, body, handle, member)
+    # A later SUBSCRIBE with this id must not find a consumer that was never attached.
     except BaseException:
         if members.get(body.consumer_id) is handle:
             del members[body.consumer_id]
@@ -220,6 +237,7 @@ def _replaced(session: Session, consumer_id: int, handle: MemberHandle) -> list[
         for number, each in members.items()
         if number == consumer_id or each.key == handle.key
     ]
+    # Two attempts at once would detach each other.
     if any(not members[number].opening.is_set() for number in numbers):
         raise ServiceNotReady(f"consumer {consumer_id} is being opened")
     return [members.pop(number) for number in numbers]
@@ -231,6 +249,7 @@ def _answer(
     handle: MemberHandle,
     member: ConsumerSession,
 ) -> None:
+    # Version first: a change between the two is told once more than needed, never once too few.
     seen, told = member.changes.version, member.assignment
     session.write(
         command(
@@ -249,6 +268,7 @@ async def _tell_assignments(
     while True:
         try:
             seen = await member.changes.past(seen)
+        # The topic was deleted. If it comes back, its consumers are not known any more.
         except TopicNotFound:
             await _created_again(session, member.topic)
             # No command makes a client register anew but the end of its connection.
@@ -259,6 +279,7 @@ async def _tell_assignments(
             return
         await session.outbound.writable()
         assignment = member.assignment
+        # Signals say "look", not "changed": an equal assignment is not told.
         if assignment != told:
             told = assignment
             session.write(
@@ -278,6 +299,7 @@ async def _created_again(session: Session, topic: TopicName) -> None:
     while True:
         seen = changed.version
         record = layouts.cached(topic)
+        # `change` is None: created all the way, so that a client that registers now succeeds.
         if record is not None and record.layout is not None and record.change is None:
             return
         await changed.past(seen)
@@ -287,6 +309,7 @@ async def unsubscribe(session: Session, body: pb.CommandScalableTopicUnsubscribe
     session.context.check_scalable()
     handle = session.scalable.members.get(body.consumer_id)
     if handle is not None:
+        # It stays registered if this fails: the client tries again.
         await handle.leave()
         if session.scalable.members.get(body.consumer_id) is handle:
             del session.scalable.members[body.consumer_id]
@@ -315,10 +338,14 @@ async def watch_topics(session: Session, body: pb.CommandWatchScalableTopics) ->
         if _is_unwanted(watches, body.watch_id, watch, error):
             return
         raise
+    # Closed while this waited: nothing is sent for it any more (handles, invariant 1).
     if watch.is_closed:
         return
+    # No await from here to the answer: list and version belong together (invariant 4).
     seen = layouts.namespace_changed(namespace).version
     names = layouts.names(namespace, filters)
+    # PIP-145's way: a client that reconnects names the hash of what it knows, and is spared the
+    # list.
     if not body.HasField("current_hash") or body.current_hash != topics_hash(names):
         session.write(_listed(body.watch_id, snapshot={"topics": names}))
     work = _tell_topics(session, body.watch_id, namespace, filters, names, seen)
@@ -345,6 +372,7 @@ async def _tell_topics(
     while True:
         await changes.past(seen)
         await session.outbound.writable()
+        # Taken before the list: what comes in between is looked at again.
         seen = changes.version
         present = set(layouts.names(namespace, filters))
         if present != known:

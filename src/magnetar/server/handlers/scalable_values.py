@@ -32,6 +32,7 @@ def dag_fields(
             for segment_id, urls in brokers.items()
         ],
     }
+    # Unknown leaders are left out: any broker does what a controller is asked for.
     if controller is not None:
         fields["controller_broker_url"] = controller.plain
         _with_tls(fields, "controller_broker_url_tls", controller)
@@ -50,6 +51,7 @@ def _segment_fields(segment: Segment) -> Fields:
         "created_at_ms": segment.created_at_ms,
         "entry_bucket_splits": segment.entry_bucket_splits,
     }
+    # Invariant 1: clients take a field that is set for a fact.
     if not segment.is_active:
         fields["sealed_at_epoch"] = segment.sealed_at_epoch
         fields["sealed_at_ms"] = segment.sealed_at_ms
@@ -93,6 +95,7 @@ def supersedes(new: SegmentLayout, told: SegmentLayout) -> bool:
 
 
 def _is_same_topic(new: SegmentLayout, told: SegmentLayout) -> bool:
+    # Epochs may be equal by chance after a deletion; creation times of segments are not.
     for segment_id, segment in new.segments.items():
         known = told.segments.get(segment_id)
         if known is not None and known.created_at_ms == segment.created_at_ms:

@@ -23,6 +23,7 @@ async def get_schema(session: Session, body: pb.CommandGetSchema) -> None:
             "GET_SCHEMA_RESPONSE",
             request_id=body.request_id,
             schema={
+                # Schemas of older clients have no name; Java expects one.
                 "name": found.name or name.local_name,
                 "schema_data": found.data,
                 "type": found.type,
@@ -36,6 +37,7 @@ async def get_schema(session: Session, body: pb.CommandGetSchema) -> None:
 async def get_or_create_schema(session: Session, body: pb.CommandGetOrCreateSchema) -> None:
     name = TopicName.parse(body.topic)
     session.authorise(Action.PRODUCE, name)
+    # Not created by this: PRODUCER follows, and creates it if that is allowed.
     topic = await session.context.topics.get(name, create=False)
     schema = schema_of(body.schema)
     version = await session.context.schemas.for_producer(name.schema_id, schema, topic.policies)
@@ -54,6 +56,7 @@ async def _find(
     schemas = session.context.schemas
     if not body.HasField("schema_version"):
         return await schemas.latest(name.schema_id)
+    # As ServerCnx: a version of no bytes is an error, not the latest one.
     if not body.schema_version:
         raise IncompatibleSchema("an empty schema version")
     return await schemas.version(name.schema_id, version_from(body.schema_version))

@@ -1,4 +1,4 @@
-"""Which handler does what: the list of all commands that a client may send.
+"""The table of handlers: all commands that a client may send, and who does what.
 
 Owns: `HANDLERS`. Those at once run in frame order and never wait; requests run as tasks.
 """
@@ -23,6 +23,8 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 _T = pb.BaseCommand
 
+# At once: what has no answer, or must be applied in frame order (acks before a redelivery, END_TXN
+# behind the acks of its transaction).
 HANDLERS: Final = Handlers(
     at_once={
         _T.CONNECT: connecting.connect,
@@ -34,6 +36,7 @@ HANDLERS: Final = Handlers(
         _T.END_TXN: transactions.end,
         _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consuming.redeliver,
     },
+    # One task each. A command that is in neither list is refused as not supported.
     requests={
         _T.PRODUCER: producing.producer,
         _T.CLOSE_PRODUCER: producing.close_producer,
@@ -77,6 +80,7 @@ HANDLERS: Final = Handlers(
         _T.WATCH_SCALABLE_TOPICS: scalable.watch_topics,
         _T.WATCH_SCALABLE_TOPICS_CLOSE: scalable.close_topics,
     },
+    # Answers in these can be megabytes for a request of a few bytes: one at a time per connection.
     large=frozenset(
         {_T.GET_TOPICS_OF_NAMESPACE, _T.WATCH_TOPIC_LIST, _T.GET_SCHEMA, _T.RANGE_READ}
     ),

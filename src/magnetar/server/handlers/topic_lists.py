@@ -23,8 +23,10 @@ from magnetar.server.session import Session
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# Pulsar's subscriptionPatternMaxLength.
 _PATTERN_CHARACTERS_MAX: Final = 50
 _QUIET: Final = re2.Options()
+# RE2 writes to stderr by itself: a client's mistake is answered, not logged.
 _QUIET.log_errors = False
 _MODES: Final = {
     pb.CommandGetTopicsOfNamespace.PERSISTENT: ListMode.PERSISTENT,
@@ -47,6 +49,7 @@ async def get_topics(session: Session, body: pb.CommandGetTopicsOfNamespace) -> 
     if filtered:
         names = _matching(names, _compiled(body.topics_pattern))
     digest = topics_hash(names)
+    # PIP-145: a client that has the same list is told so, and spared the list.
     changed = not body.HasField("topics_hash") or body.topics_hash != digest
     session.write(
         command(
@@ -65,12 +68,15 @@ async def watch(session: Session, body: pb.CommandWatchTopicList) -> None:
     session.authorise(Action.LIST, namespace)
     pattern = _compiled(body.topics_pattern)
     held = session.watches.get(body.watcher_id)
+    # A watch that is sent again takes no more room than it had.
     if held is None:
         session.check_room()
     topics = session.context.topics
     changes = topics.list_changed(namespace)
+    # Before the list is read: what changes meanwhile is told as an update (invariant 2).
     seen = changes.version
     names = _matching(await topics.names(namespace, ListMode.PERSISTENT), pattern)
+    # Only now: while this one waited, the former watch went on telling.
     held = session.watches.pop(body.watcher_id, None)
     if held is not None:
         held.close()
@@ -109,7 +115,9 @@ async def _tell_changes(
     topics = session.context.topics
     while True:
         seen = await topics.list_changed(namespace).past(seen)
+        # While the peer takes nothing, changes gather; they are told as one.
         await session.outbound.writable()
+        # The whole list again: a signal does not say what changed, and a difference is cheap.
         names = _matching(await topics.names(namespace, ListMode.PERSISTENT), pattern)
         before, now = set(known), set(names)
         known = names
@@ -131,6 +139,7 @@ def _compiled(pattern: str) -> Pattern:
             f"a pattern of {len(pattern)} characters; the limit is {_PATTERN_CHARACTERS_MAX}"
         )
     try:
+        # Patterns of clients have a domain or not; names are compared without one (invariant 1).
         compiled: Pattern = re2.compile(_without_domain(pattern), _QUIET)
     except re2.error as error:
         raise InvalidTopicName(f"{pattern!r} is not a regular expression: {error}") from error

@@ -9,6 +9,7 @@ from magnetar.broker.api import SchemaData
 from magnetar.model.ids import MessageId, Position
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# Ids are unsigned on the wire, but clients write -1 for earliest and "none".
 _INT64_MAX: Final = 2**63 - 1
 _UINT64_MASK: Final = 2**64 - 1
 

@@ -29,6 +29,7 @@ from magnetar.server.admin.scalable.state import (
     subscription_json,
 )
 
+# Checkpoint consumers have no subscription: their client keeps the positions.
 _KINDS: Final = ("STREAM", "QUEUE")
 
 
@@ -37,6 +38,7 @@ async def states(request: web.Request) -> web.Response:
     subscriptions = {
         each.name: await subscription_json(request, view, each) for each in view.subscriptions
     }
+    # Groups of checkpoint consumers belong to no subscription, and stand beside them.
     groups = {each.name: group_json(each) for each in view.groups if each.kind == "CHECKPOINT"}
     return shown({"subscriptions": subscriptions, "checkpointGroups": groups})
 
@@ -53,8 +55,10 @@ async def state(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     topic, name = topic_of(request), part_of(request, "subscription")
     kind = request.query.get("type", "QUEUE").upper()
+    # Said before anything is created (exchange, invariant 3).
     if kind not in _KINDS:
         raise InvalidArgument(f"type must be one of {', '.join(_KINDS)}, not {kind!r}")
+    # 404 if there is no such topic: creating a subscription must not look like creating it.
     await read_record(request, topic)
     wanted = cast("SubscriptionKind", kind)
     properties = await body_of(request, dict[str, str]) or {}
@@ -73,6 +77,7 @@ async def delete(request: web.Request) -> web.Response:
 
 async def seek(request: web.Request) -> web.Response:
     topic, name = topic_of(request), part_of(request, "subscription")
+    # By time only: a message id is of one segment, and the topic has several.
     if "timestamp" not in request.query:
         raise InvalidArgument("a seek needs a timestamp, in milliseconds")
     timestamp = whole_number(request.query["timestamp"], "the timestamp")
@@ -83,6 +88,7 @@ async def seek(request: web.Request) -> web.Response:
 
 async def skip_all(request: web.Request) -> web.Response:
     topic, name = topic_of(request), part_of(request, "subscription")
+    # Checked first in all of these: a missing topic is told apart from a missing subscription.
     await read_record(request, topic)
     await server_of(request).context.scalable.skip_all(topic, name)
     return done()

@@ -41,6 +41,7 @@ from magnetar.server.admin.scalable.state import (
     statistics_json,
 )
 
+# Hexadecimal as layouts are printed, or decimal.
 _POINT: Final = re.compile(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}")
 
 
@@ -51,12 +52,14 @@ async def names(request: web.Request) -> web.Response:
     namespace = namespace_of(request)
     filters = dict(_filter(text) for text in request.query.getall("property", []))
     server = server_of(request)
+    # 404 for a namespace that does not exist, instead of an empty list.
     await server.topics.namespaces.policies(namespace)
     return shown(server.context.scalable.layouts.names(namespace, filters))
 
 
 async def create(request: web.Request) -> web.Response:
     topic = topic_of(request)
+    # A name that differs by a space from another one would be found by nobody.
     if topic.local_name != topic.local_name.strip():
         raise InvalidArgument(f"{str(topic)!r} begins or ends with a space")
     count = whole_number(request.query.get("numInitialSegments", "1"), "the segments", least=1)
@@ -89,14 +92,17 @@ async def statistics(request: web.Request) -> web.Response:
 
 
 async def split(request: web.Request) -> web.Response:
-    """In the middle, at a given position, or where the load is halved."""
+    """Split a segment: in the middle, at a given position, or where the load is halved."""
     topic = topic_of(request)
     segment_id = whole_number(part_of(request, "segment"), "the id of a segment")
     by_load = flag_of(request, "byLoad")
     point = request.query.get("at")
+    # Three ways to say where; two of them at once contradict each other.
     if by_load and point is not None:
         raise InvalidArgument("a split is at a given point or by load, not both")
+    # The layout wants the last position of the lower part.
     after = None if point is None else _first_of_upper(point) - 1
+    # Before the change: 404 for a segment that there is not (invariant 1).
     await _check_segments(request, topic, (segment_id,))
     scalable = server_of(request).context.scalable
     work = scalable.split(topic, segment_id, after=after, by_load=by_load)
@@ -106,6 +112,7 @@ async def split(request: web.Request) -> web.Response:
 
 async def merge(request: web.Request) -> web.Response:
     topic = topic_of(request)
+    # A variable number of ids is part of the path.
     parts = request.match_info["segments"].split("/")
     segment_ids = [whole_number(each, "the id of a segment") for each in parts]
     await _check_segments(request, topic, segment_ids)
@@ -117,6 +124,7 @@ async def merge(request: web.Request) -> web.Response:
 async def migrate(request: web.Request) -> web.Response:
     """Make a regular topic of this name, with or without partitions, a scalable one."""
     topic = topic_of(request)
+    # The regular topic is named by the same tenant, namespace and name.
     regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)
     scalable = server_of(request).context.scalable
     force = flag_of(request, "force")
@@ -128,6 +136,7 @@ async def _carried_out(request: web.Request, topic: TopicName, work: Awaitable[o
     """Await a change; Conflict if it, or another one, takes longer than anybody can wait."""
     try:
         await work
+    # Not carried out in time. A change that is under way is a conflict, anything else may pass.
     except ServiceNotReady as error:
         record = await server_of(request).context.scalable.layouts.read(topic)
         if record is None or record.change is None:
@@ -159,6 +168,7 @@ async def show_policy(request: web.Request) -> web.Response:
 async def set_policy(request: web.Request) -> web.Response:
     topic = topic_of(request)
     override = read_override(await needed_body_of(request, dict[str, object]))
+    # All that is wrong with it is said before the topic is looked for.
     check_override(override)
     await read_record(request, topic)
     await server_of(request).context.scalable.set_auto_scale(topic, override)
@@ -177,6 +187,7 @@ async def _effective_policy(request: web.Request, record: ScalableRecord) -> obj
     config = server_of(request).config
     policies = await topics_of(request).namespaces.policies(record.topic.namespace)
     given = policies.scalable_topic_auto_scale_policy
+    # Broker, then namespace, then topic: each overrides the one before.
     resolved = resolve(
         config.limits,
         None if given is None else read_override(given),
@@ -202,6 +213,7 @@ def _first_of_upper(text: str) -> int:
         raise InvalidArgument(
             f"{text!r} is no position of the ring", hint="use 0x8000, or 32768 without 0x"
         )
+    # `int(text, 0)` would read more notations than are promised.
     point = int(text, 16) if text[:2].lower() == "0x" else int(text)
     if not 1 <= point <= HASH_MAX:
         raise InvalidArgument(f"a split is at a position from 1 to {HASH_MAX}, not at {point}")

@@ -1,4 +1,4 @@
-"""What is known of one scalable topic, in the shapes of the admin interface.
+"""The state of one scalable topic, in the shapes of the admin interface.
 
 Owns: `ScalableTopicView`, the records of a topic and what stands beside it, read at one time; the
 JSON of a topic, its segments, and its subscriptions.
@@ -38,6 +38,7 @@ from magnetar.server.admin.exchange import server_of, topics_of
 
 Json = dict[str, Any]
 
+# Loading a segment awaits by itself; those in memory do not.
 _SEGMENTS_PER_TURN: Final = 20
 
 
@@ -74,7 +75,9 @@ async def read_record(request: web.Request, topic: TopicName) -> ScalableRecord:
     """The record of a topic that clients see; TopicNotFound while there is none."""
     server = server_of(request)
     record = await server.context.scalable.layouts.read(topic)
+    # Its first layout is not committed yet: clients do not see it either.
     if record is None or record.layout is None:
+        # A namespace that does not exist is told first: the more useful of two 404s.
         await server.topics.namespaces.policies(topic.namespace)
         raise TopicNotFound(f"{topic} does not exist")
     return record
@@ -83,6 +86,7 @@ async def read_record(request: web.Request, topic: TopicName) -> ScalableRecord:
 async def read_view(request: web.Request, topic: TopicName) -> ScalableTopicView:
     record = await read_record(request, topic)
     assert record.layout is not None, "a record that clients see has a layout"
+    # Read one after the other: not one moment, but each record is whole.
     store = ScalableStore(server_of(request).metadata)
     loads = await store.all(topic, "load", LoadRecord)
     return ScalableTopicView(
@@ -100,6 +104,7 @@ def record_json(record: ScalableRecord) -> Json:
     assert record.layout is not None, "a record that clients see has a layout"
     layout = record.layout.layout()
     policy = record.auto_scale
+    # Invariant 1: members that Java's tools know, null where nothing is set.
     return {
         "epoch": layout.epoch,
         "nextSegmentId": layout.next_segment_id,
@@ -128,6 +133,7 @@ def _segment(segment: Segment) -> Json:
 # --- statistics
 
 
+# A look loads nothing: of segments that are elsewhere only the layout is told.
 def statistics_json(request: web.Request, view: ScalableTopicView) -> Json:
     layout = view.layout
     stats = {
@@ -140,6 +146,7 @@ def statistics_json(request: web.Request, view: ScalableTopicView) -> Json:
         "totalSegments": len(layout.segments),
         "activeSegments": len(layout.active),
         "sealedSegments": len(layout.segments) - len(layout.active),
+        # Ids are never used again, so what is missing was pruned.
         "prunedSegments": layout.next_segment_id - len(layout.segments),
         "change": None if change is None else {"kind": change.kind, "step": change.step},
         "segments": {
@@ -166,6 +173,7 @@ def _segment_stats(view: ScalableTopicView, segment: Segment, stats: TopicStats 
         "entryBuckets": segment.bucket_count,
         "loaded": stats is not None,
     }
+    # Load is reported by the broker that has the segment, and kept in the store for all to see.
     load = view.loads.get(segment.segment_id)
     if load is not None:
         found["load"] = msgspec.to_builtins(load)
@@ -192,6 +200,8 @@ def _loaded_stats(request: web.Request, name: TopicName) -> TopicStats | None:
 def _consumer_count(
     view: ScalableTopicView, subscription: str, stats: dict[int, TopicStats | None]
 ) -> int:
+    # Stream consumers are members of a group; queue consumers connect to each segment themselves,
+    # under their name and a suffix.
     group = view.group(subscription)
     if group is not None:
         return len(group.members)
@@ -228,12 +238,13 @@ async def subscription_json(
         **group_json(view.group(subscription.name)),
         "drained": sorted(view.drained_by(subscription.name)),
         "backlog": {str(number): backlog for number, backlog in backlogs.items()},
+        # What is unknown counts as nothing; the single values say so.
         "msgBacklog": sum(each for each in backlogs.values() if each is not None),
     }
 
 
 def group_json(group: GroupRecord | None) -> Json:
-    """Its consumers, and which of them has which segment."""
+    """The consumers of a group, and which of them has which segment."""
     if group is None:
         return {"members": [], "owners": {}, "layoutEpoch": NEVER, "revision": 0}
     return {
@@ -256,11 +267,12 @@ def group_json(group: GroupRecord | None) -> Json:
 async def _backlogs(
     request: web.Request, view: ScalableTopicView, subscription: str
 ) -> dict[int, int | None]:
-    """By segment; None: unknown, because it has no cursor yet or cannot be loaded now."""
+    """Backlogs by segment; None: it has no cursor yet, or cannot be loaded now."""
     drained = view.drained_by(subscription)
     found: dict[int, int | None] = {}
     for number, segment in enumerate(view.layout.segments.values(), start=1):
         name = segment_topic(view.topic, segment)
+        # Drained for good: loading it would only show that.
         if segment.segment_id in drained and name not in topics_of(request).loaded:
             found[segment.segment_id] = 0
             continue
@@ -273,6 +285,7 @@ async def _backlogs(
 async def _backlog_of(request: web.Request, name: TopicName, subscription: str) -> int | None:
     try:
         topic = await topics_of(request).get(name, create=False)
+    # Another broker has it, or it is just being pruned.
     except (TopicNotFound, ServiceNotReady):
         return None
     if not isinstance(topic, Topic):

@@ -14,6 +14,7 @@ async def look_up(request: web.Request) -> web.Response:
     server = server_of(request)
     name = await _checked(request)
     urls = await server.context.owner_urls(name)
+    # nativeUrl and brokerUrlSsl are the names that older clients read.
     return shown(
         {
             "brokerUrl": urls.plain,
@@ -29,6 +30,7 @@ async def look_up(request: web.Request) -> web.Response:
 async def bundle_of(request: web.Request) -> web.Response:
     """A namespace is not divided: every topic is in its one bundle."""
     await _checked(request)
+    # Pulsar's name for the bundle that spans the whole hash range.
     return web.Response(text="0x00000000_0xffffffff", content_type="text/plain")
 
 

@@ -24,14 +24,17 @@ from magnetar.ledger.api import Entry
 from magnetar.wire.messages import payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# What RFC 9110 calls a token; aiohttp refuses a header that is none.
 _NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _VALUE: Final = re.compile(r"[\x20-\x7e]*")
+# A few kilobytes may claim to be gigabytes.
 _UNCOMPRESSED_MAX: Final = 128 * 1024 * 1024
 
 
 def as_response(entry: Entry) -> web.Response:
     view = EntryView.of(entry)
     headers = _headers(view)
+    # Shown as it is: whoever peeks at a damaged entry wants to see it.
     if not view.readable:
         return _response(entry.payload, headers)
     payload, compression = _opened(view.metadata, entry.payload[payload_offset(entry.payload) :])
@@ -54,6 +57,7 @@ def _headers(view: EntryView) -> dict[str, str]:
         "X-Pulsar-deliver-at-time": _moment(metadata.deliver_at_time),
         "X-Pulsar-partition-key": metadata.partition_key,
     }
+    # Absent where it is not set, and where a header cannot hold it.
     headers |= {name: text for name, text in texts.items() if text and _VALUE.fullmatch(text)}
     headers["X-Pulsar-sequence-id"] = str(metadata.sequence_id)
     if metadata.null_value:
@@ -69,6 +73,7 @@ def _headers(view: EntryView) -> dict[str, str]:
 def _add_properties(headers: dict[str, str], properties: dict[str, str]) -> None:
     if not properties:
         return
+    # JSON holds them all; single headers are for tools that know no JSON.
     headers["X-Pulsar-PROPERTY"] = json.dumps(properties)  # ASCII alone
     for name, value in properties.items():
         if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
@@ -90,9 +95,11 @@ def _opened(metadata: pb.MessageMetadata, payload: bytes) -> tuple[bytes, str]:
     name = pb.CompressionType.Name(kind)
     chunked = metadata.num_chunks_from_msg > 1
     size = metadata.uncompressed_size
+    # Only zlib is in the standard library; a chunk alone, or what is encrypted, cannot be opened.
     if kind != pb.ZLIB or metadata.encryption_keys or chunked or size > _UNCOMPRESSED_MAX:
         return payload, name
     try:
+        # Bounded by what the metadata says, whatever the data would give.
         return zlib.decompressobj().decompress(payload, max(size, 1)), ""
     except zlib.error:
         return payload, name

@@ -37,6 +37,7 @@ _SPELLED: Final = {
 _TYPE_NAMES: Final = {
     number: _SPELLED.get(name, name.upper()) for name, number in pb.Schema.Type.items()
 }
+# Read in more spellings than are written: those of the protocol, and BYTES for no schema.
 _TYPES: Final = {
     **{name.upper(): number for name, number in pb.Schema.Type.items()},
     **{name: number for number, name in _TYPE_NAMES.items()},
@@ -87,6 +88,7 @@ async def add(request: web.Request) -> web.Response:
     name = topic_of(request)
     body = await needed_body_of(request, SchemaBody)
     schema = body.as_schema(name.local_name)
+    # As producers do it: the same check, by the same strategy.
     strategy = await _strategy(request, name)
     added = await schemas_of(request).register(name.schema_id, schema, strategy=strategy)
     return shown({"version": {"version": added}})
@@ -105,6 +107,7 @@ async def compatibility(request: web.Request) -> web.Response:
     body = await needed_body_of(request, SchemaBody)
     schema = body.as_schema(name.local_name)
     strategy = await _strategy(request, name)
+    # Incompatible is an answer here, not an error.
     compatible = True
     try:
         await schemas_of(request).check(name.schema_id, schema, strategy=strategy)
@@ -130,6 +133,7 @@ async def _strategy(request: web.Request, name: TopicName) -> str:
     namespace = await topics.namespaces.policies(name.namespace)
     try:
         own = await topics.topic_policies(name)
+    # Tools upload schemas before the first producer comes.
     except TopicNotFound:
         own = None
     return effective(namespace, own).schema_strategy
@@ -140,6 +144,7 @@ def _as_json(found: StoredSchema) -> dict[str, Any]:
         "version": found.version,
         "type": _TYPE_NAMES.get(found.type, str(found.type)),
         "timestamp": found.created_ms,
+        # Avro and JSON are text; Protobuf's descriptor is not, and is shown as far as it goes.
         "data": found.data.decode("utf-8", "replace"),
         "properties": found.properties,
     }

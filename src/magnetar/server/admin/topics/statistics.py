@@ -1,4 +1,4 @@
-"""What topics tell about themselves: `stats`, `partitioned-stats` and `internalStats`."""
+"""Statistics of topics: `stats`, `partitioned-stats` and `internalStats`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.server.admin.exchange import flag_of, shown, topic_of, topics_of
 from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
 
+# What Java prints for a ledger that does not exist.
 _NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
 
 
@@ -32,9 +33,11 @@ async def partitioned_stats(request: web.Request) -> web.Response:
         raise TopicNotFound(f"{name} is not a partitioned topic")
     parts = {}
     for partition in await existing(request, name):
+        # Created if it is missing: a crash may have prevented its record, but the topic has it.
         parts[str(partition)] = (await topics.get(partition)).stats()
     found = as_json(summed(list(parts.values())))
     found["metadata"] = {"partitions": record.partitions, "deleted": False}
+    # Java's default: tools that do not ask get all partitions.
     each = flag_of(request, "perPartition", default=True)
     found["partitions"] = {key: as_json(part) for key, part in parts.items()} if each else {}
     return shown(found)
@@ -49,7 +52,8 @@ async def internal_stats(request: web.Request) -> web.Response:
 
 
 def as_json(found: TopicStats) -> dict[str, Any]:
-    """As tools read them: an epoch or a name that there is not is left out."""
+    """Statistics as tools read them: an epoch or a name that there is not is left out."""
+    # Null would be read as a name.
     shown_stats: dict[str, Any] = msgspec.to_builtins(found)
     for subscription in shown_stats["subscriptions"].values():
         if subscription["activeConsumerName"] is None:
@@ -61,6 +65,7 @@ def as_json(found: TopicStats) -> dict[str, Any]:
 
 def _internal(topic: Topic) -> dict[str, Any]:
     subscriptions = topic.subscriptions.items()
+    # A topic's own counter and its subscriptions in place of those of the bare ledger.
     return ledger_json(topic.ledger) | {
         "entriesAddedCounter": topic.messages_in,
         "cursors": {
@@ -80,6 +85,7 @@ def ledger_json(ledger: ManagedLedger) -> dict[str, Any]:
         "currentLedgerEntries": 0 if last is None else last.entries,
         "currentLedgerSize": 0 if last is None else last.size_bytes,
         "lastLedgerCreatedTimestamp": "" if last is None else str(last.created_ms),
+        # Members without a meaning here keep the value that says "nothing": tools expect them.
         "waitingCursorsCount": 0,
         "pendingAddEntriesCount": ledger.pending,
         "lastConfirmedEntry": str(ledger.last_position()),

@@ -37,6 +37,7 @@ from magnetar.server.admin.exchange import (
 from magnetar.server.admin.topics.peek import as_response
 from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
 
+# MessageId.earliest and MessageId.latest: they mean an end of the topic, not a position.
 _SENTINELS: Final = (EARLIEST.position, LATEST.position)
 
 
@@ -59,6 +60,7 @@ class MessageIdBody(msgspec.Struct, frozen=True, rename="camel"):
 
     def first(self) -> Position:
         """The first position to be delivered; the sentinels mean the ends of the topic."""
+        # "Behind earliest" is not the first message: sentinels are taken as they are.
         if self.is_sentinel or not self.excluded:
             return self.position
         return self.position.next
@@ -72,16 +74,19 @@ async def names(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """At a message id, or at the end without one."""
+    """Create a subscription at a message id, or at the end without one."""
     subscription = part_of(request, "subscription")
     start = await body_of(request, MessageIdBody) or MessageIdBody()
     targets = await existing(request, topic_of(request))
+    # Invariant 1, before the first partition gets one.
     if len(targets) > 1:
         _check_place(start)
     created = False
     for name in targets:
         topic = await _persistent(request, name)
         mark_delete = _mark_delete(topic, start)
+        # Some partitions may have it from an attempt that stopped half-way: only all of them is a
+        # 409.
         created |= await topic.create_subscription(subscription, mark_delete, start.properties)
     if not created:
         return refused(CONFLICT, f"subscription {subscription!r} exists already")
@@ -95,6 +100,7 @@ async def delete(request: web.Request) -> web.Response:
     targets = await existing(request, topic_of(request))
     for name in targets:
         topic = await topics_of(request).get(name, create=False)
+        # Partitions are alike in the end, not at every moment.
         if subscription in topic.subscriptions:
             await topic.delete_subscription(subscription, force=force)
         else:
@@ -109,6 +115,7 @@ async def delete(request: web.Request) -> web.Response:
 
 async def skip_all(request: web.Request) -> web.Response:
     async def skip(subscription: Subscription) -> None:
+        # In memory at once; durable before the answer (invariant 2).
         subscription.skip_all()
         await subscription.ack_durable()
 
@@ -124,6 +131,7 @@ async def skip(request: web.Request) -> web.Response:
 
 
 async def expire(request: web.Request) -> web.Response:
+    # At least a second: 0 would expire what was published just now.
     seconds = whole_number(part_of(request, "seconds"), "the age in seconds", least=1)
 
     async def skip_old(subscription: Subscription) -> None:
@@ -160,6 +168,7 @@ async def peek(request: web.Request) -> web.Response:
 async def _for_each(
     request: web.Request, work: Callable[[Subscription], Awaitable[None]]
 ) -> web.Response:
+    # All are looked up before the first is moved: a missing one leaves all as they are.
     found = [
         _subscription(request, await _persistent(request, name))
         for name in await existing(request, topic_of(request))
@@ -191,6 +200,8 @@ async def _persistent(request: web.Request, name: TopicName) -> Topic:
 
 def _mark_delete(topic: Topic, start: MessageIdBody) -> Position:
     """The position behind which a new subscription begins."""
+    # Two sentinels, then a message: the mark-delete position stands before the first to be
+    # delivered.
     if start.position == EARLIEST.position:
         return BEFORE_ALL
     if start.position == LATEST.position:

@@ -55,6 +55,7 @@ async def names(request: web.Request) -> web.Response:
 async def partitioned_names(request: web.Request) -> web.Response:
     topics = topics_of(request)
     namespace = namespace_of(request)
+    # A namespace that does not exist is a 404, not an empty list.
     await topics.namespaces.policies(namespace)
     domain = Domain(part_of(request, "domain"))
     found = await topics.partitioned.names(namespace)
@@ -70,6 +71,7 @@ async def create(request: web.Request) -> web.Response:
     properties = await body_of(request, dict[str, str])
     if await topics.partitioned.get(name) is not None:
         return refused(CONFLICT, f"{name} exists already, with partitions")
+    # It has no record: loading it is all that creating it can mean.
     if name.domain is Domain.NON_PERSISTENT:
         if await topics.exists(name):
             return refused(CONFLICT, f"{name} exists already")
@@ -87,6 +89,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
+    # A partitioned topic is unloaded partition by partition; those that are not loaded are passed.
     for name in await existing(request, topic_of(request)):
         await topics_of(request).unload(name)
     return done()
@@ -102,6 +105,7 @@ async def terminate_partitions(request: web.Request) -> web.Response:
     found = {}
     for name in await existing(request, topic_of(request)):
         topic = await topics_of(request).get(name, create=False)
+        # By partition, as Java's tools read it; a topic without partitions is number 0.
         found[str(name.partition or 0)] = message_id(await topic.terminate(), name)
     return shown(found)
 
@@ -111,6 +115,7 @@ async def last_message_id(request: web.Request) -> web.Response:
     topic = await topics_of(request).get(name, create=False)
     position, batch_index = await topic.last_message()
     found = message_id(position, name)
+    # Tools know a message of a batch by its index; others have none.
     if batch_index >= 0:
         found["batchIndex"] = batch_index
     return shown(found)
@@ -120,6 +125,7 @@ async def last_message_id(request: web.Request) -> web.Response:
 
 
 async def partitions(request: web.Request) -> web.Response:
+    # A look creates nothing unless it is asked to.
     create = flag_of(request, "checkAllowAutoCreation")
     found = await topics_of(request).partitions(topic_of(request), create=create)
     return shown({"partitions": found})
@@ -129,6 +135,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
     name = topic_of(request)
     topics = topics_of(request)
     given = await _partitions_body(request)
+    # Asked first: the broker refuses a plain topic of that name as "not allowed", which is a 412.
     present = await topics.partitioned.get(name) is not None or await topics.exists(name)
     if present or not await topics.create_partitioned(name, given.partitions, given.properties):
         return refused(CONFLICT, f"{name} exists already")
@@ -140,6 +147,7 @@ async def grow(request: web.Request) -> web.Response:
     topics = topics_of(request)
     given = await _partitions_body(request)
     if await topics.partitioned.get(name) is None:
+        # Two different mistakes: a topic of another kind, or none at all.
         if await topics.exists(name):
             return refused(CONFLICT, f"{name} is not a partitioned topic")
         raise TopicNotFound(f"{name} does not exist")
@@ -155,6 +163,7 @@ async def delete_partitioned(request: web.Request) -> web.Response:
 
 async def _partitions_body(request: web.Request) -> PartitionsBody:
     found = await needed_body_of(request, object)
+    # Tools send a bare number, or an object with properties.
     given = converted({"partitions": found} if isinstance(found, int) else found, PartitionsBody)
     if given.partitions < 1:
         raise InvalidArgument(f"a partitioned topic needs partitions, not {given.partitions}")
@@ -171,6 +180,7 @@ async def existing(request: web.Request, name: TopicName) -> list[TopicName]:
     if record is not None:
         return [name.with_partition(number) for number in range(record.partitions)]
     if not await topics.exists(name):
+        # The namespace is told first if it is that which is missing.
         await topics.namespaces.policies(name.namespace)
         raise TopicNotFound(f"{name} does not exist")
     return [name]
@@ -189,6 +199,7 @@ async def whole_topic(request: web.Request) -> TopicName:
 
 
 def message_id(position: Position, name: TopicName) -> dict[str, Any]:
+    # -1 is MessageIdImpl's "not partitioned".
     partition = -1 if name.partition is None else name.partition
     return {
         "ledgerId": position.ledger_id,

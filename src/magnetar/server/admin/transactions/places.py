@@ -41,7 +41,7 @@ from magnetar.wire.messages import TxnId
 
 
 class Lag(NamedTuple):
-    """What stands between the maxReadPosition of a segment and its end."""
+    """The lag of a segment: what stands between its maxReadPosition and its end."""
 
     max_read_position: Position
     end: Position
@@ -51,8 +51,10 @@ class Lag(NamedTuple):
 
 
 def lag_of(topic: Topic) -> Lag:
+    # One turn of the loop: nothing moves between the two (invariant 1).
     max_read_position, end = topic.max_read_position(), topic.ledger.last_position()
     entries = topic.ledger.count_between(max_read_position, end)
+    # The common case has nothing behind it: no walk over ledgers.
     size = bytes_between(topic.ledger.ledger_spans, max_read_position, end) if entries else 0
     return Lag(max_read_position, end, entries, size)
 
@@ -63,6 +65,7 @@ def bytes_between(spans: Iterable[LedgerSpan], above: Position, through: Positio
     for span in spans:
         if not above.ledger_id <= span.ledger_id <= through.ledger_id:
             continue
+        # Only the first and the last ledger are cut.
         first, last = 0, span.entries - 1
         if span.ledger_id == above.ledger_id:
             first = above.entry_id + 1
@@ -79,6 +82,7 @@ async def segments_of(request: web.Request, name: TopicName) -> list[TopicName]:
         return await existing(request, name)
     record = await read_record(request, name)
     assert record.layout is not None, "a record that clients see has a layout"
+    # In the order of ids: parents stand before their children.
     segments = record.layout.layout().segments
     return [segment_topic(name, segments[number]) for number in sorted(segments)]
 
@@ -96,6 +100,7 @@ class BlockingTransaction(NamedTuple):
 def hold_of(topic: Topic) -> BlockingTransaction | None:
     """Which transaction of either kind holds the maxReadPosition of a topic, and from where on."""
     held = []
+    # Both kinds may hold it at once; the lower bound is the one that counts.
     for buffer in (topic.transactions, topic.legacy_transactions):
         if buffer is not None:
             txn, bound = buffer.blocker(), buffer.lowest_bound()
@@ -114,6 +119,7 @@ async def blocked_json(request: web.Request, segment: TopicName) -> Json:
     found: Json = {"segment": str(segment), "loaded": False, "open": None}
     found |= {"ceiling": None, "end": None, "entriesBehind": None, "bytesBehind": None}
     topic = server.topics.loaded.get(segment)
+    # Loaded here: all of it is known, and belongs to one moment.
     if isinstance(topic, Topic) and topic.transactions is not None:
         lag, hold = lag_of(topic), hold_of(topic)
         found |= {
@@ -125,6 +131,7 @@ async def blocked_json(request: web.Request, segment: TopicName) -> Json:
             "bytesBehind": lag.size_bytes,
         }
     else:
+        # Elsewhere: what the store says, without loading it (invariant 2).
         stored = (await _lowest_pin(server, segment), await _lowest_legacy(server, segment))
         hold = _lowest(each for each in stored if each is not None)
     found["blocker"] = None if hold is None else await _holder_json(server, hold)
@@ -132,7 +139,7 @@ async def blocked_json(request: web.Request, segment: TopicName) -> Json:
 
 
 async def _lowest_pin(server: AdminServer, segment: TopicName) -> BlockingTransaction | None:
-    """Of a segment that is not loaded here."""
+    """The lowest pin of a segment that is not loaded here."""
     index_key, name = encode_name(str(segment)), str(segment)
     lowest: BlockingTransaction | None = None
     scanned = 0
@@ -140,16 +147,18 @@ async def _lowest_pin(server: AdminServer, segment: TopicName) -> BlockingTransa
     async with aclosing(pins) as records:
         async for record in records:
             scanned += 1
+            # As good as it gets: the lowest of those that were looked at.
             if scanned > SCANNED_MAX:
                 break
             pin = decode(record, Pin)
+            # Index keys of long names are hashed, so another segment may stand here.
             if pin.segment == name and (lowest is None or pin.bound < lowest.bound):
                 lowest = BlockingTransaction(from_text(pin.txn), pin.bound)
     return lowest
 
 
 async def _lowest_legacy(server: AdminServer, segment: TopicName) -> BlockingTransaction | None:
-    """The same of a legacy transaction, as of the last record."""
+    """The lowest open legacy transaction of a segment, as of its last record."""
     record = await server.metadata.get(stream_key(str(segment)))
     if record is None:
         return None
@@ -159,6 +168,7 @@ async def _lowest_legacy(server: AdminServer, segment: TopicName) -> BlockingTra
 
 async def _holder_json(server: AdminServer, hold: BlockingTransaction) -> Json:
     known = await TransactionRecords(server).find(hold.txn)
+    # Collected, or another broker coordinates it: its id is still worth knowing.
     if known is None:
         what: Json = {"txnId": java_id(hold.txn), "id": to_text(hold.txn), "status": None}
     else:

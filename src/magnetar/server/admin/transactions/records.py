@@ -63,6 +63,7 @@ OPS_MAX: Final = 1000
 OPS_IN_LIST_MAX: Final = 50
 
 
+# A page that a person reads; scripts may ask for ten times as much.
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
 
@@ -78,6 +79,7 @@ def coordinators_of(request: web.Request) -> Coordinators:
 
 
 def txn_of(request: web.Request) -> TxnId:
+    # Two numbers in the path, as Java's tools write an id.
     return from_text(f"{part_of(request, 'most')}_{part_of(request, 'least')}")
 
 
@@ -105,7 +107,7 @@ def dated(record: Record) -> Dated:
 
 @dataclass(slots=True)
 class Ops:
-    """What a transaction does, as far as its op records still say."""
+    """The operations of a transaction, as far as its op records still say."""
 
     pins: list[tuple[Dated, Pin]] = field(default_factory=list)
     acks: list[tuple[Dated, AckOp]] = field(default_factory=list)
@@ -149,6 +151,7 @@ class TransactionRecords:
         self._authority = server.context.authority
         self._context = server.context
 
+    # Asked per topic: a transaction may touch some that the reader may list, and some not.
     def may_list(self, topic: str) -> bool:
         try:
             self._authority.authorise(ANYBODY, Action.LIST, TopicName.parse(topic))
@@ -159,9 +162,11 @@ class TransactionRecords:
     # --- headers
 
     async def header(self, txn: TxnId) -> Found:
+        # A legacy id: no record, only the log of its coordinator knows it.
         if not is_metadata(txn):
             known = await self.legacy(txn)
             return Found(header_of(txn, known), known.state)
+        # Two readings: of a member of a group, the group's record has the state.
         state = await self._store.state(txn)
         header = await self._store.header(txn)
         if header is None or state is None:
@@ -191,11 +196,12 @@ class TransactionRecords:
         headers, complete = await self._scan_open(wanted)
         found = [Found(header, "OPEN") for header in headers]
         found += [each for each in self._legacy_live() if wanted(each.header)]
+        # Oldest first, with the id to break ties, so that a repeated request gives the same order.
         found.sort(key=lambda each: (each.header.created_ms, each.header.txn))
         return OpenOnes(found[:limit], len(found), not complete or len(found) > limit)
 
     def _legacy_live(self) -> Iterator[Found]:
-        """Of the coordinators that are led here."""
+        """Live legacy transactions of the coordinators that are led here."""
         for own in self._context.coordinators.legacy.here():
             for known in own.live():
                 yield Found(header_of(TxnId(own.partition, known.number), known), known.state)
@@ -206,10 +212,12 @@ class TransactionRecords:
         return Counter(each.id.most for each in found)
 
     async def _scan_open(self, wanted: Callable[[Header], bool]) -> tuple[list[Header], bool]:
-        """Those that are wanted, and whether all were looked at."""
+        """Open transactions that are wanted, and whether all were looked at."""
         found: list[Header] = []
         groups: dict[str, Group | None] = {}
         scanned = 0
+        # The index of headers that are not final: open ones, and members whose group may have
+        # decided.
         async with aclosing(self._metadata.scan_index(BY_DEADLINE)) as records:
             async for record in records:
                 scanned += 1
@@ -220,6 +228,7 @@ class TransactionRecords:
                     found.append(header)
         return found, True
 
+    # A member of a group is decided by its group: each group is read once per request.
     async def _is_open(self, header: Header, groups: dict[str, Group | None]) -> bool:
         if header.group is None:
             return not header.is_final
@@ -231,7 +240,7 @@ class TransactionRecords:
     # --- what they did
 
     async def ops(self, txn: TxnId, limit: int = OPS_MAX) -> Ops:
-        """Its op records on topics that may be listed."""
+        """The op records of a transaction on topics that may be listed."""
         await asyncio.sleep(0)  # many of these may need no waiting at all: others come between
         found = Ops()
         if not is_metadata(txn):
@@ -241,6 +250,7 @@ class TransactionRecords:
         seen = 0
         async with aclosing(self._metadata.scan_index(OPS_BY_TXN, name, name)) as records:
             async for record in records:
+                # Bounded before anything is decoded (invariant 2).
                 seen += 1
                 if seen > limit:
                     found.truncated = True
@@ -249,6 +259,7 @@ class TransactionRecords:
         return found
 
     def _add(self, found: Ops, record: Record) -> None:
+        # The kind stands in the key: a pin and an ack have different bodies.
         if is_pin(record):
             pin = decode(record, Pin)
             if self.may_list(pin.segment):
@@ -266,6 +277,7 @@ class TransactionRecords:
         found.truncated = max(len(known.topics), len(places)) > limit
 
     async def touched(self, txn: TxnId) -> set[str]:
+        # For the right to abort, all topics count: those that the reader may not list, too.
         """All topics where it takes part, whoever may list them."""
         if not is_metadata(txn):
             known = await self.legacy(txn)
@@ -279,7 +291,7 @@ class TransactionRecords:
         return found
 
     async def aborted(self, txn: TxnId) -> tuple[list[tuple[Dated, Aborted]], bool]:
-        """Its aborted records, and whether there may be more. No index has them by transaction."""
+        """The aborted records of a transaction, and whether there may be more. None is indexed."""
         found: list[tuple[Dated, Aborted]] = []
         ending = f":{to_text(txn)}"
         scanned = 0
@@ -287,6 +299,7 @@ class TransactionRecords:
         async with aclosing(records) as each_record:
             async for record in each_record:
                 scanned += 1
+                # By the end of the key, without decoding: most records are of other transactions.
                 if record.key.endswith(ending):
                     aborted = decode(record, Aborted)
                     if self.may_list(aborted.segment):
@@ -297,6 +310,7 @@ class TransactionRecords:
 def check_here(own: Coordinators, txn: TxnId) -> None:
     """Raise unless this broker coordinates a transaction."""
     if not own.partitions.leads(txn.most):
+        # The upper half of an id names its coordinator.
         url = own.partitions.assignments()[txn.most % PARTITIONS].url
         raise ServiceNotReady(
             f"coordinator {txn.most} is {f'at {url}' if url else 'nowhere now'}",
@@ -313,6 +327,7 @@ def _unknown(txn: TxnId) -> TransactionNotFound:
 
 def is_pin(record: Record) -> bool:
     """Whether an op record is a pin; else it is an acknowledgement."""
+    # <txn>-w-... or <txn>-a-...: see `txn/records.py`.
     return record.key[len(OPS) + 1 :].split("-", 2)[1] == "w"
 
 
@@ -320,7 +335,7 @@ def is_pin(record: Record) -> bool:
 
 
 def java_id(txn: TxnId) -> str:
-    """As Java prints it."""
+    """The id as Java prints it."""
     return f"({txn.most},{txn.least})"
 
 
@@ -333,6 +348,7 @@ def header_json(header: Header, state: LegacyState, now_ms: int) -> Json:
         "status": state,
         "kind": "metadata" if is_metadata(header.id) else "markers",
         "openTimestamp": header.created_ms,
+        # As in Java: how long it may take, not until when (invariant 4).
         "timeoutAt": header.deadline_ms - header.created_ms,
         "owner": header.owner or None,
         "coordinator": header.id.most,
@@ -359,6 +375,7 @@ def summary_json(found: Found, ops: Ops, now_ms: int) -> Json:
 
 
 def participants_json(ops: Ops, aborted: Iterable[Aborted] = ()) -> Json:
+    # Later ones replace earlier ones: a pin knows from where on, an aborted record does not.
     """Where a transaction writes and acknowledges, as Java's tools read it."""
     hidden = {each.segment for each in aborted}
     produced: Json = {segment: in_buffer_json(None, aborted=True) for segment in sorted(hidden)}
@@ -386,10 +403,11 @@ def in_pending_acks_json(acks: Iterable[AckOp]) -> Json:
 
 
 def _through_text(entry: AckedEntry) -> str:
-    """With the last message of the batch, if not all of it is acknowledged."""
+    """The position, with the last message of the batch if not all of it is acknowledged."""
     left = entry.unacked_bits
     if not left:
         return str(entry.position)
+    # The lowest bit that is left is the first message not acknowledged; the one before it is shown.
     return f"{entry.position}:{(left & -left).bit_length() - 2}"
 
 
@@ -446,6 +464,7 @@ def timeline(
     events = [(header.created_ms, f"begun by {header.owner or 'nobody that was identified'}")]
     for dates, pin in ops.pins:
         events.append((dates.created_ms, f"may write to {pin.segment}, from {pin.bound} on"))
+        # Put again by a later owner of the segment, with its epoch.
         if dates.changed_ms > dates.created_ms:
             events.append((dates.changed_ms, f"{pin.segment} has owner epoch {pin.epoch}"))
     for dates, ack in ops.acks:
@@ -453,6 +472,7 @@ def timeline(
         events.append(
             (dates.created_ms, f"acknowledged {what} of {ack.segment} {ack.subscription}")
         )
+    # Ended, or what will become of it. Ends of legacy transactions come from their log.
     if header.finalized_ms != NEVER:
         events.append((header.finalized_ms, state.lower()))
     elif state == "OPEN":
@@ -464,7 +484,7 @@ def timeline(
 
 
 def legacy_timeline(known: LegacyTransaction) -> list[Json]:
-    """The same of a legacy transaction; its log does not say when participants were added."""
+    """The timeline of a legacy transaction; its log does not date added participants."""
     events = [(known.start_ms, f"begun by {known.owner or 'nobody that was identified'}")]
     if known.is_open:
         events.append((known.deadline_ms, "is aborted unless it is ended before"))

@@ -1,4 +1,4 @@
-"""What topics and subscriptions know of transactions, below `/admin/v3/transactions`.
+"""Transactions of topics and subscriptions, below `/admin/v3/transactions`.
 
 A topic is named as in Pulsar by `{tenant}/{namespace}/{topic}`, which is a `persistent://` one, or
 with its domain before: `segment/{tenant}/{namespace}/{topic}`.
@@ -60,6 +60,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 async def _topic(request: web.Request) -> tuple[Topic, MetadataTransactionBuffer]:
+    # 503 first where there are no transactions at all (transactions, invariant 3).
     coordinators_of(request)
     name = await whole_topic(request)
     topic = await topics_of(request).get(name, create=False)
@@ -76,6 +77,7 @@ async def _topic(request: web.Request) -> tuple[Topic, MetadataTransactionBuffer
 async def buffer_stats(request: web.Request) -> web.Response:
     topic, buffer = await _topic(request)
     lag = lag_of(topic)
+    # Members of Java's TransactionBufferStats; those without a meaning here say "nothing".
     return shown(
         {
             "state": "Ready",
@@ -99,6 +101,7 @@ async def in_buffer(request: web.Request) -> web.Response:
     store = TxnStore(server_of(request).metadata)
     pin = await store.pin(txn, segment)
     legacy = topic.legacy_transactions
+    # A metadata-driven transaction has a pin; a legacy one is known to its buffer alone.
     first = pin.pin.bound if pin is not None else legacy.first_of(txn) if legacy else None
     aborted = await store.aborted_record(txn, segment) is not None
     return shown(in_buffer_json(first, aborted=aborted))
@@ -110,8 +113,10 @@ async def buffer_internal_stats(request: web.Request) -> web.Response:
     limit, segment = limit_of(request), str(topic.name)
     name = encode_name(segment)
     scan_index = server_of(request).metadata.scan_index
+    # Index keys are names: long ones are cut, so each record is checked for its own name.
     written = scan_index(WRITES_BY_SEGMENT, name, name)
     pins, pins_cut = await _read(written, Pin, limit, lambda pin: pin.segment == segment)
+    # ";" follows ":" in ASCII: all keys that begin with this name, and no others.
     hidden = scan_index(ABORTED_BY_POSITION, f"{name}:", f"{name};")
     aborted, cut = await _read(hidden, Aborted, limit, lambda each: each.segment == segment)
     return shown(
@@ -189,6 +194,7 @@ async def _read(
         async for record in each_record:
             body = decode(record, kind)
             if fits(body):
+                # One more than asked for would fit: that is what `truncated` says.
                 if len(found) >= limit:
                     return found, True
                 found.append((dated(record), body))
@@ -203,6 +209,7 @@ async def blocked(request: web.Request) -> web.Response:
     coordinators_of(request)
     limit = limit_of(request)
     segments = await segments_of(request, topic_of(request))
+    # Cut before anything is read: each segment may cost a scan.
     found: list[Json] = [await blocked_json(request, each) for each in segments[:limit]]
     return shown({"segments": found, "truncated": len(segments) > limit})
 
@@ -218,7 +225,7 @@ _HANDLERS: Final[dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]
 
 
 def routes(base: str, txn_id: str) -> Iterator[web.RouteDef]:
-    """Each with and without the domain of the topic."""
+    """The routes, each with and without the domain of the topic."""
     name = "{tenant}/{namespace}/{topic}"
     for template, handler in _HANDLERS.items():
         path = f"{base}/{template.replace('{id}', txn_id)}"

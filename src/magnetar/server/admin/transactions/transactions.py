@@ -53,6 +53,7 @@ from magnetar.txn.legacy.coordinator_log import log_name
 from magnetar.txn.records import Aborted, Header
 from magnetar.wire.messages import TxnId
 
+# Pulsar's status for a coordinator without a log.
 _NO_LOG: Final = 405
 _READY: Final = "Ready"
 _NOT_BUILT: Final = "positionStatsInPendingAck|transactionCoordinator"
@@ -74,7 +75,7 @@ def _known_coordinator(text: str) -> int:
 
 
 async def coordinators(request: web.Request) -> web.Response:
-    """Those that somebody leads now."""
+    """The coordinators that somebody leads now."""
     found = coordinators_of(request).partitions.assignments()
     return shown(
         [{"id": each.partition, "brokerServiceUrl": each.url} for each in found if each.url]
@@ -85,6 +86,7 @@ async def coordinator_stats(request: web.Request) -> web.Response:
     own = coordinators_of(request)
     wanted = _coordinator_id(request)
     open_here = own.open_by_coordinator()
+    # All are led here, the usual case: no scan. Otherwise the store knows those of the others.
     counts = {} if len(open_here) == PARTITIONS else await _records(request).open_counts()
     found: dict[str, Json] = {}
     for each in own.partitions.assignments():
@@ -93,11 +95,14 @@ async def coordinator_stats(request: web.Request) -> web.Response:
             "state": "None" if each.url is None else _READY,
             "brokerServiceUrl": each.url,
             "ongoingTxnSize": open_here.get(number, counts.get(number, 0)),
+            # Of the log of legacy transactions, if it is led here (below); otherwise -1, Pulsar's
+            # "none".
             "leastSigBits": -1,
             "lowWaterMark": -1,
             "recoverStartTime": 0,
             "recoverEndTime": 0,
         }
+        # Only who leads it knows its log.
         legacy = own.legacy.at(number)
         if legacy is not None:
             marks = {"leastSigBits": legacy.last_number, "lowWaterMark": legacy.low_watermark}
@@ -130,11 +135,13 @@ async def open_transactions(request: web.Request) -> web.Response:
     """Our own: the open transactions, oldest first, with what they touch."""
     coordinators_of(request)
     limit, query = limit_of(request), request.query
+    # All that can be wrong with the query is said before anything is read.
     least_ms = whole_number(query.get("olderThanMs", "0"), "the age")
     owner, application = query.get("owner"), query.get("application")
     coordinator = _coordinator_id(request)
     now = server_of(request).clock.now_ms()
 
+    # Filters apply before the limit: the oldest of those that were asked for.
     def wanted(header: Header) -> bool:
         member = header.group
         return (
@@ -147,6 +154,7 @@ async def open_transactions(request: web.Request) -> web.Response:
     records = _records(request)
     found = await records.open_ones(limit, wanted)
     transactions = [
+        # A list shows the first few topics of each; the story of one shows all.
         summary_json(each, await records.ops(each.header.id, OPS_IN_LIST_MAX), now)
         for each in found.found
     ]
@@ -166,6 +174,7 @@ async def slow_transactions(request: web.Request) -> web.Response:
             now - header.created_ms >= least_ms and coordinator in (None, header.id.most)
         ),
     )
+    # Keyed by id, as Java's tools read it.
     slow = {}
     for each in found.found:
         told = header_json(*each, now)
@@ -186,6 +195,7 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
     ops = await records.ops(txn)
     aborted: list[tuple[Dated, Aborted]] = []
     cut = False
+    # Records of hidden messages are written only for aborts, and finding them costs a scan.
     if state in ("ABORTING", "ABORTED"):
         aborted, cut = await records.aborted(txn)
     assignment = coordinators_of(request).partitions.assignments()[txn.most % PARTITIONS]
@@ -199,6 +209,7 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
         "timeline": timeline(header, state, ops, aborted),
         "truncated": ops.truncated or cut,
     }
+    # A legacy transaction has no records of its own to date.
     if not is_metadata(txn):
         story["timeline"] = legacy_timeline(await records.legacy(txn))
     if header.group is not None:
@@ -208,10 +219,12 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
 
 
 async def abort_transaction(request: web.Request) -> web.Response:
-    """As its owner would; the same again is the same answer."""
+    """Abort a transaction as its owner would; again: the same answer."""
     own, records, txn = coordinators_of(request), _records(request), txn_of(request)
+    # 404 if there is none, before anything is asked about rights.
     await records.header(txn)  # there is one
     await _check_rights(request, txn)
+    # After the rights, since the answer names another broker.
     check_here(own, txn)
     await own.of(txn).end(txn, commit=False, owner=None)
     return done()
@@ -219,6 +232,7 @@ async def abort_transaction(request: web.Request) -> web.Response:
 
 async def _check_rights(request: web.Request, txn: TxnId) -> None:
     authority = server_of(request).context.authority
+    # Sorted: the same refusal each time.
     for segment in sorted(await _records(request).touched(txn)):
         for action in Action:
             authority.authorise(ANYBODY, action, TopicName.parse(segment))

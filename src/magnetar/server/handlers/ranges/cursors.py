@@ -30,10 +30,12 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 
 async def move(session: Session, body: pb.CommandRangeMove) -> None:
+    # Once for all topics of the command: a bad name is one error, not one per topic.
     check_subscription_name(body.subscription)
     is_earliest = body.initial_position == pb.CommandSubscribe.Earliest
     initial = InitialPosition.EARLIEST if is_earliest else InitialPosition.LATEST
 
+    # Each topic by itself: one that moved to another broker does not keep the others waiting.
     async def one(cursor: pb.RangeCursor) -> Fields:
         topic = await named_topic(session, cursor.topic)
         subscription = await _subscription(session, topic, body.subscription, initial)
@@ -55,10 +57,12 @@ async def _subscription(
         name, SubscriptionType.FAILOVER, 0, session, initial_position=initial
     )
     context = session.context
+    # The invariant: recorded for the scalable topic, and on every segment, before any cursor moves.
     if context.has_scalable:
         options = await context.scalable.subscribing(topic.name, options)
     found = topic.subscriptions.get(name)
     if found is None:
+        # A reader of ranges needs the right as a consumer would.
         if not topic.policies.auto_subscription_creation:
             raise SubscriptionNotFound(
                 f"{topic.name} has no subscription {name!r}, and none is made by using it"
@@ -68,6 +72,7 @@ async def _subscription(
             name, EARLIEST if is_earliest else topic.max_read_position()
         )
         found = topic.subscriptions[name]
+    # A reader's own position under this name: it would vanish with that reader.
     if not found.durable:
         raise NotAllowed(f"subscription {name!r} of {topic.name} is not durable")
     return found

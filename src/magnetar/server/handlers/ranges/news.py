@@ -41,6 +41,7 @@ _MS_PER_SECOND: Final = 1000
 async def news(session: Session, body: pb.CommandRangeNews) -> None:
     session.authorise(Action.CONSUME, TopicName.parse(body.topic))
     polls, limits = session.scalable.polls, session.limits
+    # Invariant 2: the client asks with newer places, and the former request must not stay open.
     before = polls.pop(body.poll_id, None)
     if before is not None:
         before.close()
@@ -49,6 +50,7 @@ async def news(session: Session, body: pb.CommandRangeNews) -> None:
         raise TooManyRequests(f"the connection has {len(polls)} polls for news of ranges")
     if len(body.places) > limits.range_topics_max:
         raise TooManyRequests(f"{len(body.places)} places in one poll")
+    # Registered before its loop begins, so that the next poll of this number finds it.
     poll = polls[body.poll_id] = OpenPoll(body.request_id)
     poll.follow(session, _wait(session, body, poll))
 
@@ -60,6 +62,7 @@ async def _wait(session: Session, body: pb.CommandRangeNews, poll: OpenPoll) -> 
     except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
         session.refuse(_TYPE, body, error)
     finally:
+        # A newer poll may have this number by now, and has closed this one.
         if session.scalable.polls.get(body.poll_id) is poll:
             del session.scalable.polls[body.poll_id]
             poll.answered()
@@ -74,12 +77,16 @@ async def _has_news(session: Session, body: pb.CommandRangeNews) -> bool:
     loop = asyncio.get_running_loop()
     seconds = min(body.wait_ms / _MS_PER_SECOND, session.limits.range_poll_seconds)
     deadline = loop.time() + seconds
+    # Partitions have no signal: looked at once, when the poll begins.
     if await _has_grown(session, TopicName.parse(body.topic), body.epoch):
         return True
     while True:
+        # Versions are noted while looking: an advance after that ends the wait at once (invariant
+        # 1).
         seen: dict[Signal, int] = {}
         if await _is_behind(session, body, seen):
             return True
+        # Asked to wait for nothing: a plain question.
         if loop.time() >= deadline:
             return False
         try:
@@ -97,6 +104,7 @@ async def _is_behind(session: Session, body: pb.CommandRangeNews, seen: dict[Sig
     for place in body.places:
         try:
             topic = await named_topic(session, place.topic)
+        # Invariant 4: the layout tells what became of it.
         except TopicNotFound:
             return True
         seen[topic.readable] = topic.readable.version
@@ -109,6 +117,7 @@ def _layout_is_newer(
     session: Session, name: TopicName, epoch: int, seen: dict[Signal, int]
 ) -> bool:
     context = session.context
+    # Neither has a layout: a single partition is read as it is.
     if not context.has_scalable or name.partition is not None:
         return False
     layouts, topic = context.scalable.layouts, name.scalable_topic()

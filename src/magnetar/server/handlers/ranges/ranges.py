@@ -56,6 +56,7 @@ async def layout(session: Session, body: pb.CommandRangeLayout) -> None:
         }
         for each in found.segments
     ]
+    # Any broker answers from the store: no topic is loaded, and nobody has to own one.
     session.write(
         command(
             "RANGE_LAYOUT_RESPONSE",
@@ -85,7 +86,9 @@ async def read(session: Session, body: pb.CommandRangeRead) -> None:
     view = await named_view(session, body.topic, body.isolation)
     start, end = position_from(body.start), position_from(body.end)
     page = await read_page(view, start, end, session.limits, body.bytes_max)
+    # Entries follow the answer in its frame, as they are stored: nothing is copied or decoded.
     payloads = [entry.payload for entry in page.entries]
+    # Told apart, so that a client can cut the frame without looking into entries.
     sizes = [len(payload) for payload in payloads]
     RANGE_ENTRIES.inc(len(payloads))
     RANGE_BYTES.inc(sum(sizes))
@@ -156,19 +159,22 @@ async def at_time(session: Session, body: pb.CommandRangeAtTime) -> None:
 
 
 async def range_layout(context: Context, name: TopicName) -> RangeLayout:
-    """As it is stored now."""
+    """The layout of a topic, as it is stored now."""
     if name.domain not in (Domain.TOPIC, Domain.PERSISTENT):
         raise NotAllowed(
             f"{name} has no segments to read ranges of", hint="use topic:// or persistent://"
         )
     if name.domain is Domain.TOPIC:
         context.check_scalable()
+    # The store, not the cache: whoever plans by this must not miss a change that was committed.
     if context.has_scalable and name.partition is None:
         record = await context.scalable.layouts.read(name.scalable_topic())
         if record is not None and record.layout is not None:
             return _of_scalable(record)
+        # Neither there nor absent: its first layout is about to be committed.
         if record is not None and record.change is not None and record.change.kind == "create":
             raise ServiceNotReady(f"{name} is being created")
+    # A v5 name, and no record of it.
     if name.domain is Domain.TOPIC:
         raise TopicNotFound(f"{name} does not exist")
     return await _of_regular(context, name)
@@ -194,7 +200,9 @@ def _of_scalable(record: ScalableRecord) -> RangeLayout:
 async def _of_regular(context: Context, name: TopicName) -> RangeLayout:
     partitioned = await context.topics.partitioned.get(name)
     count = 0 if partitioned is None else partitioned.partitions
+    # A topic without partitions is one segment, number 0.
     names = [name.with_partition(number) for number in range(count)] or [name]
+    # Made anew under its name it has another time of creation: positions of before are void.
     created_ms = await context.topics.created_ms(names[0])
     if created_ms is None:
         raise TopicNotFound(f"{names[0]} does not exist")

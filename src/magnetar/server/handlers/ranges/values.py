@@ -43,7 +43,7 @@ def isolation_from(wire: int) -> ReadIsolation:
 
 
 def runs_of(entries: Sequence[Entry]) -> list[Fields]:
-    """Their positions, with those that follow each other told as one run."""
+    """The positions of entries; those that follow each other are one run."""
     runs: list[Fields] = []
     following: tuple[int, int] | None = None
     for (ledger_id, entry_id), _ in entries:
@@ -60,10 +60,12 @@ async def named_topic(session: Session, text: str) -> Topic:
     name = TopicName.parse(text)
     session.authorise(Action.CONSUME, name)
     context = session.context
+    # Refuses a scalable topic by its own name, and segments that are gone.
     await admit(context, name)
     topic = await context.topics.get(name, create=False)
     if not isinstance(topic, Topic):
         raise NotAllowed(f"{name} keeps no messages", hint="ranges are of persistent topics")
+    # Nobody is connected to it, but it is read: maintenance must not take it for unused.
     topic.used_at = context.clock.monotonic()
     return topic
 
@@ -77,6 +79,7 @@ async def for_each(
 ) -> list[Fields]:
     """What is answered for each; one that is refused says so, and spoils none of the others."""
     limit = session.limits.range_topics_max
+    # Each may have to be loaded: the limit bounds what one command can set in motion.
     if len(named) > limit:
         raise TooManyRequests(f"{len(named)} topics in one command", hint=f"name at most {limit}")
 
@@ -87,6 +90,7 @@ async def for_each(
             return {"error": int(error.wire_code), "message": str(error)}
 
     found: list[Fields] = []
+    # In groups: loads of thousands of topics at once would starve everybody else's.
     for at in range(0, len(named), _AT_ONCE):
         found += await asyncio.gather(*map(one, named[at : at + _AT_ONCE]))
     return found
