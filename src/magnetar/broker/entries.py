@@ -23,6 +23,9 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 NO_MARKER: Final = -1
 
+UNPLACED: Final = Position(0, 0)
+"""The position of a view that only the metadata of an entry is asked of."""
+
 # Known by identity, because metadata may also be empty and readable.
 _UNREADABLE: Final = pb.MessageMetadata()
 

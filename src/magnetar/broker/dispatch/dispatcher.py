@@ -27,7 +27,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.membership import Membership
-from magnetar.broker.entries import EntryView
+from magnetar.broker.entries import UNPLACED, EntryView
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -370,7 +370,6 @@ class Dispatcher:
 
 
 _new: Final = tuple.__new__
-_NOWHERE: Final = Position(0, 0)
 
 
 def messages_in(payload: bytes) -> int:
@@ -383,7 +382,7 @@ def messages_in(payload: bytes) -> int:
     end = body + int.from_bytes(payload[start:body], "big")
     if payload.find(_BATCH_SIZE_TAG, body, end) < 0:
         return 1
-    return EntryView(_NOWHERE, payload).num_messages
+    return EntryView(UNPLACED, payload).num_messages
 
 
 def _runs(positions: list[Position]) -> Iterator[tuple[Position, int]]:

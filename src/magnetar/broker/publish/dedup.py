@@ -42,8 +42,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from magnetar.broker.api import NO_SEQUENCE
 from magnetar.broker.publish.lineage import (
-    NO_SEQUENCE,
     Lineage,
     Piece,
     SequenceSpan,

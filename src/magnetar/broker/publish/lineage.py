@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from magnetar.broker.api import NO_SEQUENCE
 from magnetar.errors import CorruptMetadata, FormatTooNew, InvalidLayout, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.names import TopicName
-
-NO_SEQUENCE: Final = -1
 
 # Stored with every snapshot of a segment that inherited something: other layouts need a version.
 _VERSION: Final = 1
@@ -155,7 +154,7 @@ class Lineage(Mapping[str, tuple[Piece, ...]]):
         return lineage
 
 
-NOTHING: Final = Lineage()
+NO_LINEAGE: Final = Lineage()
 
 
 def stored(pieces: Iterable[Piece], sequence_id: int, key_hash: int | None) -> bool | None:

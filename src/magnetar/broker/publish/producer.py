@@ -26,12 +26,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from magnetar.broker.api import DROPPED, AccessMode, ProducerRequest, Receipt
-from magnetar.broker.entries import EntryView
+from magnetar.broker.api import DROPPED, NO_SEQUENCE, AccessMode, ProducerRequest, Receipt
+from magnetar.broker.entries import UNPLACED, EntryView
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
-from magnetar.broker.publish.lineage import NO_SEQUENCE
 from magnetar.broker.publish.txn_writes import TransactionWrites
 from magnetar.errors import (
     ChecksumMismatch,
@@ -55,7 +54,6 @@ from magnetar.wire.messages import Send, TxnId, TxnSend
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 
-_NOWHERE: Final = Position(0, 0)
 _MODE_NAMES: Final = {
     AccessMode.SHARED: "Shared",
     AccessMode.EXCLUSIVE: "Exclusive",
@@ -315,7 +313,7 @@ class Producer:
         if self.dedup is None or send.marker:
             return _Sent(highest)
         # Chunks share one sequence id, and only the last one counts; others are not worth a parse.
-        last = not send.is_chunk or EntryView(_NOWHERE, send.headers_and_payload).is_last_chunk
+        last = not send.is_chunk or EntryView(UNPLACED, send.headers_and_payload).is_last_chunk
         by_key = self.dedup.needs_key(self.dedup_name, send.sequence_id)
         verdict = self.dedup.decide(
             self.dedup_name,
@@ -373,7 +371,7 @@ class Producer:
         """Judge a send of an admitted transaction."""
         transactions, highest = self._transactions, send.highest_sequence_id
         assert transactions is not None, "it has admitted the transaction"
-        view = EntryView(_NOWHERE, send.headers_and_payload)
+        view = EntryView(UNPLACED, send.headers_and_payload)
         if view.txn_id != txn:
             # Without it, nobody could tell later whose entry it is.
             text = f"message {send.sequence_id} does not carry the id of its transaction"
@@ -573,7 +571,7 @@ def _unknown(name: str, send: Send) -> StorageError:
 
 def _hash_of(payload: bytes) -> int | None:
     """Where a message stands on the ring, as it or its key says; None: unknown, or a batch."""
-    view = EntryView(_NOWHERE, payload)
+    view = EntryView(UNPLACED, payload)
     metadata = view.metadata
     if metadata.HasField("ring_position"):
         return metadata.ring_position

@@ -29,7 +29,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from magnetar.broker.entries import EntryView
+from magnetar.broker.entries import UNPLACED, EntryView
 from magnetar.broker.ranges.view import RangeView
 from magnetar.ledger.api import Entry
 from magnetar.model.ids import Position
@@ -45,7 +45,6 @@ MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 _LOOK_BACK_ENTRIES: Final = 20_000
 _WINDOW_ENTRIES: Final = 32
 _READ_BYTES: Final = 8 * 1024 * 1024
-_NOWHERE: Final = Position(0, 0)
 _CHUNKS_TAG: Final = b"\xd8\x01"
 """The bytes with which field 27 (num_chunks_from_msg, a number) begins in MessageMetadata."""
 
@@ -55,7 +54,7 @@ def chunk_of(payload: bytes) -> EntryView | None:
     # The tag may also be in a value: then it is parsed for nothing, but no chunk is missed.
     if payload.find(_CHUNKS_TAG, 0, payload_offset(payload)) < 0:
         return None
-    view = EntryView(_NOWHERE, payload)
+    view = EntryView(UNPLACED, payload)
     return view if view.is_chunk else None
 
 

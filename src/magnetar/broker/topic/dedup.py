@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from magnetar.broker.publish.dedup import Dedup
 from magnetar.broker.publish.dedup_log import DedupLog
-from magnetar.broker.publish.lineage import NOTHING, Lineage, producer_names
+from magnetar.broker.publish.lineage import NO_LINEAGE, Lineage, producer_names
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import TopicProducers
 from magnetar.broker.topic.transactions import TopicTransactions
@@ -120,7 +120,7 @@ class TopicDedup:
 
     def lineage(self, child_range: HashRange) -> Lineage:
         """What a child on that range inherits; everything is settled."""
-        return NOTHING if self._log is None else self._log.lineage(child_range)
+        return NO_LINEAGE if self._log is None else self._log.lineage(child_range)
 
     async def inherit(self, lineage: Lineage) -> None:
         """Take over, durably, what the parents of this segment stored."""

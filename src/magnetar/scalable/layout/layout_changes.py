@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Iterable
 from functools import reduce
 from typing import Final, TypeVar
 
-from magnetar.broker.publish.lineage import NOTHING, Lineage
+from magnetar.broker.publish.lineage import NO_LINEAGE, Lineage
 from magnetar.errors import MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
@@ -170,7 +170,7 @@ class LayoutChanges:
                 # Of several partitions nobody could say later which one a message was sent to.
                 lineages = [each.renamed(_without_segment) for each in lineages]
         # Promise 4, by part of the ring: a child knows only what was sent for its own keys.
-        known = reduce(Lineage.merged, lineages, NOTHING)
+        known = reduce(Lineage.merged, lineages, NO_LINEAGE)
         await all_done(
             self._host.inherit(self._name(each), known.clipped(each.hash_range))
             for each in children

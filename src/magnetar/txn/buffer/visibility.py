@@ -25,7 +25,7 @@ from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
 from magnetar.wire.messages import TxnId
 
-NOTHING: Final = Position(-1, -1)
+NOTHING_READABLE: Final = Position(-1, -1)
 """As a maxReadPosition: no entry stands at or below it."""
 
 
@@ -89,7 +89,7 @@ class Visibility:
     def max_read_position(self, last_durable: Position) -> Position:
         """The last position that consumers may see."""
         if not self._open:
-            return NOTHING
+            return NOTHING_READABLE
         lowest = self.lowest_bound()
         if lowest is None or lowest > last_durable:
             return last_durable

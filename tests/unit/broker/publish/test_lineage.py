@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magnetar.broker.publish.dedup import Dedup, SendVerdict
 from magnetar.broker.publish.lineage import (
-    NOTHING,
+    NO_LINEAGE,
     Lineage,
     Piece,
     SequenceSpan,
@@ -73,7 +73,7 @@ def test_pieces_are_clipped_merged_and_filled_up() -> None:
     assert filled["q"] == (Piece(LOWER, 1), Piece(UPPER, -1))
     assert filled["r"] == (Piece(LOWER, -1), Piece(UPPER, 2, (SequenceSpan(1, 1),)))
     assert filled["p"] == both["p"]
-    assert NOTHING.merged(one) == one
+    assert NO_LINEAGE.merged(one) == one
     assert "Lineage" in repr(one)
 
 
@@ -277,7 +277,7 @@ class Topic:
     """One producer that sends each message again, in order, until it gets a receipt."""
 
     def __init__(self) -> None:
-        self.segments = [Segment(FULL_RING, NOTHING)]
+        self.segments = [Segment(FULL_RING, NO_LINEAGE)]
         self.stored: set[int] = set()
         self.owed: list[Message] = []
         self.refused: set[int] = set()
@@ -358,7 +358,7 @@ class Topic:
                 self.settle(parent, False)
         children = []
         for hash_range in ranges:
-            lineage = NOTHING
+            lineage = NO_LINEAGE
             for parent in parents:
                 own = parent.dedup.lineage(parent.hash_range, hash_range)
                 lineage = lineage.merged(own)

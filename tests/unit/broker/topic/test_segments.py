@@ -13,7 +13,7 @@ from magnetar.broker.api import DROPPED, Receipt, SchemaData
 from magnetar.broker.policy.namespaces import DEFAULT
 from magnetar.broker.policy.paths import scalable_key
 from magnetar.broker.policy.policies import InactiveTopicPolicies, Policies
-from magnetar.broker.publish.lineage import NOTHING, Lineage, Piece
+from magnetar.broker.publish.lineage import NO_LINEAGE, Lineage, Piece
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.topic.maintenance import CARE_SECONDS
@@ -216,7 +216,7 @@ def test_dedup_is_on_unless_the_namespace_says_no() -> None:
         await topic.inherit(Lineage({"p": [Piece(FULL_RING, 9)]}))
         assert (await joined(topic)).last_sequence_id == -1
         await topic.terminate()
-        assert await topic.lineage() == NOTHING
+        assert await topic.lineage() == NO_LINEAGE
         await topics.change_namespace(DEFAULT, setting(None))
         assert topic.policies.deduplication
 
@@ -274,7 +274,7 @@ def test_a_send_that_crossed_a_split_and_a_merge_is_stored_once() -> None:
         found = await sent(lower_producer, keyed(0, low), keyed(2, low), keyed(4, low))
         assert [each.position == DROPPED for each in found] == [True, False, False]
         merged = await created(topics, MERGED)
-        lineage = NOTHING
+        lineage = NO_LINEAGE
         for topic in (lower, upper):
             await topic.terminate()
             lineage = lineage.merged(await topic.lineage())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
-from magnetar.txn.buffer.visibility import NOTHING, Visibility
+from magnetar.txn.buffer.visibility import NOTHING_READABLE, Visibility
 from magnetar.txn.ids import metadata_id
 from magnetar.wire.messages import TxnId
 
@@ -21,7 +21,7 @@ def at(entry: int) -> Position:
 
 def test_nothing_is_readable_before_recovery() -> None:
     seen = Visibility()
-    assert seen.max_read_position(at(9)) == NOTHING
+    assert seen.max_read_position(at(9)) == NOTHING_READABLE
     seen.open_gate()
     assert seen.max_read_position(at(9)) == at(9)
 
