@@ -115,14 +115,15 @@ def patiently(
                 pause = backoff.next()
                 if not is_passing(error) or clock.monotonic() + pause > deadline:
                     if isinstance(error, NotConnected):
-                        raise _not_reached(error, what, asked) from error
+                        raise not_reached(error, what, asked) from error
                     raise
             await clock.sleep(pause)
 
     return client.run(attempts)
 
 
-def _not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConnected:
+def not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConnected:
+    """The error that tells a user of Spark which option is wrong if no broker answers."""
     url = asked.connections.settings.service_url
     return NotConnected(
         f"no broker can be reached at {url} for {what}: {error.args[0]}",

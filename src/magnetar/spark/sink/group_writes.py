@@ -25,15 +25,17 @@ from magnetar.errors import (
     InvalidTxnStatus,
     MagnetarError,
     NotAllowed,
+    NotConnected,
     TransactionAborted,
     TransactionNotFound,
 )
 from magnetar.runtime.logs import logger
-from magnetar.spark.links import patiently
+from magnetar.spark.links import not_reached, patiently
 from magnetar.spark.sink import group_commit
 from magnetar.spark.sink.group_commit import Known, TaskPlan, TaskReport, Ticket, WriteId
 
 _LOG: Final = logger(__name__)
+_WRITE: Final = "a write"
 _GROUPS_MAX: Final = 100
 _GROUPS: Final[dict[tuple[Client, str, str, str], TransactionGroup]] = {}
 """Open ones, by client, application, generation and run."""
@@ -179,12 +181,17 @@ def has_groups(client: Client) -> bool:
     async def ask(asked: AsyncClient) -> bool:
         connections = asked.connections
         timeout_s = connections.settings.operation_timeout
-        broker = await retrying("a write", connections.service, connections.backoff(), timeout_s)
+        try:
+            # Not `patiently`: that one lets its last attempt end, however long it takes. A wrong
+            # `serviceUrl` is told after `operationTimeoutMs`, also where connecting hangs.
+            broker = await retrying(_WRITE, connections.service, connections.backoff(), timeout_s)
+        except NotConnected as error:
+            raise not_reached(error, _WRITE, asked) from error
         return broker.features.supports_transaction_groups
 
     known = _HAS_GROUPS.get(client)
     if known is None:
-        known = _HAS_GROUPS[client] = patiently(client, "a write", ask, 0.0)
+        known = _HAS_GROUPS[client] = client.run(ask)
     return known
 
 
