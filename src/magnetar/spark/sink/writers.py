@@ -307,6 +307,9 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport | 
 
 def _is_committing() -> bool:
     """Spark makes a writer to commit with as it makes one to write with; only who calls differs."""
+    # Spark runs each step in a process of its own, and calls `streamWriter` with the same
+    # arguments in both: the file on the stack is all that tells them apart. A commit taken for a
+    # write would begin a transaction that no task joins. A test runs the file that Spark has.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith(_COMMIT_RUNNER):
