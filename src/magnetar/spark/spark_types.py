@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 
 from magnetar.errors import InvalidSetting
 
+# Avro's names for which Spark has a type of the same meaning; its enums are text here.
 _PLAIN: Final[dict[str, type[DataType]]] = {
     "boolean": BooleanType,
     "int": IntegerType,
@@ -42,12 +43,11 @@ _PLAIN: Final[dict[str, type[DataType]]] = {
     "float": FloatType,
     "double": DoubleType,
     "bytes": BinaryType,
-    # Avro's names for which Spark has a type of the same meaning; enums are text there.
     "fixed": BinaryType,
     "string": StringType,
     "enum": StringType,
 }
-# Times of day are not here: Spark has no type for them, so they stay numbers.
+# Times of day are not here: they stay the numbers that they are stored as.
 _LOGICAL: Final[dict[str, type[DataType]]] = {
     "date": DateType,
     "timestamp-millis": TimestampType,

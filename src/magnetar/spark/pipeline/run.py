@@ -182,13 +182,13 @@ class _Run:
     def _follow(self) -> None:
         # Ends in three ways: a signal, a query that failed, or all of them done (`available-now`).
         while any(each.isActive for each in self._queries.values()):
-            # Once more: batches may have ended since the last look.
             self._look()
             if self._is_asked_to_stop:
                 self._stop()
                 return
             self._fail_if_one_failed()
             time.sleep(_LOOK_SECONDS)
+        # Once more: batches may have ended since the last look.
         self._look()
         self._fail_if_one_failed()
         self._state.phase = "finished"

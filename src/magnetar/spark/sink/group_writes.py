@@ -85,10 +85,10 @@ class GroupTask:
 
     def finish(self, rows: int, size: int) -> TaskReport:
         """Wait until everything is durable; what to tell the driver."""
-        if self._group is None:
-            return TaskReport(self._write)
         # No group: the task had no rows. No transaction: it skipped a committed batch. Else it
         # wrote.
+        if self._group is None:
+            return TaskReport(self._write)
         ticket = Ticket(*self._group.ticket)
         if self._txn is None:
             return TaskReport(self._write, ticket, is_skipped=True, rows=rows)

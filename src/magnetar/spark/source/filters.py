@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-# Ten minutes: far more than clocks with NTP differ, far less than what skipping gains.
+# Ten minutes: far more than clocks with NTP differ, and little to read in vain.
 CLOCKS_MS: Final = 600_000
 """Publish times are of the producers' clocks, so they ascend only about."""
 

@@ -55,7 +55,6 @@ class Sentinel:
 
 
 def format_sentinel(sentinel: Sentinel) -> dict[str, Any]:
-    # Sorted, since Spark compares texts (invariant 1).
     return {"from": sentinel.start, "v": VERSION}
 
 
@@ -89,6 +88,7 @@ def base_of(text: Mapping[str, Any]) -> Offset:
 
 
 def _topics(offset: Offset) -> dict[str, Any]:
+    # Sorted, since Spark compares texts (invariant 1).
     return {
         topic: {
             "epoch": place.epoch,

@@ -117,7 +117,7 @@ class Tasks:
         for part, count in piece_counts(counts, least, most).items():
             task = by_part[part]
             inner = []
-            # Pieces are cut by the broker, at entries: a task reads whole entries (invariant 1).
+            # Pieces are cut by the broker, between entries: no batch is opened by two tasks.
             if count > 1:
                 ranges = await self._watched.ranges(part.topic)
                 inner = await ranges.pieces(

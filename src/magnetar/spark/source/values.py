@@ -349,7 +349,7 @@ _MAKERS: Final[dict[type[DataType], Callable[[Any], Callable[[Any], Any]]]] = {
     TimestampNTZType: lambda _: _timestamp_ntz,
     DateType: lambda _: _date,
     DecimalType: lambda _: _decimal,
-    # Spark has no type for a time of day: Avro's time-millis and time-micros become numbers.
+    # Avro's time-millis and time-micros, which are numbers in Spark (`spark_types`).
     IntegerType: lambda _: _milliseconds,
     LongType: lambda _: _microseconds,
 }
