@@ -19,6 +19,7 @@ import pyarrow as pa
 from magnetar.errors import InvalidSetting
 
 _WHOLE: Final = {"int": pa.int32(), "long": pa.int64()}
+# Whole numbers fit these too; the other way round a fraction would be cut off.
 _BROKEN: Final = {"float": pa.float32(), "double": pa.float64()}
 _TIMES: Final = {
     "timestamp-millis": "ms",
@@ -50,6 +51,8 @@ def _cast(
 ) -> Cast:
     if depth > _DEPTH_MAX:
         raise _misfit(where, found, "a type that holds itself")
+    # As `spark_types` reads it: NULL and one type. Whether a NULL may come is looked at with the
+    # values, in `is_nullable`.
     if isinstance(defined, list):
         members = [each for each in defined if each != "null"]
         if len(members) != 1:
@@ -64,6 +67,8 @@ def _cast(
 
 def _primitive(name: str, found: pa.DataType, where: str) -> Cast:
     types = pa.types
+    # Only casts that keep the value, or fail for one that is too large; text is never made of
+    # numbers or read as one.
     if name in _WHOLE and types.is_integer(found):
         return Cast(_WHOLE[name], _WHOLE[name])
     if name in _BROKEN and (types.is_floating(found) or types.is_integer(found)):
@@ -80,6 +85,8 @@ def _primitive(name: str, found: pa.DataType, where: str) -> Cast:
 def _compound(
     defined: Mapping[str, Any], found: pa.DataType, where: str, named: Mapping[str, Any], depth: int
 ) -> Cast:
+    # Logical types first: below each is a plain type, which a column of that plain type may still
+    # be written as, without the cast.
     kind, logical = defined.get("type"), defined.get("logicalType")
     if "name" in defined:
         named = {**named, str(defined["name"]): defined}
@@ -90,6 +97,7 @@ def _compound(
     if logical == "decimal" and pa.types.is_decimal(found):
         typed = pa.decimal128(int(defined["precision"]), int(defined.get("scale", 0)))
         return Cast(typed, typed)
+    # Then what holds other types, then the plain ones, and last a definition inside a definition.
     if kind == "record" and pa.types.is_struct(found):
         return _record(defined, found, where, named, depth)
     if kind == "array" and pa.types.is_list(found):
@@ -114,6 +122,7 @@ def _record(
 ) -> Cast:
     given = {found.field(n).name: found.field(n).type for n in range(found.num_fields)}
     wanted = {each["name"]: each["type"] for each in defined["fields"]}
+    # Inside a value there are no defaults: fields of the struct and of the record are the same.
     for name in [*given, *wanted]:
         if (name in given) != (name in wanted):
             raise _misfit(f"{where}.{name}", found, "a record of other fields")
@@ -137,6 +146,7 @@ def _misfit(where: str, found: pa.DataType, wanted: str) -> InvalidSetting:
 
 # --- the other way round
 
+# Only types that Spark's columns have: it knows no unsigned numbers.
 _NAMES: Final[dict[pa.DataType, Any]] = {
     pa.bool_(): "boolean",
     pa.int8(): "int",
@@ -171,6 +181,7 @@ def _defined(found: pa.DataType, name: str) -> Any:
     if found in _NAMES:
         return _NAMES[found]
     if pa.types.is_timestamp(found):
+        # Spark's timestamps have microseconds; one without a zone is local time.
         kind = "timestamp-micros" if found.tz is not None else "local-timestamp-micros"
         return {"type": "long", "logicalType": kind}
     if pa.types.is_decimal(found):

@@ -31,6 +31,7 @@ class MagnetarSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
+        # Asked for once and pickled with the source (invariant 2).
         self._shape: Any = None
 
     @classmethod
@@ -39,6 +40,8 @@ class MagnetarSource(DataSource):
 
     def schema(self) -> StructType:
         """Not called if the user names the columns."""
+        # Imports are inside the methods: Spark imports this module in every process that looks for
+        # data sources, and few of those read or write (invariant 1).
         from magnetar.spark.source.columns import spark_schema
         from magnetar.spark.source.topic_schemas import shape_for
 
@@ -70,6 +73,7 @@ class MagnetarSource(DataSource):
 
     def _parsed(self, use: Use) -> Options:
         options = parse(dict(self.options), use)
+        # `load("...")` and `save("...")` hand the text over as a path.
         if "path" in options.spark:
             raise InvalidSetting(
                 "a topic is no path", hint='use .option("topic", "...") and .load() without one'
@@ -77,6 +81,7 @@ class MagnetarSource(DataSource):
         return options
 
     def _shape_for(self, options: Options, schema: StructType) -> Any:
+        # The user named the columns, so `schema` was never called.
         if self._shape is None:
             from magnetar.spark.source.topic_schemas import shape_for
 

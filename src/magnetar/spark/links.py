@@ -32,8 +32,10 @@ from magnetar.spark.worker_heap import keep_loaded
 
 R = TypeVar("R")
 
+# Pulsar's auth params have it in front; a token alone has not.
 _TOKEN: Final = "token:"
 _MS_PER_SECOND: Final = 1000
+# What makes two clients different ones: queries that agree in these share a client.
 _NAMES: Final = (
     "serviceUrl",
     "token",
@@ -53,12 +55,16 @@ _lock = threading.Lock()
 
 def client_for(options: Options) -> Client:
     """The client of this process for these settings; nothing is connected yet."""
+    # Every task begins here, right behind the collection of the one before.
     keep_loaded()
     options.required("serviceUrl", "pulsar://localhost:6650")
+    # Invariant 2: a forked worker inherits this dict, but neither the thread nor the sockets of the
+    # client in it.
     place = (os.getpid(), *(options[name] for name in _NAMES))
     with _lock:
         known = _open.get(place)
         if known is None:
+            # A program that ends by itself closes its clients, and is not warned of forgotten ones.
             if not _open:
                 atexit.register(close_all)
             known = _open[place] = _new(options)
@@ -67,6 +73,7 @@ def client_for(options: Options) -> Client:
 
 def _new(options: Options) -> Client:
     plugin, token = options["authPlugin"], options["token"]
+    # Queries written for pulsar-spark name a Java class; the only kind there is here is a token.
     if plugin is not None and "token" not in plugin.lower():
         raise InvalidSetting(
             f"there is no way to say who one is with {plugin}", hint="use a token, or leave it out"
@@ -91,6 +98,7 @@ def _new(options: Options) -> Client:
 def close_all() -> None:
     """Close the clients of this process."""
     with _lock:
+        # Clients of the parent are forgotten and not closed: they are not ours.
         clients = [each for place, each in _open.items() if place[0] == os.getpid()]
         _open.clear()
     for each in clients:
@@ -105,6 +113,8 @@ def patiently(
     Spark ends a query at the first error of its driver's side, so trouble that passes is sat out.
     """
 
+    # `do` may have retried for an operation timeout of its own already; here a broker that
+    # restarts, or a whole cluster, is waited for.
     async def attempts(asked: AsyncClient) -> R:
         clock, backoff = SystemClock(), asked.connections.backoff()
         deadline = clock.monotonic() + seconds
@@ -112,17 +122,20 @@ def patiently(
             try:
                 return await do(asked)
             except MagnetarError as error:
+                # Given up before the pause that would end behind the deadline: waiting for nothing
+                # helps nobody.
                 pause = backoff.next()
                 if not is_passing(error) or clock.monotonic() + pause > deadline:
                     if isinstance(error, NotConnected):
-                        raise _not_reached(error, what, asked) from error
+                        raise not_reached(error, what, asked) from error
                     raise
             await clock.sleep(pause)
 
     return client.run(attempts)
 
 
-def _not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConnected:
+def not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConnected:
+    """The error that tells a user of Spark which option is wrong if no broker answers."""
     url = asked.connections.settings.service_url
     return NotConnected(
         f"no broker can be reached at {url} for {what}: {error.args[0]}",
@@ -132,6 +145,8 @@ def _not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConne
 
 def stop_on_sigterm() -> None:
     """Make the end of this process an ordinary one, in which a reader's `stop` is called."""
+    # Signals can be handled in the main thread only; elsewhere (a user's program) they are not
+    # ours.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _exit)
 

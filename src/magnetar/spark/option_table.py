@@ -24,7 +24,7 @@ from magnetar.spark.option_values import (
 
 
 class Use(Flag):
-    """What a data source is used for."""
+    """The uses of a data source, and which of them an option is for."""
 
     STREAM = auto()
     BATCH = auto()
@@ -47,9 +47,11 @@ class Option:
     is_secret: bool = False
 
 
+# Aliases are the names that the connector pulsar-spark has, so that its queries run as they are.
 _CONNECTION: Final = (
     Option("serviceUrl", Use.ALL, text, None, "Where the brokers are.", ("service.url",)),
     Option(
+        # Everything is asked over the binary protocol; refusing it would break a query for nothing.
         "adminUrl",
         Use.ALL,
         text,
@@ -125,6 +127,7 @@ _CONNECTION: Final = (
         ("pulsar.client.connectionTimeoutMs",),
     ),
     Option(
+        # Longer than a broker's restart: Spark ends a query at the first error of its driver.
         "retryTimeout",
         Use.ALL,
         seconds,
@@ -147,6 +150,7 @@ _WHAT: Final = (
     ),
 )
 
+# The end of a stream is `AvailableNow`'s to say, so ends are for batch reads alone.
 _WHERE: Final = (
     Option(
         "startingOffsets",
@@ -189,6 +193,7 @@ _WHERE: Final = (
     ),
 )
 
+# The limits of Spark's Kafka source, under names that say messages: an offset here is no number.
 _HOW_MUCH: Final = (
     Option(
         "maxMessagesPerTrigger",
@@ -214,6 +219,7 @@ _HOW_MUCH: Final = (
         ("minOffsetsPerTrigger",),
     ),
     Option(
+        # The default is that of Spark's Kafka source.
         "maxTriggerDelay",
         Use.STREAM,
         seconds,
@@ -235,6 +241,8 @@ _HOW_MUCH: Final = (
         "Cut segments so that a task has about so many messages at most. No order in a batch then.",
     ),
     Option(
+        # Spark asks every few milliseconds otherwise; the broker answers at once when there is
+        # news.
         "pollWaitMs",
         Use.STREAM,
         milliseconds,
@@ -243,6 +251,7 @@ _HOW_MUCH: Final = (
     ),
 )
 
+# The defaults are the strict ones: a loss ends the query, and only committed messages are shown.
 _RULES: Final = (
     Option(
         "failOnDataLoss",
@@ -259,6 +268,7 @@ _RULES: Final = (
         "`uncommitted` shows messages of open and aborted transactions too: to find faults only.",
     ),
     Option(
+        # The checkpoint decides what is read; this one only makes the query visible to retention.
         "subscription",
         Use.STREAM,
         text,
@@ -276,6 +286,8 @@ _RULES: Final = (
     ),
 )
 
+# `auto` and the rest of this group decide the schema of the data frame, so a query that is
+# restarted with other values may not fit its state any more.
 _COLUMNS: Final = (
     Option(
         "valueFormat",
@@ -316,6 +328,7 @@ _COLUMNS: Final = (
         "A value that its schema cannot read: fail, or NULL fields and the reason in `_error`.",
     ),
     Option(
+        # Off by default: Spark refuses a reader with `pushFilters` unless its own setting is on.
         "pushdown",
         Use.BATCH,
         truth,
@@ -325,6 +338,7 @@ _COLUMNS: Final = (
     ),
 )
 
+# Exactly once is the default; what is in this group says under which name commits are remembered.
 _COMMITS: Final = (
     Option(
         "semantics",
@@ -351,6 +365,8 @@ _COMMITS: Final = (
         "query, which is in its checkpoint.",
     ),
     Option(
+        # An open transaction holds back every reader of the topic: no longer than a slow batch
+        # needs.
         "transactionTimeout",
         Use.WRITE,
         seconds,
@@ -373,6 +389,7 @@ _COMMITS: Final = (
         "With `single`: commits are noted in a topic of this name and the transactional id.",
     ),
     Option(
+        # The names and meaning are those of Delta Lake's idempotent writes.
         "txnAppId",
         Use.WRITE,
         text,
@@ -383,6 +400,7 @@ _COMMITS: Final = (
     Option(
         "txnVersion",
         Use.WRITE,
+        # Any whole number from 0 on, which is what this parser takes.
         milliseconds,
         None,
         "Batch writes: the number of this write, from 0, ascending for a txnAppId.",
@@ -405,6 +423,7 @@ _COMMITS: Final = (
     ),
 )
 
+# For each task and topic: Spark runs many tasks, and memory is theirs times this.
 _PRODUCERS: Final = (
     Option(
         "sendTimeoutMs",

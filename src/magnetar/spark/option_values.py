@@ -19,6 +19,7 @@ _UNITS: Final = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
+# Powers of two, as in Spark's and Java's sizes.
 _SIZE_UNITS: Final = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30}
 
 
@@ -43,14 +44,14 @@ def truth(written: str) -> bool:
 
 
 def count(written: str) -> int:
-    """At least 1."""
+    """A whole number, at least 1."""
     if not written.strip().isdecimal() or int(written) < 1:
         raise ValueError("use a whole number from 1 up")
     return int(written)
 
 
 def milliseconds(written: str) -> int:
-    """At least 0."""
+    """A whole number of milliseconds, at least 0."""
     if not written.strip().isdecimal():
         raise ValueError("use a whole number of milliseconds")
     return int(written)
@@ -83,6 +84,7 @@ def instant(written: str) -> int:
         time = datetime.fromisoformat(written.strip())
     except ValueError:
         raise ValueError(hint) from None
+    # The driver's own zone would make the same query read other messages on another machine.
     if time.tzinfo is None:
         raise ValueError(f"it has no time zone: {hint}")
     return int(time.timestamp() * 1000)

@@ -29,6 +29,7 @@ _SAID: Final = {
     Use.READ: "a read",
 }
 
+# Checked by Spark, not here; in lower case, as Spark hands keys over.
 FROM_SPARK: Final = frozenset(
     {
         *("checkpointlocation", "queryname", "path", "outputmode"),
@@ -71,6 +72,7 @@ def parse(given: Mapping[str, str], use: Use) -> Options:
     """What a user gave to a data source, checked."""
     found: dict[str, Any] = {}
     spark: dict[str, str] = {}
+    # Four outcomes for a key: Spark's own, unknown, of another use, or one of ours.
     for key, written in given.items():
         option = _BY_KEY.get(key.lower())
         if option is None and key.lower() in FROM_SPARK:
@@ -78,13 +80,17 @@ def parse(given: Mapping[str, str], use: Use) -> Options:
             continue
         if option is None:
             _refuse_unknown(key)
+        # Refused, not ignored: `maxMessagesPerTrigger` on a batch read would seem to limit
+        # something.
         if not use & option.use:
             raise InvalidSetting(
                 f"the option {option.name} means nothing to {_SAID[use]}", hint="leave it out"
             )
+        # By its name and by an alias: which one is meant, nobody can tell.
         if option.name in found:
             raise InvalidSetting(f"the option {option.name} is given twice ({key} means the same)")
         found[option.name] = _value(option, written)
+    # Defaults go through the same parser as what users write.
     values = {
         option.name: None if option.default is None else option.parse(option.default)
         for option in OPTIONS
@@ -97,6 +103,7 @@ def _value(option: Option, written: str) -> Any:
     try:
         return option.parse(written)
     except ValueError as error:
+        # Invariant 3: errors end up in logs.
         shown = "its value" if option.is_secret else repr(written)
         raise InvalidSetting(
             f"the option {option.name} cannot be {shown}", hint=str(error)
@@ -104,6 +111,7 @@ def _value(option: Option, written: str) -> Any:
 
 
 def _refuse_unknown(key: str) -> NoReturn:
+    # 0.6 is difflib's own measure of "close"; below it hints mislead more than they help.
     near = get_close_matches(key.lower(), _BY_KEY, n=1, cutoff=0.6)
     hint = "docs/spark/source.md and docs/spark/sink.md have the list"
     if near:

@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 
 from magnetar.errors import InvalidSetting
 
+# Avro's names for which Spark has a type of the same meaning; its enums are text here.
 _PLAIN: Final[dict[str, type[DataType]]] = {
     "boolean": BooleanType,
     "int": IntegerType,
@@ -46,6 +47,7 @@ _PLAIN: Final[dict[str, type[DataType]]] = {
     "string": StringType,
     "enum": StringType,
 }
+# Times of day are not here: they stay the numbers that they are stored as.
 _LOGICAL: Final[dict[str, type[DataType]]] = {
     "date": DateType,
     "timestamp-millis": TimestampType,
@@ -54,6 +56,7 @@ _LOGICAL: Final[dict[str, type[DataType]]] = {
     "local-timestamp-micros": TimestampNTZType,
     "uuid": StringType,
 }
+# A record may name itself; Spark's types cannot, and a real one is never this deep.
 _DEPTH_MAX: Final = 32
 
 
@@ -82,6 +85,8 @@ def fields_of(defined: Any) -> list[StructField]:
 def _type(defined: Any, where: str, named: dict[str, Any], depth: int) -> DataType:
     if depth > _DEPTH_MAX:
         raise _unknown(where, "a type that holds itself")
+    # A union: with NULL it is a field that may be missing, with more it is a choice that no column
+    # can hold. Then names: of a plain type, or of a record that was defined before.
     if isinstance(defined, list):
         members = [each for each in defined if each != "null"]
         if len(members) != 1:
@@ -100,10 +105,12 @@ def _compound(
     defined: Mapping[str, Any], where: str, named: dict[str, Any], depth: int
 ) -> DataType:
     kind, logical = defined.get("type"), defined.get("logicalType")
+    # The logical type decides; the type below it is only how it is stored.
     if logical == "decimal":
         return DecimalType(int(defined["precision"]), int(defined.get("scale", 0)))
     if logical in _LOGICAL:
         return _LOGICAL[logical]()
+    # Remembered before its fields are looked at: those may refer to it.
     if "name" in defined:
         named[str(defined["name"])] = defined
     if kind == "record":
@@ -118,6 +125,7 @@ def _compound(
         return MapType(StringType(), _type(defined["values"], where, named, depth + 1), True)
     if isinstance(kind, str) and kind in _PLAIN:
         return _PLAIN[kind]()
+    # `{"type": {"type": ...}}` and `{"type": [...]}`, which some generators write.
     if isinstance(kind, list | dict):
         return _type(kind, where, named, depth + 1)
     raise _unknown(where, f"the type {kind}")

@@ -24,6 +24,8 @@ def keep_loaded() -> None:
     """Call it where a worker begins something: garbage of before has just been collected."""
     global _modules_kept
     spec = getattr(sys.modules["__main__"], "__spec__", None)
+    # Workers are forked from the daemon, so its name stays theirs. Without a new module since the
+    # last time, freezing would only keep garbage (invariant 1).
     if spec is None or spec.name != _DAEMON or len(sys.modules) == _modules_kept:
         return
     _modules_kept = len(sys.modules)

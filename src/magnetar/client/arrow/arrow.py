@@ -64,6 +64,7 @@ def pyarrow() -> Any:
         ) from error
 
 
+# Kept: a schema is built of Python objects, and is needed with every batch.
 @cache
 def columns() -> Any:
     """The schema of received batches."""
@@ -96,6 +97,8 @@ def columns() -> Any:
 
 def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
     """What was taken out of a receive queue."""
+    # A receive queue holds whole batches as columns (`EntryRows`), and single messages as objects:
+    # those that came alone, in chunks, or could not be read.
     growing = GrowingColumns(computing(), columns())
     for each in taken:
         metadata, source = each.metadata, each.source
@@ -119,6 +122,7 @@ def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
 
 
 def _columns_of(message: Message[Any]) -> BatchColumns:
+    # Invariant 2: a row all the same, so that its id can be acknowledged.
     trouble = message.trouble
     told = {} if trouble is None else {UNREADABLE: str(trouble)}
     return one_row(
@@ -131,7 +135,7 @@ def _columns_of(message: Message[Any]) -> BatchColumns:
 
 
 def _key(message: Message[Any]) -> bytes | None:
-    """Its key; none if that should be base64 and is not."""
+    """The key of a message; none if that should be base64 and is not."""
     try:
         return message.key_bytes
     except UnreadableMessage:
@@ -179,6 +183,7 @@ def entries_schema(names: Iterable[str] = ENTRY_COLUMNS) -> pa.Schema:
         if name not in ENTRY_COLUMNS:
             known = ", ".join(ENTRY_COLUMNS)
             raise InvalidValue(f"entries have no column {name!r}", hint=f"they have {known}")
+        # Two columns that consumers do not have; all others are of the types that those know.
         if name == "schema_version":
             kind = arrow.dictionary(arrow.int32(), arrow.binary())
             fields.append(arrow.field(name, kind, nullable=False))
@@ -209,6 +214,7 @@ def entries_batch(
     """
     growing = GrowingColumns(computing(), schema)
     wanted = frozenset(schema.names)
+    # Chunks of the message that is being put together; `raw` is the last entry, whose id it gets.
     chunks: list[OpenedEntry] = []
     raw = None
     for raw in entries:
@@ -216,13 +222,16 @@ def entries_batch(
             opened = _checked(raw)
             if opened.metadata.num_chunks_from_msg > 1:
                 whole = assembled(chunks, opened)
+                # Not the last chunk: no row yet.
                 if whole is None:
                     continue
                 opened = opened._replace(payload=whole)
             found, indexes = _messages(opened, raw, wanted)
+        # One entry that is broken must not hide those behind it (invariant 2).
         except UnreadableMessage as error:
             opened, found, indexes = _unreadable(error)
         growing.add(found, indexes, _facts(opened, raw, topic, segment_id, partition))
+    # The entries end inside a message: that is told as a row as well.
     if chunks and raw is not None:
         told = UnreadableMessage("a chunk of a message whose last chunk did not come")
         opened, found, indexes = _unreadable(told)
@@ -271,6 +280,7 @@ def _messages(
         with_properties="properties" in wanted,
         with_ordering_keys="ordering_key" in wanted,
     )
+    # A range may begin or end inside a batch; and compaction leaves messages in it that are gone.
     indexes: Sequence[int] = range(len(found))[raw.first : raw.end]
     if found.compacted_out:
         indexes = [index for index in indexes if not found.compacted_out >> index & 1]
@@ -303,12 +313,15 @@ def entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
     missing = [name for name in _ID_COLUMNS if name not in batch.schema.names]
     if missing:
         raise InvalidValue(f"a batch to acknowledge has no {missing[0]}: keep the id columns")
+    # A table may consist of many batches: entries are counted in each.
     for part in batch.to_batches() if isinstance(batch, pyarrow().Table) else (batch,):
         yield from _entries_in(part)
 
 
 def _entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
     compute = import_module("pyarrow.compute")
+    # Rows of one entry mostly stand together: where any column of the id changes, another entry
+    # begins. An entry that comes in two runs gives two items, whose masks add up at the consumer.
     ends: set[int] = set()
     for name in _ENTRY_COLUMNS:
         column = batch.column(name)
@@ -329,10 +342,12 @@ def _entries_in(batch: pa.RecordBatch) -> Iterator[EntryIn]:
 
 
 def _mask(indexes: list[int]) -> int:
+    # The usual case: a run without a gap, as it was received.
     first, count = indexes[0], len(indexes)
     if first >= 0 and indexes == list(range(first, first + count)):
         return ((1 << count) - 1) << first
     mask = 0
+    # -1, a message that is no batch, is bit 0.
     for index in indexes:
         mask |= 1 << max(0, index)
     return mask
@@ -365,6 +380,7 @@ def sent_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     names = batch.schema.names
     if "value" not in names:
         raise InvalidValue(f"a batch to send has no column `value`, but {', '.join(names)}")
+    # Other columns are ignored: a batch that was received can be sent on as it is.
     chosen = batch.select([name for name in _SENT_COLUMNS if name in names])
     return chosen.to_batches() if isinstance(chosen, arrow.Table) else [chosen]
 
@@ -372,6 +388,7 @@ def sent_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
 def milliseconds(times: pa.Array) -> pa.Array:
     """Times, or milliseconds since 1970 as they are, as integers."""
     arrow = pyarrow()
+    # Safe casts: a time finer than milliseconds raises instead of being cut off.
     if not arrow.types.is_integer(times.type):
         times = times.cast(arrow.timestamp("ms", tz="UTC"))
     return times.cast(arrow.int64())

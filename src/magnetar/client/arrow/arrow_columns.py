@@ -27,11 +27,12 @@ _KEYS: Final = b"\x11"
 _VALUES: Final = b"\x44"
 """Which pieces of a byte's worth of them (two rows) these are."""
 
+# Indexes inside a batch begin at 0: slices of this one are faster than counting.
 _FIRST_INDEXES: Final = array("i", range(4096))
 
 
 class SharedColumns(NamedTuple):
-    """What all messages of an entry have in common; the names are those of columns."""
+    """The facts that all messages of an entry have in common; the names are those of columns."""
 
     topic: str
     producer: str
@@ -73,6 +74,8 @@ class GrowingColumns:
     def __init__(self, arrow: Any, schema: Any) -> None:
         self._arrow = arrow
         self._schema = schema
+        # Which columns are wanted is looked up once: `_add_run` is called for every entry
+        # (invariant 2).
         names = set(schema.names)
         self._has_properties = "properties" in names
         self._has_event_times = "event_time" in names
@@ -82,6 +85,8 @@ class GrowingColumns:
         self._longs = {name: array("q") for name in _LONGS if name in names}
         self._ints = {name: array("i") for name in _INTS if name in names}
         self._names = {name: _Names() for name in _NAMES if name in names}
+        # Per row, growing: offsets as they are in their entry, and beside them the base to add,
+        # which is where the data of that entry begins. Arrow adds the two at the end, all at once.
         self._rows = 0
         self._data: list[bytes] = []
         self._size = 0
@@ -106,12 +111,14 @@ class GrowingColumns:
 
     def add(self, columns: BatchColumns, indexes: Sequence[int], facts: SharedColumns) -> None:
         """Some messages of an entry: those with these indexes."""
+        # An entry of which every message is compacted out, or not asked for.
         if not indexes:
             return
         parts = [indexes] if isinstance(indexes, range) else _runs(indexes)
         for part in parts:
             self._add_run(columns, part[0], part[-1] + 1)
         self._repeat(facts, len(indexes))
+        # All of the entry, also if few of its messages are wanted: copying pieces would cost more.
         self._data.append(columns.data)
         self._size += len(columns.data)
 
@@ -120,6 +127,7 @@ class GrowingColumns:
         cuts = columns.cuts
         self._cuts.extend(cuts if len(cuts) == count * CUTS else cuts[start * CUTS : stop * CUTS])
         self._cut_bases.extend(array("q", (base,)) * (count * CUTS))
+        # From numbers within the batch to rows of all.
         shift = self._rows - start
         if columns.base64_keys:
             self._base64_keys += [r + shift for r in columns.base64_keys if start <= r < stop]
@@ -132,6 +140,7 @@ class GrowingColumns:
             self._event_times.extend(times[start:stop] if times else array("q", (0,)) * count)
         if self._has_indexes:
             first, end = columns.first_index + start, columns.first_index + stop
+            # -1 marks a message that is no batch.
             is_known = first >= 0 and end <= len(_FIRST_INDEXES)
             self._indexes.extend(_FIRST_INDEXES[first:end] if is_known else range(first, end))
         if self._has_sequence_ids:
@@ -144,11 +153,13 @@ class GrowingColumns:
 
     def _add_properties(self, columns: BatchColumns, start: int, stop: int) -> None:
         count, before = stop - start, len(self._properties)
+        # No message of the entry has properties: the rows end where the last one ended.
         ends = columns.property_ends
         if not ends:
             self._property_ends.extend(array("q", (0,)) * count)
             self._property_end_bases.extend(array("q", (before,)) * count)
             return
+        # Properties of rows before `start` are left out, so ends are moved back by as much.
         first = ends[start - 1] if start else 0
         self._properties.extend(columns.properties[first : ends[stop - 1]])
         added = len(self._properties) - before
@@ -157,6 +168,7 @@ class GrowingColumns:
         self._property_end_bases.extend(array("q", (before - first,)) * count)
 
     def _repeat(self, facts: SharedColumns, count: int) -> None:
+        # The run brought none: all messages have that of their entry.
         if self._has_sequence_ids and len(self._sequence_ids) < self._rows:
             self._sequence_ids.extend(array("q", (facts.sequence_id,)) * count)
         for name, longs in self._longs.items():
@@ -181,6 +193,7 @@ class GrowingColumns:
             found["sequence_id"] = _numbers(arrow, arrow.int64(), self._sequence_ids)
         if self._has_indexes:
             found["batch_index"] = _numbers(arrow, arrow.int32(), self._indexes)
+        # Numbers first, nulls afterwards: an array of Python has no null.
         if "segment_id" in found:
             segments = found["segment_id"]
             is_regular = arrow.compute.equal(segments, _NO_SEGMENT)
@@ -188,6 +201,8 @@ class GrowingColumns:
         if self._has_event_times:
             kind = schema.field("event_time").type
             times = _numbers(arrow, arrow.int64(), self._event_times)
+            # Event time 0 is none, as on the wire; the bits of the comparison are the validity of
+            # the column.
             is_there = arrow.compute.not_equal(times, 0)
             found["event_time"] = _where(arrow, kind, is_there, times.buffers()[1:])
         if self._has_ordering_keys:
@@ -204,10 +219,13 @@ class GrowingColumns:
 
     def _build_pieces(self, found: dict[str, Any], data: Any) -> None:
         arrow, count = self._arrow, self._rows
+        # One array over all bytes, cut at every offset; keys and values are every fourth piece of
+        # it.
         pieces = _pieces(arrow, arrow.binary(), self._cuts, self._cut_bases, data)
         if "value" in self._schema.names:
             values = found["value"] = _picked(arrow, pieces, _VALUES, count)
             if self._null_values:
+                # Arrow's validity: a bit per row, the lowest first.
                 valid = bytearray(b"\xff") * (count // 8 + 1)
                 for row in self._null_values:
                     valid[row >> 3] &= ~(1 << (row & 7))
@@ -216,6 +234,7 @@ class GrowingColumns:
         if "key" in self._schema.names:
             ends = _numbers(arrow, arrow.int64(), self._cuts[1::CUTS])
             values_begin = _numbers(arrow, arrow.int64(), self._cuts[2::CUTS])
+            # A key that ends where the value begins is none: that is how `cuts` says it.
             has_key = arrow.compute.not_equal(ends, values_begin)
             if has_key.true_count == 0:
                 found["key"] = arrow.nulls(count, arrow.binary())
@@ -227,6 +246,7 @@ class GrowingColumns:
     def _decoded(self, keys: Any) -> Any:
         if not self._base64_keys:
             return keys
+        # Keys of bytes are rare, and only they need Python for each.
         texts = keys.to_pylist()
         for row in self._base64_keys:
             if texts[row] is not None:
@@ -280,6 +300,7 @@ def _where(arrow: Any, kind: Any, is_there: Any, buffers: Sequence[Any]) -> Any:
 
 def _pieces(arrow: Any, kind: Any, cuts: array[int], bases: array[int], data: Any) -> Any:
     """What is between one cut and the next."""
+    # All payloads of a batch together may be longer than 2 GiB, what a column takes of them not.
     wide = arrow.large_string() if kind == arrow.string() else arrow.large_binary()
     if not cuts:
         return arrow.array([], wide)

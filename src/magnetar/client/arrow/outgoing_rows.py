@@ -31,6 +31,7 @@ from magnetar.model.hashing import bucket_hash, key_hash
 from magnetar.model.segments import Segment
 from magnetar.wire.frames import varint
 
+# Two bytes of a varint: lengths of nearly all keys, properties and payloads are below 16 Ki.
 _TABLE_BITS: Final = 14
 _TABLE_SIZE: Final = 1 << _TABLE_BITS
 _TABLE_MASK: Final = _TABLE_SIZE - 1
@@ -38,6 +39,7 @@ _ROOM_BYTES: Final = 24
 """For what follows the heads in the metadata of a message, and for its size."""
 
 _SIZE: Final = struct.Struct(">I")
+# Tags of SingleMessageMetadata, in the order in which protobuf writes the fields.
 _PROPERTY: Final = b"\x0a"
 _NAME: Final = b"\x0a"
 _TEXT: Final = b"\x12"
@@ -102,6 +104,8 @@ class OutgoingRows:
         made._source = batch
         found = {name: batch.column(name) for name in batch.schema.names}
         values = found["value"].cast(pa.binary())
+        # A message without a value: `null_value` stands behind the sequence id, its payload is
+        # empty.
         if values.null_count:
             is_null = values.is_null()
             made._tails = pa.compute.if_else(is_null, _one(pa, _NULL_VALUE), _one(pa, b""))
@@ -112,6 +116,7 @@ class OutgoingRows:
             return None
         made._heads = parts[0] if len(parts) == 1 else _joined(pa, parts)
         lengths = pa.compute.binary_length(made._heads)
+        # Invariant 3: the size in front of a message comes from a table, too.
         if made.num_rows and pa.compute.max(lengths).as_py() + _ROOM_BYTES >= _TABLE_SIZE:
             return None
         made._measure(pa)
@@ -149,8 +154,10 @@ class OutgoingRows:
     def placed(self, router: Router) -> tuple[OutgoingRows, list[RowRun]]:
         """All of them ordered by where they go, and which go where."""
         pa = arrow.computing()
+        # Hashes are computed once per key, not per row: keys repeat.
         segments = router.segments
         only = segments[0] if len(segments) == 1 else None
+        # No keys: any segment will do, and the caller takes turns.
         if self._codes is None:
             return self, [RowRun(None, self.num_rows)]
         numbers: dict[tuple[int, int], int] = {}
@@ -159,6 +166,7 @@ class OutgoingRows:
         targets: list[Segment | None] = []
         for key in self._keys:
             segment, bucket = only, 0
+            # Regular topics have no entry buckets; scalable ones do, in every segment.
             if router.is_legacy:
                 segment = segment or router.for_key(key)
             else:
@@ -171,10 +179,14 @@ class OutgoingRows:
                 targets.append(segment)
             group_of.append(number)
         self._hashes = pa.array(hashes, pa.int32()) if hashes else None
+        # Rows without a key in a batch that has keys form a group of their own, the last.
         if self._codes.null_count:
             targets.append(None)
+        # All for one place: nothing to order.
         if len(targets) == 1:
             return self, [RowRun(targets[0], self.num_rows)]
+        # The group of each row by the code of its key; sorting by it is stable, so rows of one key
+        # keep their order (invariant 2).
         groups = pa.array(group_of, pa.int32()).take(self._codes).fill_null(len(targets) - 1)
         counts = {
             each["values"]: each["counts"] for each in pa.compute.value_counts(groups).to_pylist()
@@ -198,6 +210,8 @@ class OutgoingRows:
     def fitting(self, start: int, end: int, *, messages_max: int, bytes_max: int) -> int:
         """How many from `start` on make a batch: one at least, and none from `end` on."""
         before = self._ends[start - 1] if start else self._before
+        # Sizes were summed up once, so a batch is found by halving. From `start + 1`: one row at
+        # least, even if it alone is too large.
         found = bisect_right(self._ends, before + bytes_max, start + 1, end)
         return min(found - start, messages_max)
 
@@ -211,6 +225,7 @@ class OutgoingRows:
     def payload(self, first_sequence: int) -> bytes:
         """The payload of a batch of them, numbered from here on."""
         pa = arrow.computing()
+        # Only sequence ids are new here: they are given out when the batch is sent.
         numbers, rest = _sequence_fields(pa, first_sequence, self.num_rows)
         length = pa.compute.binary_length
         sizes = pa.compute.add(length(self._heads), length(numbers))
@@ -229,6 +244,7 @@ class OutgoingRows:
             return 0, 0
         found = arrow.computing().compute.min_max(self._hashes.take(self._codes))
         low, high = found["min"].as_py(), found["max"].as_py()
+        # No row of this slice has a key, which hashes to place 0.
         if low is None:
             return 0, 0
         return (0 if self._codes.null_count else low), high
@@ -238,6 +254,7 @@ class OutgoingRows:
         """The key of all of them, if they have the same."""
         if self._codes is None or self._codes.null_count:
             return None
+        # `_keys` are those of all rows; this slice may have but one of them.
         if len(self._keys) > 1:
             found = arrow.computing().compute.min_max(self._codes)
             if found["min"] != found["max"]:
@@ -264,24 +281,30 @@ def _heads(pa: Any, found: dict[str, Any], made: OutgoingRows) -> list[Any] | No
         parts.append(properties)
     is_base64 = None
     if "key" in found:
+        # Text or bytes, plain or as a dictionary; other types are sent one by one, which says what
+        # is wrong.
         column = found["key"]
         kind = getattr(column.type, "value_type", column.type)
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         if not is_text and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):
             return None
         coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        # A null hidden in the dictionary would be a key to `_codes`.
         if coded.dictionary.null_count:
             return None
         keys: list[Any] = coded.dictionary.to_pylist()
         made._keys = keys
         made._codes = coded.indices.cast(pa.int32())
         texts = coded.dictionary.cast(pa.binary())
+        # Pulsar keeps keys as text: bytes go as base64, with a flag.
         if not is_text:
             encoded = [b64encode(each) for each in keys]
             texts = pa.array(encoded, pa.binary())
             is_base64 = column.is_valid()
         fields = _joined(pa, [_fields(pa, _KEY, pa.compute.binary_length(texts)), texts])
         parts.append(fields.take(made._codes).fill_null(b""))
+    # In protobuf's order of fields (invariant 1): properties, key, payload size, event time,
+    # base64.
     parts.append(_fields(pa, _PAYLOAD_SIZE, pa.compute.binary_length(made._values)))
     if "event_time" in found:
         parts.append(_event_times(pa, found["event_time"]))
@@ -306,6 +329,7 @@ def _encoded_properties(pa: Any, column: Any) -> Any:
         pa.types.is_string(each) for each in (kind.key_type, kind.item_type)
     ):
         return None
+    # A slice of a larger batch: only from its first offset to its last.
     offsets = column.offsets
     count = len(column)
     first, last = (offsets[0].as_py(), offsets[count].as_py()) if count else (0, 0)
@@ -321,6 +345,8 @@ def _encoded_properties(pa: Any, column: Any) -> Any:
     text_fields = _fields(pa, _TEXT, pa.compute.binary_length(texts))
     bodies = _joined(pa, [name_fields, names, text_fields, texts])
     encoded = _joined(pa, [_fields(pa, _PROPERTY, pa.compute.binary_length(bodies)), bodies])
+    # All properties are encoded one behind the other; new edges at the offsets of the rows join
+    # those of one row, without copying.
     _, ends, data = encoded.buffers()
     edges = pa.Array.from_buffers(pa.int32(), len(encoded) + 1, [None, ends], offset=encoded.offset)
     edges = edges.take(pa.compute.subtract(offsets, first))
@@ -333,6 +359,8 @@ def _fields(pa: Any, tag: bytes, numbers: Any) -> Any:
         return pa.array([], pa.binary())
     span = pa.compute.min_max(numbers)
     low, high = span["min"].as_py(), span["max"].as_py()
+    # Three ways: small numbers out of one table; numbers of five and six bytes, such as times of
+    # this century, out of three; all others one by one, each different one once.
     if low >= 0 and high < _TABLE_SIZE:
         return _table(tag).take(numbers)
     if low >> _TABLE_BITS >= _TABLE_SIZE and high >> 3 * _TABLE_BITS == 0:
@@ -355,6 +383,7 @@ def _sequence_fields(pa: Any, first: int, count: int) -> tuple[Any, bytes]:
     """The sequence ids from `first` on: what differs, and the end, which they have in common."""
     last = first + count - 1
     high = first >> _TABLE_BITS
+    # Numbers of one batch mostly agree in all but the lowest 14 bits; this one crosses an edge.
     if high != last >> _TABLE_BITS:
         numbers = [_SEQUENCE_ID + varint(each) for each in range(first, last + 1)]
         return pa.array(numbers, pa.binary()), b""
@@ -394,7 +423,7 @@ def _one(pa: Any, value: bytes) -> Any:
 
 @cache
 def _number(pa: Any, value: int) -> Any:
-    """For sums with lengths. Kept: without pandas, Arrow looks for it at every number it is given,
+    """A scalar for sums with lengths. Kept: without pandas, Arrow looks for it at every number,
     in all folders of the path."""
     return pa.scalar(value, pa.int32())
 
@@ -405,7 +434,7 @@ def _joined(pa: Any, parts: Sequence[Any]) -> Any:
 
 
 def _bytes_of(column: Any) -> bytes:
-    """Everything in it, one behind the other."""
+    """All bytes of a column, one row behind the other."""
     count = len(column)
     _, ends, data = column.buffers()
     edges = memoryview(ends).cast("i")

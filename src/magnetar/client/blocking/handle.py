@@ -1,4 +1,4 @@
-"""What all blocking handles are: an asyncio one, and the thread that it lives in.
+"""The bases of all blocking handles: an asyncio one, and the thread that it lives in.
 
 Owns: `Threaded`, `Handle` and `Root`, the bases of the classes that `scripts/make_blocking.py`
 writes from their asyncio counterparts; `Acknowledged`, which a thread can wait for.
@@ -60,6 +60,8 @@ class Threaded(Generic[W]):
         later.set_running_or_notify_cancel()  # a message that was handed in is not taken back
 
         async def begin() -> None:
+            # Two waits: here until the message is taken, which may need room; `later` until it is
+            # stored.
             (await make()).add_done_callback(lambda receipt: _copy(receipt, later))
 
         self._thread.wait(begin)
@@ -70,13 +72,16 @@ class Threaded(Generic[W]):
         while True:
             try:
                 yield self._thread.wait(iterator.__anext__)
+            # A loop over messages just ends when another thread closes the client.
             except (StopAsyncIteration, AlreadyClosed):
                 return
 
     def _pull(self, begin: Callable[[], AsyncGenerator[R, None]]) -> Iterator[R]:
-        """As `_iterate`, of something that has an end: a client that is closed is none."""
+        """Iterate over something that has an end: a client that is closed is an error, no end."""
         iterator = self._thread.call(begin)
         try:
+            # The `yield` is outside of the inner `try`: what the application raises there is its
+            # own.
             while True:
                 try:
                     found = self._thread.wait(iterator.__anext__)
@@ -95,7 +100,7 @@ class Handle(Threaded[H]):
     """One that is closed at the end."""
 
     def close(self) -> None:
-        """As in asyncio; does nothing if its client is closed."""
+        """Close it as in asyncio; does nothing if its client is closed."""
         try:
             self._thread.wait(self._wrapped.close)
         except AlreadyClosed:
@@ -117,12 +122,16 @@ class Root(Handle[H]):
     """A handle that owns its thread: with its end the thread ends."""
 
     def __init__(self, make: Callable[[], H]) -> None:
+        # The thread comes first, since the asyncio client must be made in its loop; and it must end
+        # if that fails.
         thread = LoopThread()
         try:
             super().__init__(thread, thread.call(make))
         except BaseException:
             thread.stop()
             raise
+        # Holds the thread and not the client: the client can be collected (`loop_thread`, invariant
+        # 4).
         self._finalizer = weakref.finalize(self, _forgotten, thread)
 
     def run(self, do: Callable[[H], Awaitable[R]]) -> R:
@@ -138,6 +147,7 @@ class Root(Handle[H]):
             return
         try:
             super().close()
+        # Also if closing failed or was interrupted: the thread ends in any case.
         finally:
             self._finalizer.detach()
             self._thread.stop()
@@ -166,6 +176,7 @@ class Acknowledged:
                 late = f"no answer to an acknowledgement within {timeout} s"
                 raise DeadlineExceeded(late) from error
 
+        # Known already: no trip to the other thread.
         if self._wrapped.done():
             self._wrapped.raise_failure()
         else:
@@ -178,6 +189,7 @@ def wrapped_of(given: Any) -> Any:
 
 
 def _copy(receipt: asyncio.Future[R], later: Future[R]) -> None:
+    # Cancelled with its client. Asked first: `exception` raises on a cancelled one.
     if receipt.cancelled():
         later.set_exception(AlreadyClosed("the client was closed meanwhile"))
         return

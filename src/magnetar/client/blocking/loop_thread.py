@@ -26,6 +26,7 @@ R = TypeVar("R")
 
 INTERRUPTED_S: Final = 5.0
 """How long an interrupted wait waits for the end of what it cancelled."""
+# Both are bounds against hanging: what is cancelled ends at once unless it catches that.
 STOP_S: Final = 10.0
 
 
@@ -34,8 +35,11 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = _new_event_loop()
+        # Between `_schedule` and `stop`: nothing is handed to a loop that will not run it
+        # (invariant 2).
         self._lock = threading.Lock()
         self._is_stopping = False
+        # A daemon: a client that is forgotten must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="magnetar client", daemon=True)
         self._thread.start()
 
@@ -49,9 +53,12 @@ class LoopThread:
         done: Future[R] = Future()
         task: list[asyncio.Task[None]] = []
 
+        # The coroutine is made inside of the loop: much of asyncio looks for the running loop when
+        # it is made.
         async def run() -> None:
             try:
                 result = await make()
+            # The loop is being stopped, or the waiting thread was interrupted.
             except asyncio.CancelledError:
                 done.cancel()
                 done.set_running_or_notify_cancel()
@@ -65,6 +72,7 @@ class LoopThread:
             task.append(self._loop.create_task(run(), name="blocking call"))
 
         self._schedule(start)
+        # The task is in the list once `start` has run; before that there is nothing to cancel.
         return self._result(done, lambda: [each.cancel() for each in task])
 
     def call(self, function: Callable[[], R]) -> R:
@@ -90,6 +98,7 @@ class LoopThread:
         """End the loop and the thread; whatever still runs there is cancelled."""
         with self._lock:
             is_first, self._is_stopping = not self._is_stopping, True
+        # Any number of threads may stop it; the loop is told once.
         if is_first:
             self._loop.call_soon_threadsafe(self._loop.stop)
         if threading.current_thread() is not self._thread:
@@ -105,8 +114,10 @@ class LoopThread:
     def _result(self, done: Future[R], cancel: Callable[[], object]) -> R:
         try:
             return done.result()
+        # Only a stop cancels from inside; to who waits, that is a closed client.
         except CancelledError as error:
             raise AlreadyClosed("the client was closed meanwhile") from error
+        # An error of the coroutine, or Ctrl-C in this thread: then it is not done (invariant 3).
         except BaseException:
             if not done.done():
                 self._interrupt(done, cancel)
@@ -120,6 +131,7 @@ class LoopThread:
             return
 
     def _refuse_own_thread(self) -> None:
+        # From a callback, say: the loop would wait for a result that it has to make itself.
         if threading.current_thread() is self._thread:
             raise NotAllowed(
                 "a blocking call in the thread of the client would wait for itself",

@@ -31,7 +31,7 @@ class Ranges(Threaded[AsyncRanges]):
     def states(
         self, numbers: Iterable[int], *, isolation: Isolation = "committed"
     ) -> dict[int, RangeState]:
-        """From where to where segments can be read now; one that is gone is left out."""
+        """The bounds between which segments can be read now; one that is gone is left out."""
         given = [wrapped_of(each) for each in numbers]
         return self._wait(lambda: self._wrapped.states(given, isolation=isolation))
 
@@ -95,7 +95,7 @@ class Ranges(Threaded[AsyncRanges]):
         *,
         isolation: Isolation = "committed",
     ) -> Iterator[RangePage]:
-        """Everything from `start` to `end`, page by page; it never waits for a message.
+        """Read all from `start` to `end`, page by page; it never waits for a message.
 
         Pages may be empty, where everything is aborted. `RangeLost` if something of the range is
         gone. Whoever stops before the end closes it.

@@ -15,15 +15,17 @@ from typing import Final, Protocol
 
 JITTER: Final = 0.2
 
+# Short, since most trouble is a topic that moves; long at the end, since a broker that is down for
+# minutes gains nothing from being asked.
 FIRST_S: Final = 0.05
 MOST_S: Final = 30.0
 
 
 class Chance(Protocol):
-    """Where chance comes from; a `random.Random` will do."""
+    """A source of chance; a `random.Random` will do."""
 
     def random(self) -> float:
-        """From 0 up to, but not including, 1."""
+        """A number from 0 up to, but not including, 1."""
         ...
 
 
@@ -45,5 +47,5 @@ class Backoff:
         return self._nominal_s * (1 - JITTER * self._chance.random())
 
     def reset(self) -> None:
-        """It worked: the next failure is a new one."""
+        """Begin anew, since it worked: the next failure is another one."""
         self._nominal_s = 0.0

@@ -48,6 +48,7 @@ from magnetar.wire.frames import MESSAGE_BYTES_MAX, command, frame_bytes_max
 from magnetar.wire.messages import Command, Delivered, Received, ReceivedEntries
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# The newest that Pulsar has numbered; since then brokers tell what they can by feature flags.
 PROTOCOL_VERSION: Final = 21
 CLIENT_VERSION: Final = f"Magnetar-{version('magnetar')}"
 
@@ -68,6 +69,7 @@ _FEATURES: Final = {
     "supports_tc_metadata_discovery": True,
 }
 
+# Commands that answer no request, and the field that says whose they are.
 _OWNED_BY: Final = {
     TYPES["SEND_RECEIPT"]: PRODUCER,
     TYPES["SEND_ERROR"]: PRODUCER,
@@ -81,6 +83,7 @@ _OWNED_BY: Final = {
     TYPES["WATCH_TC_ASSIGNMENTS_UPDATE"]: WATCH,
 }
 
+# How answers are called: SUCCESS, a name of their own, or else `<request>_RESPONSE`.
 _SUCCESS_REPLY: Final = frozenset(
     {
         "SUBSCRIBE",
@@ -148,6 +151,7 @@ class BrokerConnection(asyncio.Protocol):
         self.closed = Signal()
         """Advances when the connection is gone; `failure` then says why."""
         self.failure: MagnetarError | None = None
+        # What the handshake tells, and what holds where a broker says nothing.
         self.max_message_bytes = MESSAGE_BYTES_MAX
         self.features = pb.FeatureFlags()
         """What the broker says that it can do."""
@@ -158,6 +162,7 @@ class BrokerConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._wire = Connection(frame_bytes_max(settings.message_bytes_max), side=Side.CLIENT)
         self._transport: asyncio.Transport | None = None
+        # Who waits for an answer, by request id, and who gets what is pushed, by kind and id.
         self._requests: dict[int, _Request] = {}
         self._request_id = 0
         self._owners: dict[str, dict[int, Owner]] = {
@@ -165,6 +170,7 @@ class BrokerConnection(asyncio.Protocol):
         }
         self._numbers = dict.fromkeys(self._owners, 0)
         self._resumers: list[Callable[[], None]] = []
+        # Keepalive: whether anything came since the last ping, and the timer of the next.
         self._heard = True
         self._keepalive: asyncio.TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -184,10 +190,14 @@ class BrokerConnection(asyncio.Protocol):
         """
         made: BrokerConnection | None = None
         try:
+            # One deadline for credentials, connecting and handshake together.
             async with asyncio.timeout(settings.connect_timeout):
                 auth_data = await _credentials(settings)
                 _, made = await connect(lambda: cls(address, settings), address.host, address.port)
                 await made._shake_hands(auth_data, behind)
+        # Cancelled or failed, nobody will ever use it. Who asked hears `NotConnected`, which
+        # passes, for everything that another try may mend; a certificate that is not trusted is not
+        # among that.
         except BaseException as error:
             if made is not None:
                 made.abort()
@@ -216,6 +226,7 @@ class BrokerConnection(asyncio.Protocol):
             fields["auth_data"] = auth_data
         if behind is not None:
             fields["proxy_to_broker_url"] = f"{behind.host}:{behind.port}"
+        # An old Pulsar says nothing of the largest message, or 0.
         answer: pb.CommandConnected = await self.request("CONNECT", **fields)
         if answer.HasField("max_message_size") and answer.max_message_size > 0:
             self.max_message_bytes = answer.max_message_size
@@ -248,9 +259,11 @@ class BrokerConnection(asyncio.Protocol):
         `on_answer` has returned False for an answer, the next one may take any time. `encode` makes
         the frame for an id, for commands that are too many for protobuf.
         """
+        # Invariant 5.
         if len(self._requests) >= self._settings.requests_max:
             raise TooManyRequests(f"{len(self._requests)} requests wait for {self.address}")
         request_id = _NO_REQUEST
+        # A handshake has no id on the wire; it is alone on the connection, so one number serves.
         if type_name != "CONNECT":
             request_id = self._request_id = self._request_id + 1
             fields["request_id"] = request_id
@@ -265,12 +278,16 @@ class BrokerConnection(asyncio.Protocol):
                     on_answer,
                     deadline,
                 )
+                # Written before it is registered: if that raises, nobody waits. The answer cannot
+                # come before the next turn of the loop.
                 self.write(frame)
                 self._requests[request_id] = waiting
                 return await waiting.answer
         except TimeoutError as error:
             text = f"{self.address} did not answer {type_name} within {seconds} s"
             raise DeadlineExceeded(text) from error
+        # Also when the caller is cancelled: an answer that comes later finds nobody, and is dropped
+        # (invariant 1).
         finally:
             self._requests.pop(request_id, None)
 
@@ -327,6 +344,7 @@ class BrokerConnection(asyncio.Protocol):
         if self._transport is None:
             return
         self._transport.close()
+        # The peer may not answer the goodbye; a transport that is aborted always ends.
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 await self.closed.past(0)
@@ -336,6 +354,7 @@ class BrokerConnection(asyncio.Protocol):
 
     def abort(self, error: MagnetarError | None = None) -> None:
         """Cut the connection without a goodbye; `error` is what its users hear."""
+        # The first reason stays: what follows is only its consequence.
         if error is not None and self.failure is None:
             self.failure = error
         if self._transport is not None:
@@ -351,6 +370,7 @@ class BrokerConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_writable = True
+        # Taken out first: a producer that fills the transport again registers anew.
         resumers, self._resumers = self._resumers, []
         for resume in resumers:
             resume()
@@ -367,6 +387,7 @@ class BrokerConnection(asyncio.Protocol):
             self.abort(self._wire.error)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # Without a reason of ours it is the network's.
         if self.failure is None:
             text = f"the connection to {self.address} ended"
             self.failure = ConnectionLost(f"{text}: {exc}" if exc else text)
@@ -377,6 +398,8 @@ class BrokerConnection(asyncio.Protocol):
             self._keepalive.cancel()
         if self._renewal is not None:
             self._renewal.cancel()
+        # Requests first, then the signal, then owners (invariant 3): owners open themselves again,
+        # and must find nothing half lost.
         for waiting in self._requests.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(failure)
@@ -390,6 +413,8 @@ class BrokerConnection(asyncio.Protocol):
     # --- what arrived
 
     def _take(self, arrived: Command) -> None:
+        # Messages first: there are more of them than of everything else. An owner that is gone has
+        # left some on their way; the broker delivers them again.
         if isinstance(arrived, Delivered):
             owner = self._owners[CONSUMER].get(arrived.consumer_id)
             if owner is not None:
@@ -416,6 +441,7 @@ class BrokerConnection(asyncio.Protocol):
         number = arrived.type
         request_id = _NO_REQUEST if number == _CONNECTED else getattr(body, "request_id", None)
         waiting = self._requests.get(request_id) if request_id is not None else None
+        # Given up, or answered twice.
         if waiting is None or waiting.answer.done():
             return
         if number == _ERROR:
@@ -432,10 +458,13 @@ class BrokerConnection(asyncio.Protocol):
         if waiting.on_answer is None or waiting.on_answer(body):
             waiting.answer.set_result(answer)
         else:
+            # The broker has said that it will take its time (invariant 5 counts from the first
+            # answer).
             waiting.deadline.reschedule(None)
 
     def _renew(self) -> None:
         """The broker asks who we are, again."""
+        # One at a time: credentials may take a while, and brokers may ask again meanwhile.
         if self._renewal is None or self._renewal.done():
             self._renewal = self._loop.create_task(self._show_credentials())
 
@@ -461,6 +490,7 @@ class BrokerConnection(asyncio.Protocol):
         """Once per interval: did anything come since the last ping?"""
         if not self.is_open:
             return
+        # Invariant 4: a ping went out one interval ago, and not even its PONG came.
         if not self._heard:
             seconds = self._settings.keepalive
             self.abort(ConnectionLost(f"{self.address} said nothing for {seconds} s"))

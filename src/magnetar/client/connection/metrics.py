@@ -1,4 +1,4 @@
-"""How much a client sends and receives, for Prometheus.
+"""The traffic of a client, sent and received, for Prometheus.
 
 Owns: `ProducerTraffic` and `ConsumerTraffic`, plain counts that senders and receivers add to;
 `ClientMetrics`, which shows them when it is asked.
@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+# Every topic is a time series at whoever scrapes.
 TOPICS_MAX: Final = 1000
 OTHERS: Final = "(others)"
 
@@ -38,7 +39,7 @@ _RECEIVED: Final = (
 
 
 class ProducerTraffic:
-    """What went to one topic."""
+    """The counts of what went to one topic."""
 
     __slots__ = ("bytes", "failures", "messages", "seconds")
 
@@ -50,7 +51,7 @@ class ProducerTraffic:
 
 
 class ConsumerTraffic:
-    """What came from one topic through one subscription."""
+    """The counts of what came from one topic through one subscription."""
 
     __slots__ = ("acknowledged", "bytes", "messages", "nacked")
 
@@ -88,12 +89,13 @@ class ClientMetrics(Collector):
         return self._received.setdefault(place, ConsumerTraffic())
 
     def describe(self) -> Iterable[Metric]:
-        """So that registering asks for no counts."""
+        """The families there are; registering asks for them."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
         for field, name, doc in _SENT:
             family = CounterMetricFamily(f"magnetar_client_{name}", doc, labels=["topic"])
+            # A copy: a scrape runs in another thread than the one that adds topics.
             for topic, sent in list(self._sent.items()):
                 family.add_metric([topic], getattr(sent, field))
             yield family

@@ -28,7 +28,7 @@ class Tracing(Interceptor):
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
-        """Without a provider, the global one of OpenTelemetry."""
+        """Make spans with this provider, or with the global one of OpenTelemetry."""
         self._tracer = trace.get_tracer("magnetar.client", tracer_provider=provider)
         self._sending: dict[Draft, trace.Span] = {}
 
@@ -38,6 +38,8 @@ class Tracing(Interceptor):
             kind=trace.SpanKind.PRODUCER,
             attributes=_attributes(draft.topic, "send", len(draft.data or b"")),
         )
+        # By the draft itself, which is compared by identity: `sent` or `not_sent` comes for it
+        # exactly once.
         self._sending[draft] = span
         propagate.inject(draft.properties, trace.set_span_in_context(span))
 
@@ -56,6 +58,7 @@ class Tracing(Interceptor):
         attributes = _attributes(message.topic, "receive", len(message.data))
         attributes["messaging.destination.subscription.name"] = subscription
         attributes["messaging.message.id"] = str(message.id)
+        # Ended at once: how long the application works on the message is a span of its own.
         self._tracer.start_span(
             f"receive {message.topic}",
             context=context_of(message),

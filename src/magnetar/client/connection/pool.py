@@ -42,11 +42,12 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 Result = TypeVar("Result")
 
+# Lost connections are kept only to be counted as replaced; this is when they are forgotten.
 _MOST_BROKERS: Final = 10_000
 
 
 class _Place(NamedTuple):
-    """One of the connections to one broker."""
+    """The place of one connection: an address, the broker behind it, and a number."""
 
     address: BrokerAddress
     behind: BrokerAddress | None
@@ -72,6 +73,7 @@ class Connections:
         self._connect = connect
         self._tls: SSLContext | None = None
         self._open: dict[_Place, BrokerConnection] = {}
+        # Locks of places that are being connected to (invariant 1).
         self._opening: dict[_Place, asyncio.Lock] = {}
         self._service_turn = 0
         self._index = 0
@@ -83,7 +85,7 @@ class Connections:
         return sum(each.failure is None for each in self._open.values())
 
     def backoff(self) -> Backoff:
-        """For one thing that is tried again and again."""
+        """The pauses for one thing that is tried again and again."""
         settings = self.settings
         return Backoff(self.chance, first_s=settings.backoff_first, most_s=settings.backoff_most)
 
@@ -94,6 +96,8 @@ class Connections:
         addresses = self.settings.service_url.addresses
         failure: MagnetarError | None = None
         for _ in addresses:
+            # Kept over the await: others may have moved it on after the same failure, and moving it
+            # twice would skip an address (invariant 2).
             turn = self._service_turn
             try:
                 return await self.to(addresses[turn % len(addresses)])
@@ -108,11 +112,13 @@ class Connections:
         self, address: BrokerAddress, *, behind: BrokerAddress | None = None
     ) -> BrokerConnection:
         """The connection to a broker (or through a proxy to the one behind it), made if needed."""
+        # The connections of a broker take turns, whoever asks.
         self._index = (self._index + 1) % self.settings.connections_per_broker
         place = _Place(address, behind, self._index)
         known = self._open.get(place)
         if known is not None and known.is_open:
             return known
+        # Looked up again under the lock: who waited for it finds what the one before has made.
         async with self._opening.setdefault(place, asyncio.Lock()):
             self._check_open()
             known = self._open.get(place)
@@ -122,9 +128,11 @@ class Connections:
                 self._forget_lost()
             way = self._way_to(address)
             made = await BrokerConnection.open(address, self.settings, way, behind=behind)
+            # Invariant 4: the client was closed while this one was connecting.
             if self._closed:
                 made.abort()
                 self._check_open()
+            # It replaces one that was lost, which is what the metric counts.
             if known is not None:
                 self.metrics.reconnects += 1
             self._open[place] = made
@@ -175,11 +183,14 @@ class Connections:
         """The connection to the broker that has a topic."""
         settings = self.settings
         asked = await self.service()
+        # Told back with the next question after a redirect: the broker named then answers for
+        # itself instead of passing it on.
         authoritative = False
         fields: dict[str, Any] = {"topic": topic}
         if settings.listener_name is not None:
             fields["advertised_listener_name"] = settings.listener_name
         for _ in range(settings.redirects_max + 1):
+            # Three answers: failed; connect, to the broker named; or redirect, to ask that one.
             answer = await asked.request("LOOKUP", authoritative=authoritative, **fields)
             if answer.response == pb.CommandLookupTopicResponse.Failed:
                 raise RequestError(f"the lookup of {topic} failed: {answer.message}")
@@ -187,6 +198,7 @@ class Connections:
             if answer.proxy_through_service_url:
                 found = await self._through(asked, url)
             else:
+                # A broker without a URL means any: a single server need not know its own name.
                 found = await self.at(url)
             if answer.response == pb.CommandLookupTopicResponse.Connect:
                 return found
@@ -242,6 +254,7 @@ class Connections:
     async def close(self) -> None:
         """Close every connection."""
         self._closed = True
+        # All of them, also if one fails to close.
         closed = await asyncio.gather(
             *(each.close() for each in self._open.values()), return_exceptions=True
         )
@@ -257,6 +270,8 @@ async def retrying(
     """Try until it works, until trouble comes that does not pass, or until the deadline."""
     failure: MagnetarError | None = None
     try:
+        # The deadline cuts off an attempt under way, not only the pause: a broker that hangs is no
+        # excuse.
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
@@ -267,6 +282,7 @@ async def retrying(
                     failure = error
                 await asyncio.sleep(backoff.next())
     except TimeoutError as error:
+        # "Nobody answers at this address" helps more than "too late".
         if isinstance(failure, NotConnected):
             raise failure from None
         cause = f": {failure}" if failure is not None else ""

@@ -70,6 +70,7 @@ _CLASSES: Final[dict[WireCode, type[RequestError]]] = {
     )
 }
 
+# Trouble of the broker, not of the request.
 _PASSING_CODES: Final = frozenset(
     {
         WireCode.METADATA,
@@ -81,6 +82,8 @@ _PASSING_CODES: Final = frozenset(
     }
 )
 
+# Passing only for who was there before: the place is taken by what is left of its own last
+# connection. At a first try somebody else has it.
 _TAKEN_CODES: Final = frozenset(
     {
         WireCode.CONSUMER_ASSIGN,
@@ -98,6 +101,7 @@ _ERROR_FIELDS: Final = (("error", "message"), ("error_code", "error_message"))
 
 def refusal(what: str, code: int, text: str) -> RequestError:
     """What a server said, as an error: `what` was refused with this code and text."""
+    # A newer broker may have codes that this client does not know.
     known = code if code in WireCode.__members__.values() else WireCode.UNKNOWN
     wire_code = WireCode(known)
     found = _CLASSES.get(wire_code, RequestError)
@@ -116,6 +120,7 @@ def raise_refusal(what: str, reply: Any) -> None:
     for code, text in _ERROR_FIELDS:
         if code in names and reply.HasField(code):
             error = refusal(what, getattr(reply, code), getattr(reply, text))
+            # Which coordinator has moved: only that one is looked up again.
             if isinstance(error, TransactionCoordinatorNotFound) and "tc_id" in names:
                 error.coordinator = reply.tc_id if reply.HasField("tc_id") else None
             raise error
@@ -123,6 +128,7 @@ def raise_refusal(what: str, reply: Any) -> None:
 
 def is_passing(error: Exception) -> bool:
     """Whether the same request may succeed after a while."""
+    # What a broker said is judged by its code; what happened on the way, by its class.
     if isinstance(error, RequestError):
         return error.wire_code in _PASSING_CODES
     return isinstance(error, (*_PASSING_CLASSES, OSError))

@@ -1,4 +1,4 @@
-"""What an application tells a client: where the brokers are, who it is, and its limits.
+"""The settings of a client: where the brokers are, who the application is, and its limits.
 
 Owns: `ServiceUrl`, `TlsSettings`, the ways to say who one is (`NoAuth`, `TokenAuth`), and
 `ClientSettings`, which holds them and every limit of a client.
@@ -27,12 +27,13 @@ PLAIN_PORT: Final = 6650
 TLS_PORT: Final = 6651
 
 _SCHEMES: Final = {"pulsar": PLAIN_PORT, "pulsar+ssl": TLS_PORT}
+# They are tried one after the other; services have a handful, and a mistake no end.
 _HOSTS_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where one broker listens."""
+    """The address that one broker listens at."""
 
     host: str
     port: int
@@ -52,6 +53,7 @@ class ServiceUrl:
 
     @classmethod
     def parse(cls, text: str) -> ServiceUrl:
+        # One scheme for all hosts: `urlsplit` knows no lists, so they are cut here.
         scheme, separator, rest = text.strip().partition("://")
         port = _SCHEMES.get(scheme.lower())
         if not separator or port is None:
@@ -76,6 +78,7 @@ def _address(text: str, default_port: int, is_tls: bool, url: str) -> BrokerAddr
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise InvalidServiceUrl(f"{url!r}: {text!r} has no usable port ({error})") from error
+    # A user in the URL is refused, not ignored: it would end up in logs.
     if not host or parts.path or parts.query or parts.username is not None:
         raise InvalidServiceUrl(f"{url!r}: {text!r} is not host:port")
     return BrokerAddress(host, default_port if port is None else port, is_tls)
@@ -89,7 +92,7 @@ class Auth(Protocol):
 
     @property
     def method(self) -> str:
-        """As brokers call it: `none`, `token`, `basic`."""
+        """The method as brokers call it: `none`, `token`, `basic`."""
         ...
 
     async def data(self) -> bytes:
@@ -99,7 +102,7 @@ class Auth(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoAuth:
-    """Nobody in particular."""
+    """No credentials: the client is nobody in particular."""
 
     method: str = "none"
 
@@ -119,6 +122,7 @@ class TokenAuth:
     method: str = "token"
 
     async def data(self) -> bytes:
+        # Asked for at every connection, so that a token that was renewed is found.
         token = self.token if isinstance(self.token, str) else self.token()
         text = await token if isawaitable(token) else token
         if not isinstance(text, str):
@@ -128,7 +132,7 @@ class TokenAuth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
-    """How to check the server's certificate, and which one to show.
+    """The settings of TLS: how to check the server's certificate, and which one to show.
 
     TlsSettings(trust_certs="ca.pem")
     TlsSettings(certificate="client.pem", key="client.key")
@@ -152,6 +156,7 @@ class TlsSettings:
                 made.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             raise InvalidSetting(f"TLS certificates cannot be read: {error}") from error
+        # In this order: `ssl` refuses to switch verification off while names are checked.
         made.check_hostname = self.validate_hostname and not self.allow_untrusted
         if self.allow_untrusted:
             made.verify_mode = ssl.CERT_NONE
@@ -160,7 +165,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Everything that a client is told when it is made; times are in seconds."""
+    """The settings of a client, all of them; times are in seconds."""
 
     service_url: ServiceUrl
     auth: Auth = NoAuth()
@@ -189,6 +194,7 @@ class ClientSettings:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            # Invariant 1, for all limits at once; infinity would switch a limit off.
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if not 0 < value < float("inf"):

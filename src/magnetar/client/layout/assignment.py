@@ -58,6 +58,7 @@ class AssignmentSession(Service):
         self._consumer_name = consumer_name
         self._kind = kind
         self._failure: MagnetarError | None = None
+        # The connection and number under which the broker knows this member, while it does.
         self._open: tuple[BrokerConnection, int] | None = None
         self._connection_end = Signal()
 
@@ -71,6 +72,7 @@ class AssignmentSession(Service):
             async with asyncio.timeout(timeout_s):
                 await self.changes.past(0)
         except TimeoutError as error:
+            # The reason of the last try says more than that it took too long.
             if self._failure is not None:
                 raise self._failure from None
             text = f"{self.name}: no assignment came within {timeout_s} s"
@@ -82,6 +84,7 @@ class AssignmentSession(Service):
         """Give the place up now; without a connection the broker does so after a while."""
         if self._open is not None:
             connection, number = self._open
+            # Invariant 4: Pulsar 5.0.0-M1 cuts a connection on which it hears this command.
             if connection.is_magnetar:
                 await connection.request("SCALABLE_TOPIC_UNSUBSCRIBE", consumer_id=number)
 
@@ -93,21 +96,25 @@ class AssignmentSession(Service):
                 await self._serve()
             except MagnetarError as error:
                 self._failure = error
+                # Refused before it ever had a place: a name, a permission, a type. Once it had one,
+                # everything is tried again.
                 if self.assignment is None and not may_open(error, was_open=False):
                     self.changes.close(error)
                     return
                 _LOG.info("assignment-ended", member=self.name, reason=str(error))
+            # It worked for a while, so the next trouble is a new one.
             if self.changes.version > known:
                 backoff.reset()
             await asyncio.sleep(backoff.next())
 
     async def _serve(self) -> None:
-        """On one connection, until it is lost: raises why."""
+        """Be a member on one connection, until that is lost: raises why."""
         await self._watch.first()
         connection = await self._connections.at(self._watch.controller_url)
         if connection.is_magnetar:
             await self._serve_on(connection)
             return
+        # With other brokers the end of the connection is the only way to leave.
         own = await self._connections.apart(connection.address)
         try:
             await self._serve_on(own)
@@ -117,6 +124,7 @@ class AssignmentSession(Service):
 
     async def _serve_on(self, connection: BrokerConnection) -> None:
         number = connection.register(CONSUMER, self)
+        # Before the request: the connection may be lost while it waits.
         ended = self._connection_end = Signal()
         try:
             await connection.request(
@@ -135,6 +143,8 @@ class AssignmentSession(Service):
             connection.unregister(CONSUMER, number)
 
     def _answered(self, body: pb.CommandScalableTopicSubscribeResponse) -> bool:
+        # Called in the order of arrival: an update may come before the answer, and must not be
+        # overwritten by it (invariant 1).
         self._adopt(body.assignment)
         return True
 

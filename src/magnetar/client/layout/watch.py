@@ -1,4 +1,4 @@
-"""Which segments a topic has, followed over lost connections.
+"""The segments of a topic, followed over lost connections.
 
 Owns: `LayoutWatch` (commands 70, 71 and 72). The partitions of a regular topic are segments too:
 brokers with scalable topics say so themselves; of others, and of topics that are not persistent,
@@ -30,6 +30,7 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.wire.messages import Command, Received
 
+# As often as the Java client looks (autoUpdatePartitionsInterval).
 PARTITIONS_S: Final = 60.0
 """Between two looks at the number of partitions."""
 
@@ -51,12 +52,14 @@ class LayoutWatch(Service):
         self.changes = Signal()
         self._connections = connections
         self._create = create_if_missing
+        # The topic that a regular one was migrated to, and the open watch, if there is one.
         self._resolved: TopicName | None = None
         self._session: _Session | None = None
         self._failure: MagnetarError | None = None
 
     async def _start(self) -> None:
         self.spawn(self._follow(), "follow")
+        # Layouts of scalable topics are pushed; a partition by itself has none to add.
         if not self.topic.domain.is_scalable and self.topic.partition is None:
             self.spawn(self._count_partitions(), "partitions")
 
@@ -89,6 +92,7 @@ class LayoutWatch(Service):
     # --- following
 
     async def _follow(self) -> None:
+        # One partition by name: a topic of its own, whatever its siblings do.
         if self.topic.partition is not None:
             self._adopt(SegmentLayout.of_regular([str(self.topic)]))
             return
@@ -98,12 +102,15 @@ class LayoutWatch(Service):
             try:
                 service = await self._connections.service()
                 has_layouts = service.features.supports_scalable_topics
+                # Brokers of version 4, and topics that are not persistent: one question, and
+                # `_count_partitions` asks again.
                 if not has_layouts or self.topic.domain is Domain.NON_PERSISTENT:
                     await self._ask_older(service)
                     return
                 await self._serve()
             except MagnetarError as error:
                 self._failure = error
+                # Invariant 2: closed for good only if there never was a layout.
                 if self.layout is None and not may_open(error, was_open=False):
                     self.changes.close(error)
                     return
@@ -113,7 +120,7 @@ class LayoutWatch(Service):
             await asyncio.sleep(backoff.next())
 
     async def _serve(self) -> None:
-        """On one connection, until it ends: raises why."""
+        """Watch on one connection, until the watch ends: raises why."""
         connection = await self._connections.lookup(str(self.topic))
         self._session = _Session(self, connection)
         try:
@@ -142,6 +149,7 @@ class LayoutWatch(Service):
             except MagnetarError as error:
                 _LOG.info("partitions-not-counted", topic=str(self.topic), reason=str(error))
                 continue
+            # Looked at again after the await: a migration may have replaced it meanwhile.
             if self.layout is known and len(known.active) < count:
                 self._adopt(SegmentLayout.of_regular(self._partitions(count)))
 
@@ -163,6 +171,7 @@ class LayoutWatch(Service):
 
     def update(self, body: Any) -> None:
         layout = layout_from(body.dag)
+        # Invariant 1: another broker may lag behind the one that was watched before.
         if self.layout is not None and layout.epoch < self.layout.epoch:
             return
         plain, tls = body.dag.controller_broker_url, body.dag.controller_broker_url_tls
@@ -172,6 +181,7 @@ class LayoutWatch(Service):
         self._adopt(layout)
 
     def _adopt(self, layout: SegmentLayout) -> None:
+        # A watch that is opened again is told what it knows; its users need not hear of that.
         if layout != self.layout:
             self.layout = layout
             self.changes.advance()
@@ -191,6 +201,7 @@ class _Session:
         self._number = self._connection.register(LAYOUT_WATCH, self)
         try:
             self._watch.ask(self._connection, self._number)
+            # Only the first layout has a deadline: afterwards silence means that nothing changes.
             async with asyncio.timeout(timeout_s):
                 await self._updates.past(0)
             version = self._updates.version
@@ -204,6 +215,7 @@ class _Session:
     def end(self) -> None:
         """Tell the broker that nobody listens any more."""
         if self._number is not None:
+            # Ended once, by whoever comes first: the loss, the stop, or the end of `run`.
             number, self._number = self._number, None
             self._connection.unregister(LAYOUT_WATCH, number)
             if self._connection.is_open:

@@ -43,6 +43,7 @@ from magnetar.wire.frames import varint
 from magnetar.wire.messages import CHECKSUM_BYTES, MAGIC_CHECKSUM, TxnId, encode_entry, layout_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# The limits of the Java client; the delay is the longest that a message waits for others.
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 128 * 1024
 BATCH_DELAY_S: Final = 0.001
@@ -51,6 +52,7 @@ _SIZE: Final = struct.Struct(">I")
 _CHECKSUM_MAGIC: Final = MAGIC_CHECKSUM.to_bytes(2, "big")
 _PLAIN_START: Final = CHECKSUM_BYTES + _SIZE.size
 """Where metadata begins, if the broker put nothing before the entry."""
+# Tags of MessageMetadata: a field's number and wire type, as one byte.
 _PRODUCER_NAME: Final = 0x0A
 _SEQUENCE_ID: Final = 0x10
 _PUBLISH_TIME: Final = 0x18
@@ -82,6 +84,7 @@ class Outgoing:
 
     @property
     def may_be_batched(self) -> bool:
+        # Invariant 3: brokers delay and replicate entries, not messages inside of one.
         return not self.deliver_at_ms and not self.replicate_to
 
     @property
@@ -94,7 +97,7 @@ class Outgoing:
 
 
 class OutgoingEntry(NamedTuple):
-    """What one SEND carries; the fields before the bytes are those of its command."""
+    """The content of one SEND; the fields before the bytes are those of its command."""
 
     sequence_id: int
     highest_sequence_id: int | None
@@ -106,7 +109,7 @@ class OutgoingEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the entries of a producer have in common at one moment."""
+    """The facts that the entries of a producer have in common at one moment."""
 
     producer_name: str
     publish_time_ms: int
@@ -184,6 +187,8 @@ class OpenBatches:
         self._by_key = by_key
         self._messages_max = messages_max
         self._bytes_max = bytes_max
+        # One batch per bucket, filled side by side; the limits hold for all of them together,
+        # because all are sent together (invariant 2).
         self._batches: dict[object, OpenBatch] = {}
         self._shared: tuple[TxnId | None, bytes] = (None, b"")
         self.messages = 0
@@ -197,6 +202,8 @@ class OpenBatches:
         """Whether `add` may be called before `take`."""
         if not message.may_be_batched:
             return False
+        # An empty batch takes any message, however large (invariant 4); else it must fit by size,
+        # and share transaction and schema version (invariant 3).
         return not self.messages or (
             self.messages < self._messages_max
             and self.size + message.size <= self._bytes_max
@@ -218,6 +225,8 @@ class OpenBatches:
         """What gathered, a list per entry, in the order in which they must be sent."""
         batches = [batch.messages for batch in self._batches.values()]
         if len(batches) > 1:
+            # Invariant 2: dedup in the broker compares the last sequence id of an entry with the
+            # highest it has seen, so an entry with a smaller one would be dropped as a repetition.
             batches.sort(key=lambda messages: messages[-1].sequence_id)
         self._batches = {}
         self.messages = self.size = 0
@@ -225,6 +234,7 @@ class OpenBatches:
 
     def bucket_of(self, message: Outgoing) -> object:
         """Messages of one bucket go into one entry."""
+        # A scalable topic; a regular one with Key_Shared consumers; else everything in one batch.
         if self._splits:
             place = entry_bucket_hash(message.key, message.ordering_key)
             return bisect_right(self._splits, place)
@@ -240,12 +250,14 @@ def batch_entry(
 
     `hashes`: say which positions among the entry buckets it holds.
     """
+    # The span of hashes lets brokers dispatch the entry by key without opening it.
     first, last = messages[0], messages[-1]
     places = None
     if hashes:
         found = {entry_bucket_hash(each.key, each.ordering_key) for each in messages}
         places = min(found), max(found)
     shared = _common_metadata(first, stamp)
+    # A key that all share stands in the entry's metadata too, where brokers look for it.
     if all(each.key == first.key and each.ordering_key == first.ordering_key for each in messages):
         _put_keys(shared, first)
     return filled_entry(
@@ -302,6 +314,8 @@ def _singles(messages: Iterable[Outgoing]) -> list[bytes]:
 
 def single_metadata(message: Outgoing) -> bytes:
     """SingleMessageMetadata, by hand where there is little to say: half of a batch's cost."""
+    # The common message has a key that is text, or none, and nothing else to say. Tags are those of
+    # SingleMessageMetadata: payload_size 0x18, sequence_id 0x40, partition_key 0x12.
     key = message.key
     if (
         message.properties
@@ -397,11 +411,13 @@ def open_entry(
         payload = headers_and_payload[layout.payload :]
     except (ProtocolError, DecodeError) as error:
         raise UnreadableMessage(f"an entry has broken headers: {error}") from error
+    # The checks of invariant 5, in order: encrypted, an empty batch, and a size that does not fit.
     if metadata.encryption_keys:
         raise UnreadableMessage("a message is encrypted", hint="this client has no keys")
     is_batch = metadata.HasField("num_messages_in_batch")
     if is_batch and metadata.num_messages_in_batch < 1:
         raise UnreadableMessage(f"a batch of {metadata.num_messages_in_batch} messages")
+    # A chunk is part of a compressed payload, and can be unfolded only when all of them are there.
     if metadata.num_chunks_from_msg <= 1 and metadata.compression:
         payload = unpacked(payload, metadata, size_max=size_max)
     return OpenedEntry(metadata, payload, is_batch)
@@ -415,6 +431,9 @@ def plain_layout(headers_and_payload: bytes) -> tuple[int, int] | None:
     """
     data = headers_and_payload
     try:
+        # Walks the fields in the order in which every client writes them; the first surprise ends
+        # it, and protobuf reads the entry instead. Lengths of one byte only: longer ones are not
+        # worth the code.
         at = _PLAIN_START
         stop = at + _SIZE.unpack_from(data, at - _SIZE.size)[0]
         if not data.startswith(_CHECKSUM_MAGIC) or data[at] != _PRODUCER_NAME:
@@ -422,6 +441,7 @@ def plain_layout(headers_and_payload: bytes) -> tuple[int, int] | None:
         texts = at
         at += 2 + data[at + 1]
         texts_end = at
+        # Numbers end with the first byte below 0x80; above nine bytes they do not fit a signed 64.
         for tag in (_SEQUENCE_ID, _PUBLISH_TIME):
             if data[at] != tag:
                 return None
@@ -438,6 +458,7 @@ def plain_layout(headers_and_payload: bytes) -> tuple[int, int] | None:
             at = end
     except (IndexError, struct.error):
         return None
+    # Protobuf refuses text that is not UTF-8; ASCII is proof enough that it will not.
     is_plain = at == stop <= len(data) and data[texts:texts_end].isascii()
     return (_PLAIN_START, stop) if is_plain else None
 
@@ -456,6 +477,8 @@ def messages_in(entry: OpenedEntry) -> list[Single]:
     parse = pb.SingleMessageMetadata.FromString
     found = []
     try:
+        # Every size is checked before it is used (invariant 5): a slice in Python would silently be
+        # shorter.
         for _ in range(entry.num_messages):
             start = at + _SIZE.size
             stop = start + _SIZE.unpack_from(data, at)[0]

@@ -33,12 +33,14 @@ _NONE: Final = array("q")
 _SIZE: Final = struct.Struct(">I")
 _INT64_MAX: Final = 2**63 - 1
 _UINT64: Final = 2**64
+# Tags of SingleMessageMetadata, and of the name and text inside a property.
 _PROPERTY: Final = 0x0A
 _NAME: Final = 0x0A
 _TEXT: Final = 0x12
 _KEY: Final = 0x12
 _PAYLOAD_SIZE: Final = 0x18
 _HEAD_BYTES: Final = 7
+# The tables below are cleared when they are full: sizes that never repeat must not pile up.
 _KNOWN_MAX: Final = 4096
 
 # Messages that have no key begin alike: a size, and a payload size. How far it is from there to
@@ -98,6 +100,8 @@ def columns_in(
     entry: OpenedEntry, *, with_properties: bool = True, with_ordering_keys: bool = False
 ) -> BatchColumns:
     """The messages of a batch, all of them."""
+    # Two tries by hand, the walk and its tails; what either does not know is read by protobuf, all
+    # of it, so that the columns of one batch have one origin.
     walk = _Walk(with_properties)
     try:
         is_usual = walk.through(entry.payload, entry.num_messages)
@@ -109,9 +113,11 @@ def columns_in(
     if tails is None:
         return _by_protobuf(entry)
     numbers = tails.sequence_ids
+    # A message without a number of its own has that of its entry.
     if numbers and tails.lacks_sequence_ids:
         first = signed(entry.metadata.sequence_id)
         numbers = array("q", [first if each == -1 else each for each in numbers])
+    # The walk counts from the first row on that has a property; rows before it have none.
     ends = walk.property_ends
     return BatchColumns(
         entry.payload,
@@ -128,7 +134,7 @@ def columns_in(
 
 @dataclass(slots=True)
 class _Walk:
-    """From message to message through a batch."""
+    """A walk from message to message through a batch."""
 
     with_properties: bool
     cuts: list[int] = field(default_factory=list)
@@ -140,6 +146,7 @@ class _Walk:
 
     def through(self, data: bytes, count: int) -> bool:
         """False: a message is of no usual form. Raises if something is not there."""
+        # Local names: this loop runs once per message, and each lookup of an attribute would show.
         known, size_at, properties = _heads.get, _SIZE.unpack_from, self.properties
         cut, add_tail, end = self.cuts.extend, self.tails.append, self.property_ends.append
         known_size = _sizes.get
@@ -148,6 +155,8 @@ class _Walk:
         for _ in range(count):
             start = at = begin + 4
             tag = data[at]
+            # Case 1, no properties and no key, and the same head was seen before: one lookup tells
+            # where everything is.
             if tag == _PAYLOAD_SIZE:
                 head = known(data[begin : begin + _HEAD_BYTES])
                 if head is not None:
@@ -158,6 +167,8 @@ class _Walk:
                     if properties:
                         end(len(properties))
                     continue
+            # Case 2: field by field, as far as the fields have their usual order and lengths below
+            # 128.
             stop = start + size_at(data, begin)[0]
             while tag == _PROPERTY:
                 name = at + 4
@@ -174,6 +185,7 @@ class _Walk:
                 tag = data[at]
             if properties:
                 end(len(properties))
+            # Without a key both cuts stand where the value begins, which is what `cuts` promises.
             key = key_end = stop
             if tag == _KEY:
                 key = at + 2
@@ -188,9 +200,11 @@ class _Walk:
                     return False
             size = found[0]
             tail = at + found[1]
+            # A field that reaches into the payload: the size in front and the fields disagree.
             if tail > stop:
                 return False
             add_tail(data[tail:stop])
+            # Only a head that lies in the looked-up bytes entirely can be known by them.
             if at == start and tail <= begin + _HEAD_BYTES:
                 _know_head(data, begin, tail, stop, stop + size)
             begin = stop + size
@@ -210,6 +224,7 @@ def _know_head(data: bytes, begin: int, tail: int, stop: int, end: int) -> None:
 
 def _payload_size(data: bytes, at: int) -> tuple[int, int] | None:
     """The payload size whose field begins here, and the size of that field; None: no usual one."""
+    # One, two or three bytes, that is up to 2 MiB; larger payloads are rare, and protobuf's.
     size = data[at + 1]
     if data[at] != _PAYLOAD_SIZE:
         return None
@@ -233,6 +248,7 @@ def _by_protobuf(entry: OpenedEntry) -> BatchColumns:
     numbers = array("q")
     compacted = 0
     first = signed(entry.metadata.sequence_id)
+    # Compaction marks messages inside a batch instead of rewriting it; one bit for each.
     for row, (said, payload) in enumerate(messages_in(entry)):
         made.add(said, payload)
         numbers.append(signed(said.sequence_id) if said.HasField("sequence_id") else first)
@@ -325,7 +341,7 @@ class _Made:
 
 
 def _key_of(said: pb.SingleMessageMetadata | pb.MessageMetadata) -> bytes | None:
-    """Its key; none if that should be base64 and is not."""
+    """The key of a message; none if that should be base64 and is not."""
     if not said.HasField("partition_key"):
         return None
     text = said.partition_key.encode()

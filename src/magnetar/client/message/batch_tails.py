@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+# Tags of SingleMessageMetadata; protobuf writes fields in ascending order, so these do as well.
 EVENT_TIME: Final = 0x28
 KEY_IS_BASE64: Final = 0x30
 ORDERING_KEY: Final = 0x3A
@@ -50,7 +51,7 @@ class Tails:
 
 
 class _Form:
-    """Where the fields of a tail are, and what all tails of its form have in common."""
+    """The places of the fields in a tail, and the bits that all tails of its form share."""
 
     __slots__ = (
         "event_time",
@@ -74,6 +75,8 @@ class _Form:
 
     def fits_all(self, joined: bytes, count: int) -> bool:
         """Whether `count` tails, one behind the other, are of this form."""
+        # All tails as one number: one AND and one comparison, however many messages there are
+        # (invariant 2).
         number = int.from_bytes(joined, "little")
         mask = int.from_bytes(self.mask * count, "little")
         return number & mask == int.from_bytes(self.want * count, "little")
@@ -85,6 +88,7 @@ class _Form:
     def _number(self, tail: bytes, at: int) -> range | None:
         """Where the number is that begins here; None: it is too long, or has no end."""
         end = at
+        # Of a varint only the continuation bits are part of the form: its digits may differ.
         while tail[end] >= _MORE:
             self.mask[end] = self.want[end] = _MORE
             end += 1
@@ -93,6 +97,8 @@ class _Form:
 
     def read(self, tail: bytes) -> bool:
         """Take the first tail apart; False: it has something else, or is broken."""
+        # Five fields, ascending, each at most once (invariant 1); anything else gives the batch to
+        # protobuf.
         at = last = 0
         while at < len(tail):
             tag = tail[at]
@@ -110,6 +116,7 @@ class _Form:
                 else:
                     self.sequence_id = found
                 at = found.stop
+            # Its length is part of the form, its bytes are not.
             elif tag == ORDERING_KEY and tail[at] < _MORE:
                 self._exactly(tail, at, at + 1)
                 self.ordering_key = slice(at + 1, at + 1 + tail[at])
@@ -129,6 +136,8 @@ class _Form:
 def read_tails(tails: Sequence[bytes], *, with_ordering_keys: bool = False) -> Tails | None:
     """Read them; None: protobuf must."""
     found = Tails()
+    # Within one length, all must have the form of the first; sequence ids that grow a byte in the
+    # middle of a batch make two lengths.
     for rows in _by_length(tails):
         chosen = tails if len(rows) == len(tails) else [tails[row] for row in rows]
         form = _Form(len(chosen[0]))
@@ -171,6 +180,7 @@ def _by_length(tails: Sequence[bytes]) -> Iterator[Sequence[int]]:
 def _put(
     column: array[int], rows: Sequence[int], count: int, absent: int, numbers: array[int]
 ) -> None:
+    # The usual case, one form for all; else each form fills in its rows.
     if len(rows) == count:
         column.extend(numbers)
         return
@@ -183,6 +193,8 @@ def _put(
 def _numbers(joined: bytes, size: int, place: range) -> array[int]:
     """The number that stands in this place of each record of `size` bytes."""
     count = len(joined) // size
+    # The n-th bytes of all numbers are copied with one strided slice, then seven bits of each are
+    # shifted together: digits of seven bits become one number, for all rows at once.
     words = bytearray(_WORD_BYTES * count)
     for digit, at in enumerate(place):
         words[digit::_WORD_BYTES] = joined[at::size]
@@ -192,6 +204,7 @@ def _numbers(joined: bytes, size: int, place: range) -> array[int]:
         number |= (wide & _digits(count.bit_length(), digit)) >> digit
     found = array("q")
     found.frombytes(number.to_bytes(len(words), "little"))
+    # `array` has the machine's order, the arithmetic above is little-endian.
     if _IS_BIG_ENDIAN:
         found.byteswap()
     return found
@@ -200,5 +213,6 @@ def _numbers(joined: bytes, size: int, place: range) -> array[int]:
 @lru_cache(maxsize=512)
 def _digits(count_bits: int, digit: int) -> int:
     """One digit, of seven bits, of each of so many words (less than 1 << `count_bits`)."""
+    # Kept by the number of bits of the count: a few masks serve batches of all sizes.
     word = (0x7F << 8 * digit).to_bytes(_WORD_BYTES, "little")
     return int.from_bytes(word * (1 << count_bits), "little")

@@ -37,6 +37,8 @@ from magnetar.model.ids import MessageId
 from magnetar.wire.messages import encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+# As in the Java client (maxPendingChunkedMessage, expireTimeOfIncompleteChunkedMessage); the limit
+# of bytes is ours, since ten messages may be of any size.
 PENDING_MESSAGES_MAX: Final = 10
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 EXPIRE_S: Final = 60.0
@@ -53,11 +55,13 @@ def chunk_entries(
         raise InvalidValue(f"chunks of {chunk_bytes} bytes")
     metadata = metadata_for(message, stamp)
     payload = packed(message.payload, metadata, stamp.compression)
+    # Compression may have made it small enough after all.
     if len(payload) <= chunk_bytes:
         yield OutgoingEntry(
             message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload)
         )
         return
+    # All chunks have the same metadata but for `chunk_id`: every one says how many there are.
     metadata.uuid = uuid
     metadata.num_chunks_from_msg = -(-len(payload) // chunk_bytes)
     metadata.total_chunk_msg_size = len(payload)
@@ -75,6 +79,7 @@ def assembled(chunks: list[OpenedEntry], chunk: OpenedEntry) -> bytes | None:
     chunks.append(chunk)
     if metadata.chunk_id < metadata.num_chunks_from_msg - 1:
         return None
+    # The chunks of a message that lost its end are among them: the uuid tells them apart.
     parts = [each for each in chunks if each.metadata.uuid == metadata.uuid]
     chunks.clear()
     payload = b"".join(each.payload for each in parts)
@@ -84,7 +89,7 @@ def assembled(chunks: list[OpenedEntry], chunk: OpenedEntry) -> bytes | None:
 
 
 class Taken(NamedTuple):
-    """What became of a chunk, and of others because of it."""
+    """The fate of a chunk, and of others because of it."""
 
     payload: bytes | None = None
     """Of the whole message, if it was the last chunk; still compressed."""
@@ -130,6 +135,9 @@ class ChunkAssembler:
         self, metadata: pb.MessageMetadata, payload: bytes, message_id: MessageId, now: float
     ) -> Taken:
         """Take one chunk."""
+        # Three kinds of repetition (invariants 1 and 4): the broker delivered a chunk again that is
+        # here; the producer sent one again that its message has; or it did so behind the whole
+        # message.
         known = self._incomplete.get(metadata.uuid)
         if known is not None and message_id in known.ids:
             return Taken()  # delivered again: it is here
@@ -138,14 +146,17 @@ class ChunkAssembler:
         if known is None and message_id not in self._completed.get(metadata.uuid, (message_id,)):
             return Taken(repeated=(message_id,))
         given_up: list[MessageId] = []
+        # A message begins: a chunk 0 whose uuid is here already was answered above.
         if metadata.chunk_id == 0:
             known = _Incomplete(metadata)
             if self._is_absurd(metadata):
                 return Taken(given_up=(message_id,))
             given_up += self._make_room(metadata.total_chunk_msg_size)
             self._incomplete[metadata.uuid] = known
+        # A gap: what is missing was delivered to somebody else, or given up here.
         elif known is None or metadata.chunk_id != len(known.chunks):
             return Taken(given_up=(*self._give_up(metadata.uuid), message_id))
+        # More than was announced: memory is bounded by what is announced, so it ends here.
         if len(payload) > known.room:
             return Taken(given_up=(*given_up, *self._give_up(metadata.uuid), message_id))
         known.room -= len(payload)
@@ -155,6 +166,7 @@ class ChunkAssembler:
         self._bytes += len(payload)
         if len(known.chunks) < known.total:
             return Taken(given_up=tuple(given_up))
+        # The last chunk: out of the incomplete ones, whether it fits or not.
         ids = self._give_up(metadata.uuid)
         if known.room:
             return Taken(given_up=(*given_up, *ids))
@@ -179,6 +191,7 @@ class ChunkAssembler:
         self._bytes = 0
 
     def _is_absurd(self, metadata: pb.MessageMetadata) -> bool:
+        # Sizes and counts come from the wire: one chunk is no chunked message, an empty chunk none.
         total = metadata.total_chunk_msg_size
         return not 1 < metadata.num_chunks_from_msg <= total <= self._bytes_max
 

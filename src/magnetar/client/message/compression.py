@@ -20,12 +20,13 @@ import cramjam
 
 from magnetar.errors import UnreadableMessage
 
+# Far above a broker's usual limit of 5 MiB for a message, and bearable if somebody lies.
 UNCOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest size that a consumer believes unless it is told otherwise."""
 
 
 class Compression(IntEnum):
-    """How the payload of a message is compressed; the numbers are those of the protocol."""
+    """The compression of a payload; the numbers are those of the protocol."""
 
     NONE = 0
     LZ4 = 1
@@ -55,8 +56,10 @@ def decompress(
     """The payload as it was before `compress`; `size` is what its metadata announces."""
     if kind == Compression.NONE:
         return data
+    # Before the memory is taken (invariant 2).
     if not 0 <= size <= size_max:
         raise UnreadableMessage(f"a payload announces {size} bytes; the limit is {size_max}")
+    # A buffer of the announced size: no codec can write past it.
     unfolded = bytearray(size)
     try:
         written = _unfold(kind, data, unfolded)
@@ -70,6 +73,7 @@ def decompress(
 def _unfold(kind: int, data: bytes, into: bytearray) -> int:
     match kind:
         case Compression.LZ4:
+            # An LZ4 block has one token at least, also if it is of nothing.
             if not data:
                 raise UnreadableMessage("a compressed payload is empty")
             return cramjam.lz4.decompress_block_into(data, into, output_len=len(into))

@@ -41,7 +41,7 @@ class EntryRows:
 
     @property
     def batch_size(self) -> int:
-        """Of the whole batch."""
+        """The number of messages of the whole batch."""
         return self.opened.num_messages
 
     @property
@@ -54,7 +54,7 @@ class EntryRows:
 
     @property
     def last_id(self) -> MessageId:
-        """Of its last message."""
+        """The id of its last message."""
         return self._id(self.indexes[-1])
 
     def take(self, count: int) -> tuple[EntryRows, EntryRows]:
@@ -73,6 +73,8 @@ class EntryRows:
             if singles is None:
                 at = CUTS * index
                 start = cuts[at + 2]
+                # The metadata of a message lies between the end of the one before, behind its size,
+                # and its own payload; it stays bytes until somebody asks.
                 single: Any = payload[cuts[at - 1] + SIZE_BYTES if index else SIZE_BYTES : start]
                 data = payload[start : cuts[at + 3]]
             else:

@@ -1,4 +1,4 @@
-"""What an application does with every message that a client sends, receives and settles.
+"""Interceptors: code of an application for every message that a client sends, receives or settles.
 
 Owns: `Interceptor`, the base of such code; `Draft`, a message on its way out as interceptors see
 it; `Interceptors`, all of one client.
@@ -50,10 +50,10 @@ class Interceptor:
         """A message is about to be sent; raise to refuse it."""
 
     def sent(self, draft: Draft, message_id: AnyMessageId) -> None:
-        """It is stored."""
+        """The message is stored."""
 
     def not_sent(self, draft: Draft, error: BaseException) -> None:
-        """Its send failed, or was cancelled before the message was taken."""
+        """The send failed, or was cancelled before the message was taken."""
 
     def received(self, message: Message[Any], subscription: str) -> None:
         """The application gets a message now."""
@@ -68,7 +68,7 @@ class Interceptor:
 
 
 class Interceptors:
-    """Those of one client; false if there are none."""
+    """The interceptors of one client; false if there are none."""
 
     __slots__ = ("_all",)
 
@@ -83,6 +83,8 @@ class Interceptors:
             try:
                 each.sending(draft)
             except BaseException as error:
+                # Invariant 2: those before it took the draft for one that is sent; the one that
+                # raised, and those behind it, did not.
                 Interceptors(self._all[:asked]).not_sent(draft, error)
                 raise
 
@@ -107,6 +109,7 @@ class Interceptors:
 
     def _tell(self, what: Callable[[Interceptor], None]) -> None:
         for each in self._all:
+            # Invariant 3: a metric or a trace must not fail a message.
             try:
                 what(each)
             except Exception as error:  # noqa: BLE001 - the application's code, not ours

@@ -15,6 +15,7 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 def layout_from(dag: pb.ScalableTopicDAG) -> SegmentLayout:
     """What a SCALABLE_TOPIC_UPDATE says."""
+    # Brokers give ids out in order and do not say the next one: it is above the highest.
     segments = {each.segment_id: _segment_from(each) for each in dag.segments}
     return SegmentLayout(dag.epoch, max(segments, default=-1) + 1, segments)
 
@@ -31,7 +32,7 @@ def is_regular(layout: SegmentLayout) -> bool:
 def held_back(
     layout: SegmentLayout, assigned: Collection[int], finished: Container[int]
 ) -> set[int]:
-    """Of what is assigned to one member, the segments behind others of it that are not read yet.
+    """The segments of one member that come after others of its own which are not read yet.
 
     A key's messages are in order only if a segment is read after all that it comes from. Magnetar
     assigns them so; Pulsar 5.0.0-M1 assigns a sealed segment together with its sealed parents.
@@ -44,11 +45,12 @@ def held_back(
 
 
 def ancestors(layout: SegmentLayout, segment_id: int) -> set[int]:
-    """Those that the layout still has, and the ids of their parents."""
+    """All ancestors of a segment that the layout still has, and the ids of their parents."""
     found: set[int] = set()
     waiting = [segment_id]
     while waiting:
         segment = layout.segments.get(waiting.pop())
+        # A merge has two parents, whose ancestors may be the same ones: each is looked at once.
         new = set() if segment is None else set(segment.parent_ids) - found
         found |= new
         waiting.extend(new)

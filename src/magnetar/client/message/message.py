@@ -43,16 +43,16 @@ _DELIVER_AT_TAG: Final = b"\x98\x01"
 
 
 class MessageSource(Protocol):
-    """Where messages come from: one segment, as one consumer has it."""
+    """The source of messages: one segment, as one consumer has it."""
 
     @property
     def topic(self) -> str:
-        """As the application knows it: not that of a segment."""
+        """The topic as the application knows it: not that of a segment."""
         ...
 
     @property
     def wire_topic(self) -> str:
-        """As the broker knows it."""
+        """The topic as the broker knows it."""
         ...
 
     def id_of(self, message_id: MessageId, turn: int) -> AnyMessageId:
@@ -84,7 +84,9 @@ class Unreadable:
 
 
 def given_name(producer_name: str) -> str:
-    """As the application named a producer, or the broker: without the number of a segment."""
+    """The name that the application or the broker gave a producer, without a segment's number."""
+    # Scalable topics have a producer per segment, `<name>-seg-<number>`: dedup needs each its own
+    # name.
     given, separator, segment = producer_name.rpartition(_SEGMENT_SUFFIX)
     return given if separator and segment.isdigit() else producer_name
 
@@ -124,6 +126,7 @@ class Message(Generic[T_co]):
         generation: int = 0,
         chunk_ids: tuple[MessageId, ...] = (),
     ) -> None:
+        # Where it stands, and what the broker says of this delivery; set once.
         self.source = source
         self.position = position
         """The entry that it is in, of its segment or partition."""
@@ -140,6 +143,7 @@ class Message(Generic[T_co]):
         self.turn = 0
         """Its number among all that its consumer handed out; 0: not yet."""
         self.generation = generation
+        # Made when they are asked for (invariant 2): bytes until then.
         self._metadata = metadata
         self._single = single
         self._decode = decode
@@ -153,7 +157,7 @@ class Message(Generic[T_co]):
 
     @property
     def metadata(self) -> pb.MessageMetadata:
-        """Of its entry."""
+        """The metadata of its entry."""
         found = self._metadata
         if isinstance(found, bytes):
             found = self._metadata = pb.MessageMetadata.FromString(found)
@@ -162,6 +166,7 @@ class Message(Generic[T_co]):
     @property
     def _said(self) -> pb.SingleMessageMetadata | pb.MessageMetadata:
         """What is said of this message alone."""
+        # A message of a batch has metadata of its own; else the entry's are its own.
         found = self._single
         if found is None:
             return self.metadata
@@ -228,7 +233,7 @@ class Message(Generic[T_co]):
 
     @property
     def is_null(self) -> bool:
-        """It has no value: a tombstone of its key in compacted topics."""
+        """Whether it has no value: a tombstone of its key in compacted topics."""
         said = self._said
         return said.null_value
 
@@ -259,12 +264,13 @@ class Message(Generic[T_co]):
 
     @property
     def producer_name(self) -> str:
-        """As the application named it, or the broker: without the number of a segment."""
+        """The name that the application or the broker gave: without the number of a segment."""
         return given_name(self.metadata.producer_name)
 
     @property
     def schema_version(self) -> bytes:
-        """Of the schema that it was written with; empty: it has none."""
+        """The version of the schema that it was written with; empty: it has none."""
+        # Metadata that stayed bytes was looked through (`batch.plain_layout`), and has no version.
         found = self._metadata
         return b"" if isinstance(found, bytes) else found.schema_version
 
@@ -283,7 +289,7 @@ class Message(Generic[T_co]):
 
     @property
     def size(self) -> int:
-        """Of the payload, in bytes."""
+        """The size of the payload, in bytes."""
         return len(self.data)
 
     def __repr__(self) -> str:

@@ -37,6 +37,7 @@ def wire_position(position: Position) -> dict[str, Any]:
 def wire_id(message_id: MessageId) -> dict[str, Any]:
     """Where to start or to seek to; of a message in a batch, with its index."""
     fields = wire_position(message_id.position)
+    # The partition is left out: a segment or partition is asked for by its own topic.
     if message_id.batch_index >= 0:
         fields["batch_index"] = message_id.batch_index
     return fields

@@ -24,7 +24,7 @@ from magnetar.model.segments import Segment, SegmentLayout
 
 
 class Routing(Enum):
-    """Which half of a key's hash chooses its segment."""
+    """The half of a key's hash that chooses its segment."""
 
     RING = "ring"
     """The high half: Magnetar, and Apache Pulsar 5 after its first preview."""
@@ -38,12 +38,14 @@ class Router:
     __slots__ = ("_by_id", "_layout", "_preview", "is_legacy")
 
     def __init__(self, layout: SegmentLayout, routing: Routing = Routing.RING) -> None:
+        # Nothing takes messages any more, as in a topic that was terminated.
         if not layout.active:
             raise NotAllowed(f"the topic has no active segment at epoch {layout.epoch}")
         self.is_legacy = is_regular(layout)
         """It is a regular topic, whose partitions are called segments."""
         self._layout = layout
         self._preview = routing is Routing.PREVIEW
+        # Ids of a regular topic's segments are its partitions' numbers; the ring has another order.
         self._by_id = sorted(layout.active, key=lambda segment: segment.segment_id)
 
     @property
@@ -70,7 +72,7 @@ class Router:
 
 
 class RoundRobin:
-    """Whose turn it is: moves on when a batch is full, or its time is over."""
+    """The turn of messages without a key: it moves on when a batch is full, or its time is over."""
 
     __slots__ = ("_messages", "_messages_max", "_next_at", "_turn", "_window_s")
 
@@ -79,6 +81,7 @@ class RoundRobin:
         self._window_s = window_s
         self._messages_max = messages_max
         self._messages = 0
+        # So that the first message begins a window.
         self._next_at = float("-inf")
 
     def next(self, now: float, count: int = 1) -> int:

@@ -34,6 +34,7 @@ class RangeBrokers:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        # As last heard; an entry that is wrong costs one refused question.
         self._owners: dict[str, BrokerConnection] = {}
 
     async def any(self, what: str, ask: Callable[[BrokerConnection], Awaitable[Answer]]) -> Answer:
@@ -54,6 +55,7 @@ class RangeBrokers:
             try:
                 return await ask(owner)
             except MagnetarError as error:
+                # The broker may have lost the segment: look it up again before the next try.
                 if is_passing(error):
                     self.forget(topic)
                 raise
@@ -62,11 +64,13 @@ class RangeBrokers:
 
     async def many(self, what: str, topics: Mapping[Key, str], ask: AskMany[Key]) -> dict[Key, Any]:
         """Ask for several segments; those that are gone are left out."""
+        # What is still to be asked, over all tries; `found` keeps what was answered (invariant 2).
         left = dict(topics)
         found: dict[Key, Any] = {}
 
         async def attempt() -> None:
             groups = await self.groups(left)
+            # Errors as results: what the others answered is kept.
             results = await asyncio.gather(
                 *(ask(owner, keys) for owner, keys in groups.items()), return_exceptions=True
             )
@@ -88,15 +92,18 @@ class RangeBrokers:
         found: dict[Key, Any],
     ) -> MagnetarError | None:
         """Keep what one broker answered; passing trouble is returned, other trouble raised."""
+        # A whole broker failed: all that it was asked for is asked again elsewhere.
         if isinstance(result, BaseException):
             if not isinstance(result, MagnetarError) or not is_passing(result):
                 raise result
             for key in keys:
                 self.forget(left[key])
             return result
+        # Without this, answers would be taken for those of other segments.
         if len(result) != len(keys):
             return ServiceNotReady(f"{what}: {len(result)} answers to {len(keys)} questions")
         failure: MagnetarError | None = None
+        # Each segment has an error of its own: answered, gone, moved, or refused for good.
         for key, answer in zip(keys, result, strict=True):
             try:
                 raise_refusal(what, answer)
@@ -130,7 +137,7 @@ class RangeBrokers:
         return found
 
     def forget(self, topic: str) -> None:
-        """It has moved, or nobody knows."""
+        """Forget who has a segment: it has moved, or nobody knows."""
         self._owners.pop(topic, None)
 
     async def _retrying(self, what: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:

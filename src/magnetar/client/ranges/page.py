@@ -1,4 +1,4 @@
-"""What one answer brought of a range, as entries or as columns.
+"""The page of a range that one answer brought, as entries or as columns.
 
 Owns: `RangePage`, and `RangeSource`, the segment that it comes from.
 
@@ -58,6 +58,7 @@ class RangePage:
         cls, source: RangeSource, start: RangePosition, end: RangePosition, answer: ReceivedEntries
     ) -> RangePage:
         body = answer.body
+        # Runs on the wire, since entries of a ledger mostly follow each other.
         positions = tuple(
             Position(run.ledger_id, entry_id)
             for run in body.runs
@@ -79,6 +80,7 @@ class RangePage:
         first, last = self.start.at, self.end.at
         at, data = 0, self.data
         for position, size in zip(self.positions, self.sizes, strict=True):
+            # Invariant 1: a range may begin and end inside of a batch.
             low = self.start.batch_index if position == first else 0
             high = self.end.batch_index if position == last else None
             yield RawEntry(*position, data[at : at + size], low, high)

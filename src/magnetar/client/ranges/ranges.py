@@ -55,11 +55,13 @@ __all__ = [
 Isolation: TypeAlias = Literal["committed", "uncommitted"]
 Initial: TypeAlias = Literal["earliest", "latest"]
 
+# One is being decoded while the next travels; more would only take memory.
 PAGES_AHEAD: Final = 2
 
 _ISOLATIONS: Final = {"committed": 0, "uncommitted": 1}
 _INITIALS: Final = {"latest": 0, "earliest": 1}
 _MS_PER_SECOND: Final = 1000
+# A number for each `Ranges` of this process: a broker gives up an older poll of the same number.
 _POLLS: Final = count(1)
 
 
@@ -81,6 +83,8 @@ class Ranges:
         self._backoff = connections.backoff
         self._brokers = RangeBrokers(connections)
         self._creation_id = creation_id
+        # What was learnt last, which never goes back (invariant 1): the layout, and the ends of
+        # segments.
         self._layout: RangeLayout | None = None
         self._ends: dict[tuple[int, Isolation], RangePosition] = {}
         self._poll_id = next(_POLLS)
@@ -94,12 +98,15 @@ class Ranges:
             answer = await broker.request("RANGE_LAYOUT", topic=str(self._topic))
             found = _layout(answer)
             known = self._layout
+            # Another creation id is another topic, whose epochs count from their own beginning.
             is_same = known is not None and known.creation_id == found.creation_id
             if is_same and known is not None and found.epoch < known.epoch:
                 raise ServiceNotReady(f"{broker.address} knows an older layout of {self._topic}")
             return found
 
         found = await self._brokers.any(f"the layout of {self._topic}", ask)
+        # The caller planned for a topic that is no more: its positions would point into another
+        # one.
         if self._creation_id not in (None, found.creation_id):
             raise RangeLost(
                 f"{self._topic} was deleted, and another one has its name",
@@ -113,7 +120,7 @@ class Ranges:
     async def states(
         self, numbers: Iterable[int], *, isolation: Isolation = "committed"
     ) -> dict[int, RangeState]:
-        """From where to where segments can be read now; one that is gone is left out."""
+        """The bounds between which segments can be read now; one that is gone is left out."""
         wanted = _isolation(isolation)
 
         async def ask(broker: BrokerConnection, keys: list[int]) -> Any:
@@ -146,6 +153,7 @@ class Ranges:
 
         names = await self._names(spans)
         found = await self._brokers.many(f"the counts of {self._topic}", names, ask)
+        # Unlike a state, a count has no way to say "gone": what was planned on it would be wrong.
         for number in spans:
             if number not in found:
                 raise self._gone(number)
@@ -171,6 +179,8 @@ class Ranges:
         Messages are counted exactly, if need be inside a batch; bytes at entries, of which one is
         always taken.
         """
+        # A broker looks at a bounded part of the range for each question, and says if there is
+        # more.
         at, taken, size = start, 0, 0
         while True:
             fields: dict[str, Any] = {"span": _span(await self._name(number), at, end)}
@@ -181,6 +191,8 @@ class Ranges:
             answer = await self._ask(number, "RANGE_CUT", isolation=isolation, **fields)
             at = position_from(answer.position)
             taken, size = taken + answer.messages, size + answer.bytes
+            # With all bytes used up another question would take one entry more, as it always takes
+            # one.
             if not answer.is_partial or (bytes is not None and size >= bytes):
                 return at
 
@@ -220,12 +232,13 @@ class Ranges:
         *,
         isolation: Isolation = "committed",
     ) -> AsyncGenerator[RangePage, None]:
-        """Everything from `start` to `end`, page by page; it never waits for a message.
+        """Read all from `start` to `end`, page by page; it never waits for a message.
 
         Pages may be empty, where everything is aborted. `RangeLost` if something of the range is
         gone. Whoever stops before the end closes it.
         """
         source = self._source(await self._segment(number))
+        # One page in the queue and one that waits to be put there (invariant 3).
         pages: asyncio.Queue[RangePage | BaseException] = asyncio.Queue(PAGES_AHEAD - 1)
         reading = asyncio.create_task(
             self._read_ahead(source, start, end, isolation, pages), name=f"ranges of {self._topic}"
@@ -238,6 +251,7 @@ class Ranges:
                 yield page
                 if page.next >= end:
                     return
+        # Also when the application stops early: nobody would ever take what is read ahead.
         finally:
             reading.cancel()
             await asyncio.wait({reading})
@@ -263,6 +277,7 @@ class Ranges:
                     end=wire_position(end),
                 )
                 page = RangePage.of(source, at, end, answer)
+                # Waits while the application is behind: this is the back-pressure.
                 await pages.put(page)
                 at = page.next
                 if answer.body.is_exhausted:
@@ -286,6 +301,7 @@ class Ranges:
         broker cannot be asked it may take longer, up to the operation timeout.
         """
         loop = asyncio.get_running_loop()
+        # Two ends: how long the caller wants to wait for news, and how long trouble is sat out.
         deadline = loop.time() + wait_ms / _MS_PER_SECOND
         give_up_at = max(deadline, loop.time() + self._settings.operation_timeout)
         backoff = self._backoff()
@@ -297,6 +313,7 @@ class Ranges:
             except MagnetarError as error:
                 if not is_passing(error):
                     raise
+                # Which broker had the trouble is not known here: all are looked up again.
                 for name in names.values():
                     self._brokers.forget(name)
                 pause = backoff.next()
@@ -313,6 +330,7 @@ class Ranges:
         isolation: Isolation,
     ) -> bool:
         groups = await self._brokers.groups(names)
+        # No segment to look at, only the layout: any broker knows that.
         if not groups:
             groups = {await self._brokers.any("news", _itself): []}
 
@@ -322,6 +340,8 @@ class Ranges:
             ]
             answer = await broker.request(
                 "RANGE_NEWS",
+                # The broker holds the question for `wait_ms`; only what comes on top is its
+                # answering time.
                 timeout_s=left_s + self._settings.operation_timeout,
                 poll_id=self._poll_id,
                 topic=str(self._topic),
@@ -334,6 +354,7 @@ class Ranges:
 
         polls = [asyncio.create_task(ask(*group)) for group in groups.items()]
         try:
+            # The first broker with news ends the wait at all of them.
             for poll in asyncio.as_completed(polls):
                 if await poll:
                     return True
@@ -361,6 +382,7 @@ class Ranges:
         """
         if initial not in _INITIALS:
             raise InvalidSetting(f"a subscription begins at {' or '.join(_INITIALS)}")
+        # No position: to the end of a sealed segment.
         ends = dict.fromkeys(drained)
         wanted: dict[int, RangePosition | None] = {**ends, **positions}
 
@@ -373,6 +395,7 @@ class Ranges:
             )
             return answer.moved
 
+        # A segment that is gone needs no cursor any more.
         names = await self._names(wanted, gone_is_fine=True)
         await self._brokers.many(f"the cursors of {self._topic}", names, ask)
 
@@ -392,6 +415,7 @@ class Ranges:
     async def _names(self, numbers: Iterable[int], *, gone_is_fine: bool = False) -> dict[int, str]:
         wanted = list(numbers)
         layout = self._layout
+        # A number that is not known may be of a newer layout: asked once before it counts as gone.
         if layout is None or not {each.number for each in layout.segments}.issuperset(wanted):
             layout = await self.layout()
         names = {each.number: each.name for each in layout.segments}

@@ -20,6 +20,7 @@ from magnetar.client.schema.info import SchemaInfo, SchemaType
 from magnetar.client.schema.protobuf_schema import message_class, parsed
 from magnetar.errors import InvalidValue, UnreadableMessage
 
+# Topics that change their schema all the time must not fill the memory.
 _READERS_MAX: Final = 256
 
 _SINGLE: Final[dict[SchemaType, Any]] = {
@@ -48,6 +49,8 @@ class AutoSchema:
         raise InvalidValue("this schema only reads", hint="give the producer a schema of its own")
 
     def decode(self, data: bytes, writer: SchemaInfo | None = None) -> Any:
+        # No schema, a single value, or a record. What has a type that is none of these (key and
+        # value, times) is refused rather than guessed at (invariant 2).
         if writer is None:
             return data
         single = _SINGLE.get(writer.type)
@@ -65,6 +68,7 @@ class AutoSchema:
         raise UnreadableMessage(f"a message has a schema of type {writer.type.name}")
 
     def _reader(self, writer: SchemaInfo) -> Any:
+        # By its definition: versions of several topics may be the same.
         place = (writer.type, writer.data)
         known = self._readers.get(place)
         if known is None:

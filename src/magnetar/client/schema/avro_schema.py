@@ -34,6 +34,7 @@ class AvroPayloads:
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
         try:
+            # Imported here: only who uses Avro needs the extra.
             self._avro: Any = import_module("fastavro")
         except ImportError as error:
             raise InvalidSetting(
@@ -48,17 +49,22 @@ class AvroPayloads:
     def write(self, plain: object) -> bytes:
         out = BytesIO()
         try:
+            # Strict: a field too many is a mistake of the application, not something to drop.
             self._avro.schemaless_writer(out, self._parsed, plain, strict=True)
         except Exception as error:  # fastavro raises whatever the value does
             raise InvalidValue(f"a value does not fit its Avro definition: {error}") from error
         return out.getvalue()
 
     def read(self, data: bytes, writer: SchemaInfo | None) -> Any:
+        # Without a writer's schema (it is gone from the registry, or the message has none) its own
+        # is tried.
         written = self._parsed
         if writer is not None and writer.type is SchemaType.AVRO:
             written = self._parsed_writer(writer.data)
         source = BytesIO(data)
         try:
+            # No reader's schema: fastavro would compare the names of records, and those are the
+            # application's to choose (invariant 2).
             value = self._avro.schemaless_reader(source, written, None)
         except Exception as error:  # nor does it say what a broken payload raises
             raise UnreadableMessage(f"a payload cannot be read as Avro: {error}") from error

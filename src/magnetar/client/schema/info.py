@@ -50,7 +50,7 @@ class SchemaType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaInfo:
-    """What the registry knows of a schema."""
+    """A schema as the registry has it."""
 
     type: SchemaType
     data: bytes = b""
@@ -59,7 +59,8 @@ class SchemaInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def to_wire(self) -> pb.Schema | None:
-        """For PRODUCER and SUBSCRIBE; None: there is nothing to register."""
+        """The schema for PRODUCER and SUBSCRIBE; None: there is nothing to register."""
+        # As the Java client does: a topic of bytes stays one without a schema.
         if self.type is SchemaType.BYTES:
             return None
         made = pb.Schema(name=self.name, schema_data=self.data, type=pb.Schema.Type.Name(self.type))
@@ -77,7 +78,7 @@ class SchemaInfo:
 
 
 class Schema(Protocol[T]):
-    """How values of an application become payloads, and back."""
+    """The way of an application's values into payloads, and back."""
 
     @property
     def info(self) -> SchemaInfo:

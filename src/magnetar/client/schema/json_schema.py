@@ -35,6 +35,7 @@ class JsonSchema(Generic[T]):
 
     def __init__(self, of: type[T]) -> None:
         self._type = RecordType(of)
+        # Brokers check the compatibility of JSON topics by an Avro definition.
         data = msgspec.json.encode(self._type.definition)
         self.info = SchemaInfo(SchemaType.JSON, data, of.__name__)
 

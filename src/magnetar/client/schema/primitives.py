@@ -25,6 +25,7 @@ class BytesSchema:
     needs_writer: Final = False
 
     def encode(self, value: bytes) -> bytes:
+        # Text would have to be guessed an encoding for.
         if not isinstance(value, bytes | bytearray | memoryview):
             raise _wrong(value, "bytes", "encode it, or give the producer a schema")
         return bytes(value)
@@ -36,6 +37,8 @@ class BytesSchema:
 class StringSchema:
     """Text in UTF-8."""
 
+    # The property is part of the schema that the Java client registers: without it they would
+    # differ.
     info: Final = SchemaInfo(SchemaType.STRING, name="String", properties={"__charset": "UTF-8"})
     needs_writer: Final = False
 
@@ -44,6 +47,7 @@ class StringSchema:
             raise _wrong(value, "a str")
         try:
             return value.encode()
+        # Lone surrogates, as in file names.
         except UnicodeEncodeError as error:
             raise InvalidValue(f"a text cannot be written as UTF-8: {error}") from error
 
@@ -81,6 +85,7 @@ class IntSchema:
         self._size = size
 
     def encode(self, value: int) -> bytes:
+        # `True` is an int in Python, and hardly ever meant as one.
         if isinstance(value, bool) or not isinstance(value, int):
             raise _wrong(value, "an int")
         try:
@@ -123,6 +128,7 @@ class FloatSchema:
 BYTES: Final = BytesSchema()
 STRING: Final = StringSchema()
 BOOL: Final = BoolSchema()
+# Names and sizes as the Java client registers them, so that both can share a topic.
 INT8: Final = IntSchema(SchemaType.INT8, 1)
 INT16: Final = IntSchema(SchemaType.INT16, 2)
 INT32: Final = IntSchema(SchemaType.INT32, 4)

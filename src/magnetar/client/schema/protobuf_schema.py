@@ -27,7 +27,7 @@ M = TypeVar("M", bound=Message)
 
 
 class _Definition(msgspec.Struct, rename="camel"):
-    """As the Java client writes it."""
+    """The definition in the registry, as the Java client writes it."""
 
     file_descriptor_set: str
     root_message_type_name: str
@@ -50,6 +50,7 @@ class ProtobufSchema(Generic[M]):
         self.info = SchemaInfo(SchemaType.PROTOBUF_NATIVE, _definition(descriptor), descriptor.name)
 
     def encode(self, value: M) -> bytes:
+        # Messages of another class may serialize as well, and mean something else.
         if not isinstance(value, self._of):
             raise InvalidValue(
                 f"the schema takes a {self._of.__name__}, not a {type(value).__name__}"
@@ -75,6 +76,7 @@ def message_class(data: bytes) -> type[Message]:
     try:
         definition = msgspec.json.decode(data, type=_Definition)
         files = FileDescriptorSet.FromString(b64decode(definition.file_descriptor_set))
+        # A pool of its own: the default one refuses a second file of a name.
         pool = DescriptorPool()
         for each in files.file:
             pool.Add(each)
@@ -91,6 +93,8 @@ def _definition(descriptor: Any) -> bytes:
     def add(file: Any) -> None:
         if file.name not in seen:
             seen.add(file.name)
+            # Imports first: a pool takes a file only if it has what that file imports (invariant
+            # 2).
             for each in file.dependencies:
                 add(each)
             file.CopyToProto(files.file.add())

@@ -48,6 +48,7 @@ T = TypeVar("T")
 Definition = dict[str, Any] | list[Any] | str
 """An Avro schema as JSON has it."""
 
+# What Avro allows as a symbol of an enum.
 _SYMBOL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN: Final[dict[object, Definition]] = {
     bool: "boolean",
@@ -64,6 +65,7 @@ _PLAIN: Final[dict[object, Definition]] = {
     Decimal: "string",
 }
 _NO_DEFAULT: Final = object()
+# A class that refers to itself is named the second time; this bounds types inside of types.
 _DEPTH_MAX: Final = 32
 
 
@@ -77,7 +79,7 @@ class _ModelField(Protocol):
 
 
 class _Model(Protocol):
-    """What this module uses of pydantic, which it does not import."""
+    """The part of pydantic that this module uses, and does not import."""
 
     model_fields: ClassVar[Mapping[str, _ModelField]]
 
@@ -98,6 +100,7 @@ class RecordType(Generic[T]):
     def __init__(self, of: type[T]) -> None:
         self.of = of
         self.definition = definition_of(of)
+        # Two ways through all methods: pydantic's own conversions, or msgspec's.
         self._model = of if _is_model(of) else None
         try:
             self._decoder = None if self._model else msgspec.json.Decoder(of)
@@ -106,6 +109,7 @@ class RecordType(Generic[T]):
 
     def check(self, value: T) -> None:
         """Raise `InvalidValue` unless it is of the class (a TypedDict's are dicts)."""
+        # A TypedDict cannot be asked for with `isinstance`; its fields are checked when it is read.
         wanted: type = dict if _is_typed_dict(self.of) else self.of
         if not isinstance(value, wanted):
             raise InvalidValue(
@@ -162,8 +166,10 @@ def definition_of(record: object) -> dict[str, Any]:
 
 
 def _record(record: type, known: set[str], depth: int) -> dict[str, Any]:
+    # Before its fields: one of them may be of this very class.
     known.add(record.__name__)
     fields = []
+    # In the order of the class, with the names of payloads (invariant 1).
     for name, annotation in _hints(record).items():
         where = f"{record.__name__}.{name}"
         written = _written_name(record, name)
@@ -181,6 +187,8 @@ def _record(record: type, known: set[str], depth: int) -> dict[str, Any]:
 def _type(annotation: Any, where: str, known: set[str], depth: int) -> Definition:
     if depth > _DEPTH_MAX:
         raise InvalidSetting(f"{where}: its type is nested deeper than {_DEPTH_MAX}")
+    # From the outside in: a union, something `Annotated`, lists, maps, plain types, enums, and last
+    # records: one that was defined above is named, a new one is defined here.
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _union(arguments, where, known, depth)
@@ -201,6 +209,7 @@ def _type(annotation: Any, where: str, known: set[str], depth: int) -> Definitio
         return annotation.__name__
     if isinstance(annotation, type) and _is_record(annotation):
         return _record(annotation, known, depth + 1)
+    # Such as a tuple of several types, or a map whose keys are no text.
     raise InvalidSetting(f"{where}: Avro has no type for {annotation!r}")
 
 
@@ -209,6 +218,7 @@ def _union(arguments: tuple[Any, ...], where: str, known: set[str], depth: int) 
     flat: list[Any] = []
     for member in members:
         flat += member if isinstance(member, list) else [member]
+    # Avro allows a type once in a union; definitions are dicts, which a set does not take.
     unique = [each for number, each in enumerate(flat) if each not in flat[:number]]
     # Null first, as the default of most unions is null.
     return sorted(unique, key=lambda each: each != "null")
@@ -216,6 +226,7 @@ def _union(arguments: tuple[Any, ...], where: str, known: set[str], depth: int) 
 
 def _enum(enum: type[Enum], where: str, known: set[str]) -> Definition:
     values = [member.value for member in enum]
+    # Numbers as numbers; text as Avro's enum if its values may be symbols, else as text.
     if values and all(isinstance(value, int) for value in values):
         return "long"
     if not values or not all(isinstance(value, str) for value in values):
@@ -235,6 +246,7 @@ def _hints(record: type) -> dict[str, Any]:
         raise InvalidSetting(
             f"{record.__name__}: an annotation cannot be found: {error}"
         ) from error
+    # Hints have class variables too; fields are what the class itself says.
     names: Sequence[str] | None = None
     if dataclasses.is_dataclass(record):
         names = [each.name for each in dataclasses.fields(record)]
@@ -258,6 +270,8 @@ def _written_name(record: type, name: str) -> str:
 
 def _default(record: type, name: str) -> object:
     """The default of a field; `_NO_DEFAULT` if it has none, or one that is made each time."""
+    # Empty collections have factories, since Python shares defaults; they are the ones that Avro
+    # can write down. Any other factory may give something else each time.
     if dataclasses.is_dataclass(record):
         field = next(each for each in dataclasses.fields(record) if each.name == name)
         if field.default is not dataclasses.MISSING:
@@ -277,17 +291,20 @@ def _default(record: type, name: str) -> object:
 
 
 def _plain_default(default: object, definition: Definition) -> object:
-    """As JSON writes it; `_NO_DEFAULT` where Avro has no way to say it."""
+    """The default as JSON writes it; `_NO_DEFAULT` where Avro has no way to say it."""
     if default is _NO_DEFAULT:
         return default
+    # Sorted, so that the definition is always the same text (invariant 1).
     if isinstance(default, set | frozenset):
         default = sorted(default)
+    # Avro writes bytes in JSON as the code points 0 to 255.
     if isinstance(default, bytes):
         return default.decode("latin-1")
     try:
         plain = msgspec.to_builtins(default)
     except (TypeError, ValueError):
         return _NO_DEFAULT
+    # NULL as the default of a field that may not be NULL is a Python habit, and no default in Avro.
     accepts = definition if isinstance(definition, list) else [definition]
     kinds = {each["type"] if isinstance(each, dict) else each for each in accepts}
     return plain if plain is not None or "null" in kinds else _NO_DEFAULT

@@ -1,4 +1,4 @@
-"""From a checked pipeline to Spark's data frames and streaming queries.
+"""The way from a checked pipeline to Spark's data frames and streaming queries.
 
 Owns: how each table of the file becomes a view or a query, and which sources a sink depends on.
 
@@ -47,6 +47,8 @@ _TOPICS: Final = ("topic", "topics", "topicsPattern", "subscribe", "subscribePat
 
 def check_steps(pipeline: Pipeline) -> None:
     """Look for the functions and files that steps name; no session is needed for that."""
+    # A step is SQL (in the file or beside it), a function of a file, or one of a package. All that
+    # can be wrong with its place is told before a JVM is started, which takes seconds.
     for step in pipeline.steps:
         if step.python is None:
             _sql(pipeline, step)
@@ -54,6 +56,7 @@ def check_steps(pipeline: Pipeline) -> None:
         place, _, name = step.python.rpartition(":")
         if place.endswith(".py"):
             _look_for(step, Path(pipeline.path(place)), name)
+        # Only the top package: looking for more would import it.
         elif find_spec(place.partition(".")[0]) is None:
             raise ConfigError(f"steps.{step.name}.python: {place} is not installed")
 
@@ -69,6 +72,7 @@ def check_options(pipeline: Pipeline) -> None:
         for name, sink in pipeline.sinks.items()
     ]
     for place, kind, options, use in ends:
+        # Spark finds out about the others when it makes the query.
         if kind not in MAGNETAR_FORMATS:
             continue
         try:
@@ -92,12 +96,16 @@ def views(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:
 def query(pipeline: Pipeline, name: str, frame: DataFrame) -> StreamingQuery:
     """Start the query of one sink."""
     sink = pipeline.sinks[name]
+    # A step that reads a table only, or a Python function that returned one.
     if not frame.isStreaming:
         raise ConfigError(f"sinks.{name}: {pipeline.input_of(sink)} has no stream in it")
     writer = frame.writeStream.format(sink.format).outputMode(sink.mode).queryName(name)
     for key, value in sink_options(pipeline, sink).items():
         writer = writer.option(key, value)
+    # After the sink's own options: a checkpoint elsewhere would slip past the lock and the claim
+    # (invariant 2, and `state`).
     writer = writer.option("checkpointLocation", f"{pipeline.checkpoint_path}/{name}")
+    # Without a trigger Spark begins a batch as soon as the last one ends.
     if pipeline.trigger == AVAILABLE_NOW:
         writer = writer.trigger(availableNow=True)
     elif pipeline.trigger != AS_SOON_AS_POSSIBLE:
@@ -114,7 +122,7 @@ def sink_options(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
 
 
 def identity(pipeline: Pipeline) -> dict[str, list[str]]:
-    """For each sink, the sources that its checkpoint has positions of, in words."""
+    """The sources that each sink's checkpoint has positions of, in words."""
     found = {}
     for name, sink in pipeline.sinks.items():
         needed = _sources_of(pipeline, pipeline.input_of(sink))
@@ -128,17 +136,19 @@ def identity(pipeline: Pipeline) -> dict[str, list[str]]:
 def _options(
     pipeline: Pipeline, kind: str, topic: str | None, given: Mapping[str, Option]
 ) -> dict[str, str]:
-    """As text, as Spark takes them."""
+    """The options of a source or sink as text, which is how Spark takes them."""
     options = {key: _text(value) for key, value in given.items()}
     if topic is not None:
         options["topic"] = topic
     is_ours = kind in MAGNETAR_FORMATS
+    # One broker for the whole file, unless a source or sink names its own.
     if is_ours and pipeline.service_url is not None and not has_service_url(options):
         options["serviceUrl"] = pipeline.service_url
     return options
 
 
 def _text(value: Option) -> str:
+    # Python writes `True`, Spark reads `true`.
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -149,6 +159,7 @@ def _source(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataFram
     if source.schema is not None:
         reader = reader.schema(source.schema)
     frame = reader.load()
+    # Expressions first: a watermark may be on a column that they make.
     if source.select:
         frame = frame.selectExpr(*source.select)
     if source.watermark is not None:
@@ -186,6 +197,7 @@ def _look_for(step: Step, path: Path, name: str) -> None:
         tree = ast.parse(path.read_text("utf-8"))
     except (OSError, SyntaxError) as error:
         raise ConfigError(f"steps.{step.name}.python: {path}: {error}") from error
+    # Defined, assigned or imported: more than what is callable, so that nothing good is refused.
     named = {getattr(each, "name", None) for each in tree.body}
     named |= {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
     named |= {each.asname or each.name for each in ast.walk(tree) if isinstance(each, ast.alias)}
@@ -199,6 +211,8 @@ def _called(
     """What the function of a step returns; what it raises is told with its place."""
     assert step.python is not None
     place, _, name = step.python.rpartition(":")
+    # Errors of Spark and of Magnetar say their reason themselves; anything else is a mistake in the
+    # user's function, and the last line of its trace is where to look.
     try:
         is_file = place.endswith(".py")
         module = _module(Path(pipeline.path(place))) if is_file else importlib.import_module(place)
@@ -219,8 +233,10 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Before it runs: dataclasses and pickling look their module up by name.
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    # Invariant 3: by reference, executors would look for a module that only the driver has.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return module
 
@@ -230,6 +246,7 @@ def _module(path: Path) -> ModuleType:
 
 def _sources_of(pipeline: Pipeline, view: str) -> list[str]:
     """The sources that a view may read. A Python function is taken to read all above it."""
+    # Too many is safe and too few is not: a name in a comment of the SQL counts as a use.
     above: dict[str, set[str]] = {name: {name} for name in pipeline.sources}
     for step in pipeline.steps:
         sql = None if step.python is not None else _sql(pipeline, step)

@@ -63,6 +63,9 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], str, str], ...]] = (
 
 def explained(text: str, *, rest_in: str) -> SparkError:
     """An error for what Spark said; `rest_in` is where all of it stands."""
+    # From the most to the least that is known: an error of ours, which the innermost `Caused by`
+    # repeats; a message of Spark with a known remedy; the exception of a user's function; else the
+    # first line.
     ours = _OURS.findall(text)
     if ours:
         _, said = ours[-1]

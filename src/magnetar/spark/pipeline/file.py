@@ -47,7 +47,7 @@ class _Keys(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Watermark(_Keys, frozen=True):
-    """How late rows may be: state older than this is forgotten, and rows for it are dropped."""
+    """The bound on how late rows may be: older state is forgotten, rows for it are dropped."""
 
     column: str
     """A timestamp column."""
@@ -85,7 +85,7 @@ class Step(_Keys, frozen=True):
 
 
 class Sink(_Keys, frozen=True):
-    """Where a view goes, as one streaming query with a checkpoint of its own."""
+    """The destination of a view, as one streaming query with a checkpoint of its own."""
 
     input: str | None = field(default=None, name="from")
     """A step or source; without it the last step, or the only source."""
@@ -146,6 +146,9 @@ class Pipeline(_Keys, frozen=True):
 def parsed(text: str, *, path: Path, environment: Mapping[str, str]) -> Pipeline:
     """The pipeline that a file's text describes; `path` says in which language it is."""
     try:
+        # In this order, each error names the place as the user wrote it: unknown keys first, since
+        # a mistyped key would else show as a missing one; variables last, so that they cannot add
+        # keys.
         found = _read(text, path.suffix)
         _refuse_unknown(found, Pipeline, "")
         pipeline = msgspec.convert(found, Pipeline)
@@ -193,6 +196,8 @@ def _refuse_unknown(value: object, kind: type[Struct], where: str) -> None:
         place = f"{where}{key}"
         if key not in known:
             raise ConfigError(f"{place} is not a key", hint=_nearest(str(key), known))
+        # A plain value is checked by the conversion; a table, or a list or mapping of tables, has
+        # keys of its own.
         table, many = _table_of(known[key])
         if table is None:
             continue
@@ -207,6 +212,7 @@ def _refuse_unknown(value: object, kind: type[Struct], where: str) -> None:
 def _table_of(annotation: Any) -> tuple[type[Struct] | None, bool]:
     """The table that a key holds, and whether it holds several of them."""
     many = False
+    # Annotations are nested, `Annotated[dict[Name, Source], ...]`: look through all of their parts.
     seen = [annotation]
     while seen:
         each = seen.pop()
@@ -234,10 +240,12 @@ def _plain(text: str) -> str:
 
 
 def _check(pipeline: Pipeline) -> None:
+    # Steps see what stands above them, so names are collected in the order of the file.
     views = list(pipeline.sources)
     for step in pipeline.steps:
         _check_step(step, views)
         views.append(step.name)
+    # With one source, or with steps, there is a last view that is meant.
     if not pipeline.steps and len(pipeline.sources) > 1:
         for name, sink in pipeline.sinks.items():
             if sink.input is None:
@@ -264,6 +272,7 @@ def _check_step(step: Step, views: list[str]) -> None:
     place = f"steps.{step.name}"
     if step.name in views:
         raise ConfigError(f"{place}: the name is taken", hint="every view has its own")
+    # None says nothing to do, two contradict each other.
     ways = [each for each in (step.sql, step.sql_file, step.python) if each is not None]
     if len(ways) != 1:
         raise ConfigError(
@@ -279,6 +288,7 @@ def _check_sink(name: str, sink: Sink, views: list[str]) -> None:
         raise ConfigError(
             f"{place}.from: there is no {sink.input!r}", hint=_nearest(sink.input, views)
         )
+    # Modes and options of other sinks are Spark's to judge.
     if sink.format not in MAGNETAR_FORMATS:
         return
     if sink.mode != "append":
@@ -315,6 +325,8 @@ def _check_topic(place: str, topic: str | None, options: Mapping[str, Option]) -
 
 
 def _with_variables(pipeline: Pipeline, environment: Mapping[str, str]) -> Pipeline:
+    # Only in options, settings and the service URL, never in names, SQL or paths: what a pipeline
+    # is must be readable from its file alone.
     def filled(text: Any) -> Any:
         return _VARIABLE.sub(variable, text) if isinstance(text, str) else text
 

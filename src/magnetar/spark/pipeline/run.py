@@ -40,6 +40,7 @@ from magnetar.spark.pipeline.progress import QueryState, taken
 from magnetar.spark.pipeline.shipping import environment_settings, pack
 from magnetar.spark.pipeline.state import RunState, StateFolder, state_folder
 
+# Long enough for most batches; a batch that takes longer is cut off and repeated (invariant 2).
 STOP_SECONDS: Final = 30.0
 
 _LOOK_SECONDS: Final = 0.2
@@ -48,7 +49,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Watcher(Protocol):
-    """Whoever wants to see how a run goes on."""
+    """An observer of a run: the command line, or a test."""
 
     def told(self, what: str) -> None:
         """A step of the run, in words."""
@@ -58,7 +59,7 @@ class Watcher(Protocol):
 
 
 class Where(NamedTuple):
-    """On what a run computes."""
+    """The place on which a run computes, and what it needs there."""
 
     master: str = session.DEFAULT_MASTER
     environment: str | None = None
@@ -69,6 +70,8 @@ class Where(NamedTuple):
 def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunState:
     """Run until the pipeline ends, fails or is stopped by a signal."""
     java_home()  # before anything is locked or written
+    # Invariant 1: whatever can be refused is refused before the lock, and the lock comes before
+    # Spark.
     check_options(pipeline)
     check_steps(pipeline)
     state = RunState(
@@ -81,6 +84,7 @@ def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunSt
         queries={name: QueryState() for name in pipeline.sinks},
     )
     with StateFolder(state_folder(pipeline)) as folder:
+        # Under the lock, so that two first runs cannot both claim the checkpoint.
         folder.claim(identity(pipeline))
         folder.driver_log.unlink(missing_ok=True)
         with _ending(folder, state), metrics.served(where.metrics_port) as url:
@@ -93,6 +97,9 @@ def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunSt
 @contextmanager
 def _ending(folder: StateFolder, state: RunState) -> Iterator[None]:
     """The end of a run goes to the state file, and what Spark says becomes one line."""
+    # Three origins: Spark, whose trace goes to the log and whose reason becomes a line; Magnetar,
+    # whose errors say it already; and anything else, a mistake or Ctrl-C. All reach the state file
+    # (invariant 4).
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -119,6 +126,8 @@ class _Run:
         self._folder = folder
         self._state = state
         self._watcher = watcher
+        # Set by a signal handler, looked at by the loop: nothing is stopped inside the handler,
+        # which may interrupt a call into the JVM.
         self._is_asked_to_stop = False
         self._groups = PipelineGroups(pipeline)
         self._queries: dict[str, StreamingQuery] = {}
@@ -151,12 +160,15 @@ class _Run:
             settings=settings,
             log_file=self._folder.driver_log,
         )
+        # Local workers import the package from this process's path.
         if not session.is_local(where.master):
             spark.sparkContext.addPyFile(str(pack(scratch)))
         return spark
 
     def _start(self, spark: SparkSession) -> None:
         self._watcher.told("planning")
+        # All views before the first query: a mistake in the last step must not leave a sink half
+        # begun.
         made = views(spark, self._pipeline)
         for name, sink in self._pipeline.sinks.items():
             frame = made[self._pipeline.input_of(sink)]
@@ -168,6 +180,7 @@ class _Run:
     # --- watching
 
     def _follow(self) -> None:
+        # Ends in three ways: a signal, a query that failed, or all of them done (`available-now`).
         while any(each.isActive for each in self._queries.values()):
             self._look()
             if self._is_asked_to_stop:
@@ -175,6 +188,7 @@ class _Run:
                 return
             self._fail_if_one_failed()
             time.sleep(_LOOK_SECONDS)
+        # Once more: batches may have ended since the last look.
         self._look()
         self._fail_if_one_failed()
         self._state.phase = "finished"
@@ -182,6 +196,7 @@ class _Run:
     def _look(self) -> None:
         for name, each in self._queries.items():
             state = self._state.queries[name]
+            # Spark reports idle queries again and again; only what changed is told and counted.
             before = state.batches, state.input_rows, state.lag_messages
             for progress in _news(each, state.batch):
                 taken(state, progress, group=self._groups.name_of(name, progress))
@@ -199,6 +214,8 @@ class _Run:
             error = each.exception()
             if error is None:
                 continue
+            # Invariant 3: a pipeline that runs by halves would look healthy to whoever looks at one
+            # sink.
             for other in self._queries.values():
                 other.stop()
             with self._folder.driver_log.open("a") as file:
@@ -213,6 +230,7 @@ class _Run:
         self._folder.write(self._state)
         self._watcher.told("stopping after the batch that is under way")
         deadline = time.monotonic() + STOP_SECONDS
+        # One deadline for all: they are awaited one after the other, and not each for its own time.
         for name, each in self._queries.items():
             self._await_batch(name, each, deadline)
             each.stop()
@@ -221,6 +239,8 @@ class _Run:
 
     def _await_batch(self, name: str, running: StreamingQuery, deadline: float) -> None:
         """Until the query waits for work, or has committed one batch more."""
+        # `stop` cancels the running job; a batch cut off is repeated, which is safe but costs its
+        # work.
         batch = self._state.queries[name].batch
         while running.isActive and running.status["isTriggerActive"]:
             self._look()
@@ -234,6 +254,7 @@ def _news(running: StreamingQuery, after: int) -> list[Mapping[str, Any]]:
     last = running.lastProgress
     if last is None:
         return []
+    # The usual case, nothing was missed: the list of all reports is a large text from the JVM.
     if int(last["batchId"]) <= after + 1:
         return [last]
     return [each for each in running.recentProgress if int(each["batchId"]) > after]

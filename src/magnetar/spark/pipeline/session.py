@@ -61,12 +61,14 @@ def start(
     log_file: Path | None = None,
 ) -> SparkSession:
     """A session of this process; there is one, so whoever started it stops it."""
+    # Before the builder: it starts the JVM with what the environment says (invariants 1 and 2).
     os.environ["JAVA_HOME"] = str(java_home())
     chosen = dict(SETTINGS)
     if is_local(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         chosen |= LOCAL_SETTINGS
+        # Spark's default of 200 would run 200 tasks for each small batch.
         chosen["spark.sql.shuffle.partitions"] = str(_cores())
     if find_spec("pandas") is None:
         # Else Spark warns of every function: it would carry rows in columns, but only with pandas.
@@ -93,6 +95,7 @@ def _errors_to(log_file: Path | None) -> Iterator[None]:
     if log_file is None:
         yield
         return
+    # The descriptor itself is replaced: the JVM inherits number 2, whatever `sys.stderr` is.
     sys.stderr.flush()
     ours = os.dup(2)
     try:

@@ -53,6 +53,8 @@ class RunState(Struct, kw_only=True):
 
 def state_folder(pipeline: Pipeline) -> Path:
     checkpoint = pipeline.checkpoint_path
+    # A lock needs a local disk: for a checkpoint behind a URL it stands beside the file, and keeps
+    # out a second run on this machine only.
     if "://" not in checkpoint:
         return Path(checkpoint) / ".pipeline"
     return Path(pipeline.folder) / ".magnetar" / re.sub(r"[^A-Za-z0-9._-]", "-", pipeline.name)
@@ -72,6 +74,7 @@ class StateFolder:
         return self.path / "driver.log"
 
     def __enter__(self) -> Self:
+        # The folder above is the checkpoint itself or `.magnetar`, which the first run makes.
         try:
             self._disk.make_folder(self.path.parent)
             self._disk.make_folder(self.path)
@@ -80,6 +83,7 @@ class StateFolder:
         try:
             self._lock = self._disk.lock(self.path / "lock")
         except FolderInUse as error:
+            # The lock says that somebody runs; the file says who, if it was written already.
             state = read_state(self.path)
             who = "another process" if state is None else f"process {state.pid}"
             raise NotAllowed(
@@ -101,6 +105,7 @@ class StateFolder:
         """Note to which sources each sink's checkpoint belongs, or refuse others."""
         path = self.path / "identity.json"
         known = self._claimed(path)
+        # A sink that is new to the checkpoint may join; one that was there must read what it read.
         for sink, sources in identity.items():
             if sink in known and known[sink] != sources:
                 raise NotAllowed(
@@ -145,6 +150,7 @@ def is_running(folder: Path) -> bool:
     if not (folder / "lock").exists():
         return False
     try:
+        # Invariant 1: only the lock tells, since a run that was killed has written no end.
         LocalDisk().lock(folder / "lock").release()
     except FolderInUse:
         return True
@@ -156,10 +162,12 @@ def stop(folder: Path, seconds: float) -> RunState:
     state = read_state(folder)
     if state is None or not is_running(folder):
         raise NotAllowed("this pipeline does not run", hint="`magnetar pipeline status` says more")
+    # The folder may be on a shared disk; a pid of another machine may be anybody's here.
     if state.host != socket.gethostname():
         raise NotAllowed(f"it runs on {state.host}", hint="stop it there")
     os.kill(state.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
+    # The lock goes last, after Spark has stopped and the state is written.
     while is_running(folder):
         if time.monotonic() > deadline:
             raise DeadlineExceeded(

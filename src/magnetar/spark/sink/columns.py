@@ -1,4 +1,4 @@
-"""Which columns of a data frame are what part of a message, and rows as the client sends them.
+"""The columns of a data frame as parts of a message, and rows as the client sends them.
 
 Owns: `SinkColumns`, made from the names and types of a data frame: `outgoing` turns a record batch
 of Spark into the one that `Producer.send_arrow` takes; `by_topic` cuts it into topics.
@@ -49,7 +49,7 @@ _SENT_AS: Final = {
     "orderingKey": "ordering_key",
     "deliverAt": "deliver_at",
 }
-"""How the client calls them."""
+"""The names that the client has for them."""
 
 _ABOUT: Final = frozenset(
     {
@@ -86,11 +86,13 @@ class SinkColumns:
 
     @classmethod
     def of(cls, types: Mapping[str, str], *, topic: str | None) -> SinkColumns:
-        """From the columns of a data frame, with their types as Spark writes them."""
+        """Sort the columns of a data frame into parts; types are as Spark writes them."""
         parts = _parts(types)
         value = _value_column(types)
         for part, column in parts.items():
             _check_type(part, column, types[column])
+        # Invariant 1: each column that is left is one that the source adds, or a field of the
+        # value. Three frames are refused: fields beside a payload, no value at all, and no topic.
         left = [name for name in types if name != value and name not in parts.values()]
         about = tuple(name for name in left if name in _ABOUT)
         fields = tuple(name for name in left if name not in _ABOUT)
@@ -110,6 +112,8 @@ class SinkColumns:
                 "nothing says which topic to write to",
                 hint='add .option("topic", "topic://public/default/output"), or a column `topic`',
             )
+        # The option wins over a column: a frame that was read from one topic can be written to
+        # another.
         used = {part: column for part, column in parts.items() if part != "topic" or topic is None}
         return cls(used, value, fields, about)
 
@@ -119,11 +123,14 @@ class SinkColumns:
             yield Routed(topic, batch)
             return
         names = batch.column(self.parts["topic"])
+        # In the order of first appearance; `filter` keeps the order of rows (invariant 2).
         found = pc.unique(names).to_pylist()
         for name in found:
             if len(found) == 1:
                 yield Routed(name, batch)
             else:
+                # NULL equals nothing, not even NULL: rows without a topic need a question of their
+                # own.
                 chosen = pc.is_null(names) if name is None else pc.equal(names, name)
                 yield Routed(name, batch.filter(chosen))
 
@@ -137,11 +144,13 @@ class SinkColumns:
 
     @cached_property
     def needs_rows(self) -> bool:
-        """It has parts that are not sent as columns."""
+        """Whether rows have to be sent one by one: some parts are not sent as columns."""
         return not {"orderingKey", "deliverAt"}.isdisjoint(self.parts)
 
 
 def _parts(types: Mapping[str, str]) -> dict[str, str]:
+    # Later ones win: the name with underscores over the plain one, and pulsar-spark's own over
+    # both.
     parts = {part: part for part in _TYPES if part in types}
     parts |= {part: _UNDERSCORES + part for part in _TYPES if _UNDERSCORES + part in types}
     return parts | {part: column for column, part in _ALSO.items() if column in types}
@@ -149,6 +158,7 @@ def _parts(types: Mapping[str, str]) -> dict[str, str]:
 
 def _value_column(types: Mapping[str, str]) -> str | None:
     """A column `value` that is neither text nor bytes is a field like others."""
+    # A struct called `value` is a field whose encoding the topic's schema decides.
     for name in ("__value", "value"):
         if types.get(name) in _TEXT:
             return name
@@ -156,6 +166,7 @@ def _value_column(types: Mapping[str, str]) -> str | None:
 
 
 def _check_type(part: str, column: str, found: str) -> None:
+    # Spark's map has one spelling as text; a list of pairs, as headers of Kafka come, has many.
     fits = found in _TYPES[part]
     if part == "properties" and found.startswith(_PAIR_LIST):
         fits = _is_pair_list(found)
@@ -175,6 +186,7 @@ def _is_pair_list(found: str) -> bool:
 def _sent(part: str, column: pa.Array) -> pa.Array:
     if part == "properties":
         return _pairs(column)
+    # Whole numbers are milliseconds already, as Pulsar has them.
     if part in ("eventTime", "deliverAt"):
         if not pa.types.is_integer(column.type):
             # Microseconds are cut off: a message has none.
@@ -184,10 +196,13 @@ def _sent(part: str, column: pa.Array) -> pa.Array:
 
 
 def _pairs(column: Any) -> pa.Array:
-    """As a map without nulls."""
+    """Properties as a map without nulls (invariant 3)."""
+    # A map and a list of pairs have the same layout in Arrow: one way for both.
     if pa.types.is_map(column.type):
         pair = pa.struct([column.type.key_field, column.type.item_field])
         column = column.cast(pa.list_(pair))
+    # Offsets are made anew: those of the column may begin in the middle of a larger batch, and have
+    # gaps where a list is NULL.
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pc.cumulative_sum(lengths).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])

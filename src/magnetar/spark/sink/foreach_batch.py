@@ -40,12 +40,18 @@ def foreach_batch_writer(
     """
 
     def write(frame: Any, batch_id: int) -> None:
+        # Asked for with every batch, not when the writer is made: the query does not exist yet
+        # then.
         query = query_id or _query_of(frame)
+        # Without a name of its own the query's id is it: a new checkpoint then is a new writer, and
+        # nothing of the old one is skipped.
         application = transactional_id or query
         written = frame if transform is None else transform(frame)
         writer = written.write.format(format_name).mode("append")
         for key, value in options.items():
             writer = writer.option(key, value)
+        # The batch number makes a repeated batch one that was seen (invariant 1); the query as
+        # generation refuses one whose numbers began again (invariant 2).
         writer = writer.option("txnAppId", f"{application}/{name}" if name else application)
         writer.option("txnVersion", batch_id).option("txnGeneration", query).save()
 
@@ -53,6 +59,7 @@ def foreach_batch_writer(
 
 
 def _query_of(frame: Any) -> str:
+    # Spark Connect has no context; in `foreachBatch` the JVM has set the property for this thread.
     context = getattr(frame.sparkSession, "sparkContext", None)
     found = None if context is None else context.getLocalProperty(_QUERY)
     if found is None:

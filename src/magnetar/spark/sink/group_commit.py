@@ -67,7 +67,7 @@ class Ticket(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the server says of a writer."""
+    """The last commit of a writer, as the server tells it."""
 
     generation: str
     committed_sequence: int
@@ -76,7 +76,7 @@ class Known(NamedTuple):
 
 
 class TaskPlan(Enum):
-    """What a task does with its rows."""
+    """The choice of a task: write its rows, or leave them out."""
 
     WRITE = "write"
     SKIP = "skip"
@@ -85,7 +85,7 @@ class TaskPlan(Enum):
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What one task did, as it tells the driver."""
+    """The report of one task to the driver: where its rows are, and how many."""
 
     write: WriteId
     ticket: Ticket | None = None
@@ -99,7 +99,7 @@ class TaskReport:
 
 
 class Decision(NamedTuple):
-    """What the driver asks for."""
+    """The commit that the driver asks for."""
 
     ticket: Ticket | None
     """None: no task has opened the group."""
@@ -116,8 +116,11 @@ def check_writer(write: WriteId, known: Known | None) -> None:
 
     One that never committed anything may be taken over; its run is fenced then.
     """
+    # New to the server, or the same query after a restart.
     if known is None or known.generation == write.generation:
         return
+    # Another query's, with commits: its batch numbers mean other rows. Without commits there is
+    # nothing that could be skipped or written twice.
     if known.committed_sequence != NEVER:
         raise WriterConflict(
             f"the transactional id {write.application!r} belongs to query {known.generation}, "
@@ -129,6 +132,8 @@ def check_writer(write: WriteId, known: Known | None) -> None:
 
 def plan(write: WriteId, committed_sequence: int) -> TaskPlan:
     """What to do with the rows of a batch, when so much is committed (invariants 2 and 4)."""
+    # The ordinary case; then a batch that was committed and repeated because Spark died before it
+    # noted that; and last a checkpoint that was restored from a backup.
     if committed_sequence < write.sequence:
         return TaskPlan.WRITE
     if committed_sequence == write.sequence:
@@ -147,6 +152,8 @@ def decision(sequence: int, parts: Sequence[TaskReport | None]) -> Decision:
     """What to ask for when Spark commits a batch."""
     told = checked(sequence, parts)
     tickets = {each.ticket for each in told if each.ticket is not None}
+    # Invariant 3. Tasks of one batch open the group in several processes; a second run of the query
+    # that begins in between raises the epoch, and only the newer one could commit.
     if len(tickets) > 1:
         epochs = sorted(each.epoch for each in tickets)
         raise GroupFenced(
@@ -162,6 +169,8 @@ def decision(sequence: int, parts: Sequence[TaskReport | None]) -> Decision:
 
 def checked(sequence: int, parts: Sequence[P | None]) -> list[P]:
     """The parts of a batch; raises if one is missing, or is of another batch."""
+    # None of these happens with a Spark that keeps its word: they are bugs, of Spark or of ours,
+    # and committing anyway would lose rows or mix batches.
     told = [each for each in parts if each is not None]
     if len(told) < len(parts):
         raise InvariantBroken(f"Spark commits batch {sequence} with parts missing")
@@ -174,6 +183,8 @@ def checked(sequence: int, parts: Sequence[P | None]) -> list[P]:
 
 def confirm(write: WriteId, known: Known | None) -> None:
     """Tasks were told that the batch is committed: raise unless it is (invariant 2)."""
+    # The writer was taken over, or its memory was removed, between a task's question and the
+    # commit.
     if known is None or known.generation != write.generation:
         raise GroupFenced(
             f"{write} was begun, and another query writes under its name now",
@@ -215,12 +226,14 @@ class _Noted(msgspec.Struct):
 
 def refused(write: WriteId, error: MagnetarError, timeout_s: float) -> MagnetarError:
     """What to tell the user when a commit was refused: nothing of the batch is there."""
+    # A part of the batch is over at the server, mostly because it took too long.
     if isinstance(error, InvalidTxnStatus | TransactionNotFound | TransactionAborted):
         return TransactionAborted(
             f"{write} was not committed, a transaction of it is over: {error.args[0]}",
             hint=f"a batch may take {timeout_s:g} s from its first row to its commit; raise "
             "transactionTimeout, or make batches smaller; a restart runs it again",
         )
+    # A second driver has the group. Everything else is told as it is.
     if isinstance(error, GroupFenced):
         return GroupFenced(
             f"{write} was not committed: {error.args[0]}",

@@ -25,18 +25,22 @@ from magnetar.errors import (
     InvalidTxnStatus,
     MagnetarError,
     NotAllowed,
+    NotConnected,
     TransactionAborted,
     TransactionNotFound,
 )
 from magnetar.runtime.logs import logger
-from magnetar.spark.links import patiently
+from magnetar.spark.links import not_reached, patiently
 from magnetar.spark.sink import group_commit
 from magnetar.spark.sink.group_commit import Known, TaskPlan, TaskReport, Ticket, WriteId
 
 _LOG: Final = logger(__name__)
+_WRITE: Final = "a write"
+# Python workers live on and serve many queries; the limit keeps old runs from piling up.
 _GROUPS_MAX: Final = 100
 _GROUPS: Final[dict[tuple[Client, str, str, str], TransactionGroup]] = {}
 """Open ones, by client, application, generation and run."""
+# Weak: a client that is gone takes its answer with it.
 _HAS_GROUPS: Final[WeakKeyDictionary[Client, bool]] = WeakKeyDictionary()
 _TURN: Final = threading.Lock()
 
@@ -65,6 +69,8 @@ class GroupTask:
 
     def _begun(self) -> Transaction | None:
         """None: the batch is committed."""
+        # The group may have been opened by an earlier task of this process, before another
+        # attempt's batch was committed: then it knows an old sequence, and a second look is enough.
         for is_last in (False, True):
             group = self._group = _opened(self._client, self._write, anew=is_last)
             if group_commit.plan(self._write, group.committed_sequence) is TaskPlan.SKIP:
@@ -79,17 +85,23 @@ class GroupTask:
 
     def finish(self, rows: int, size: int) -> TaskReport:
         """Wait until everything is durable; what to tell the driver."""
+        # No group: the task had no rows. No transaction: it skipped a committed batch. Else it
+        # wrote.
         if self._group is None:
             return TaskReport(self._write)
         ticket = Ticket(*self._group.ticket)
         if self._txn is None:
             return TaskReport(self._write, ticket, is_skipped=True, rows=rows)
+        # Invariant 2: prepared before Spark hears of it. `close` only lets go of it here; the
+        # driver ends it.
         self._txn.prepare()
         self._txn.close()
         return TaskReport(self._write, ticket, self._txn.txn_id, rows=rows, bytes=size)
 
     def explained(self, error: MagnetarError) -> MagnetarError:
         """Why rows could not be written: a transaction may be over because its run is."""
+        # A transaction that the server ended looks the same whether it timed out or its run was
+        # fenced; the group's status tells which.
         if self._txn is not None and _is_over(error):
             try:
                 status = self._client.group_status(self._write.application)
@@ -130,12 +142,16 @@ def commit(
         return  # no task, no rows
     write, rows = told.write, sum(each.rows for each in parts if each is not None)
 
+    # Repeated by `patiently`, so every step of it can be repeated; a commit whose answer was lost
+    # is found committed, and confirmed as a repetition.
     async def attempt(asked: AsyncClient) -> bool:
         group = await _ticketed(asked, write, wanted.ticket)
         if not wanted.is_repeated:
             note = group_commit.note_of(rows)
             if await group.commit(sequence, wanted.transactions, note=note):
                 return True
+        # Here tasks were told that the batch is committed, or the server just said so. What
+        # attempts wrote nevertheless is a second copy, and is aborted.
         known = _known(await group.status())
         group_commit.confirm(write, known)
         await group.abort(wanted.transactions)
@@ -145,6 +161,8 @@ def commit(
 
     try:
         is_new = patiently(client, f"the commit of {write}", attempt, retry_s)
+    # In the words of the sink: a refused commit leaves nothing of the batch (`group_commit`,
+    # invariant 6).
     except MagnetarError as error:
         raise group_commit.refused(write, error, timeout_s) from error
     names = ", ".join(f"({each.most},{each.least})" for each in wanted.transactions)
@@ -158,6 +176,7 @@ def commit(
 def abort(client: Client, parts: Sequence[TaskReport | None]) -> None:
     """Spark gives a batch up, maybe one that was committed: only what is open is touched."""
     told = [each for each in parts if each is not None and each.txn is not None]
+    # A task without rows has no transaction, and one that failed has aborted its own.
     if not told:
         return
     ticket = told[0].ticket
@@ -179,18 +198,25 @@ def has_groups(client: Client) -> bool:
     async def ask(asked: AsyncClient) -> bool:
         connections = asked.connections
         timeout_s = connections.settings.operation_timeout
-        broker = await retrying("a write", connections.service, connections.backoff(), timeout_s)
+        try:
+            # Not `patiently`: that one lets its last attempt end, however long it takes. A wrong
+            # `serviceUrl` is told after `operationTimeoutMs`, also where connecting hangs.
+            broker = await retrying(_WRITE, connections.service, connections.backoff(), timeout_s)
+        except NotConnected as error:
+            raise not_reached(error, _WRITE, asked) from error
         return broker.features.supports_transaction_groups
 
     known = _HAS_GROUPS.get(client)
     if known is None:
-        known = _HAS_GROUPS[client] = patiently(client, "a write", ask, 0.0)
+        known = _HAS_GROUPS[client] = client.run(ask)
     return known
 
 
 async def _ticketed(
     client: AsyncClient, write: WriteId, ticket: Ticket | None
 ) -> AsyncTransactionGroup:
+    # None: no task had rows, so nobody has opened the group yet. The empty batch is committed
+    # nevertheless, for its number.
     if ticket is not None:
         return await client.group(GroupTicket(*ticket))
     await _check_writer(client, write)
@@ -209,11 +235,14 @@ async def _check_writer(client: AsyncClient, write: WriteId) -> None:
 
 def _opened(client: Client, write: WriteId, *, anew: bool = False) -> TransactionGroup:
     key = (client, write.application, write.generation, write.run)
+    # Under the lock also while the broker is asked: tasks of one process share one opening
+    # (invariant 1). They would wait for its answer anyway.
     with _TURN:
         known = _GROUPS.get(key)
         if known is not None and not anew:
             return known
         client.run(lambda asked: _check_writer(asked, write))
+        # Forgetting is safe: an open group is found again by opening it in the same run.
         if len(_GROUPS) >= _GROUPS_MAX:
             _GROUPS.clear()
         group = client.open_group(write.application, generation=write.generation, run=write.run)

@@ -26,6 +26,7 @@ from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
 from magnetar.spark.sink.value_encoding import RowSchema
 
+# A sink that routes by a column may meet any number of topics, and each producer holds buffers.
 PRODUCERS_MAX: Final = 256
 
 _LOG: Final = logger(__name__)
@@ -33,6 +34,7 @@ _OPTIONS: Final = (
     *("sendTimeoutMs", "maxPendingMessages", "batchingEnabled", "batchingMaxMessages"),
     *("batchingMaxBytes", "compression", "chunking"),
 )
+# Producers that no task has; the oldest use is in front.
 _OPEN: Final[OrderedDict[tuple[Any, ...], Producer[bytes]]] = OrderedDict()
 _TURN: Final = threading.Lock()
 
@@ -48,12 +50,15 @@ class TaskProducers:
 
     def producer(self, topic: str, info: SchemaInfo | None) -> Producer[bytes]:
         """The producer of a topic, with the schema that its payloads are made by."""
+        # Part of the key: the topic's schema may have changed since the last task.
         schema = (SchemaType.BYTES, b"") if info is None else (info.type, info.data)
         key = (self._client, topic, schema, self._settings)
         used = self._used.get(key)
         if used is not None:
             return used
         with _TURN:
+            # Taken out while it is used: two tasks in one process never share a producer, or the
+            # failure of one would close that of the other (invariant 2).
             found = _OPEN.pop(key, None)
         if found is None:
             found = self._made(topic, info)
@@ -63,6 +68,8 @@ class TaskProducers:
     def give_back(self) -> None:
         """The task is done: its producers wait for the next one."""
         with _TURN:
+            # At the end of the order, as the latest used; closing waits for the network, so outside
+            # the lock.
             _OPEN.update(self._used)
             old = [_OPEN.popitem(last=False)[1] for _ in range(len(_OPEN) - PRODUCERS_MAX)]
         self._used.clear()
@@ -101,6 +108,8 @@ def send(
     producer: Producer[bytes], rows: pa.RecordBatch, txn: Transaction | None, *, by_row: bool
 ) -> None:
     """Hand the rows of a batch in, and wait until they are stored."""
+    # Columns go out batch by batch, without an object for each message. Ordering keys and delayed
+    # delivery have no columns in the client.
     if not by_row:
         producer.send_arrow(rows, txn=txn)
         return
@@ -115,6 +124,7 @@ def send(
             deliver_at=row.get("deliver_at"),
             txn=txn,
         )
+    # Returns when all are stored, as `send_arrow` does.
     producer.flush()
 
 

@@ -43,9 +43,12 @@ class RowWriter:
         self._client = client
         self._options = options
         self._columns = columns
+        # What a topic needs is found out once for each task: its producer, its encoder, and whether
+        # its name can be one.
         self._outlets = TaskProducers(client, options)
         self._encoders: dict[str, ValueEncoder] = {}
         self._names: dict[str, str | None] = {}
+        # One thread keeps the order (invariant 2), and sends while Spark makes the next batch.
         self._sender = ThreadPoolExecutor(1, "magnetar sink")
         self._sending: Future[None] | None = None
         self.rows = 0
@@ -53,6 +56,7 @@ class RowWriter:
 
     def write(self, batch: pa.RecordBatch, txn: Transaction | None) -> None:
         """Hand rows in; raises what became of those before."""
+        # The batch before must be stored first: at most one is under way.
         self.settle()
         self._sending = self._sender.submit(self._write, batch, txn)
 
@@ -65,6 +69,7 @@ class RowWriter:
     def _write(self, batch: pa.RecordBatch, txn: Transaction | None) -> None:
         for topic, rows in self._columns.by_topic(batch, self._options["topic"]):
             reason = self._wrong_name(topic)
+            # NULL, or no name that a topic can have: none of these rows can be sent (invariant 1).
             if topic is None or reason is not None:
                 faults = dict.fromkeys(range(rows.num_rows), reason or _NO_TOPIC)
                 self._put_aside(topic, rows, faults, txn)
@@ -83,6 +88,8 @@ class RowWriter:
         self._outlets.drop()
 
     def _write_to(self, topic: str, rows: pa.RecordBatch, txn: Transaction | None) -> None:
+        # A payload that the query made itself is sent as it is, without a schema; fields are
+        # encoded by the topic's.
         info: SchemaInfo | None = None
         if self._columns.value is not None:
             values = rows.column(self._columns.value).cast(pa.binary())
@@ -90,6 +97,7 @@ class RowWriter:
             encoder = self._encoder(topic, rows.schema)
             encoded, faults = encoder.encode(rows)
             info = encoder.info
+            # The dead letters go first, in the same transaction; the others keep their order.
             if faults:
                 self._put_aside(topic, rows, faults, txn)
                 kept = pa.array([n for n in range(rows.num_rows) if n not in faults], pa.int64())
@@ -100,6 +108,7 @@ class RowWriter:
             outgoing = self._columns.outgoing(rows, values)
             by_row = self._columns.needs_rows
             send(self._outlets.producer(topic, info), outgoing, txn, by_row=by_row)
+        # The sum over no rows is NULL.
         self.bytes += pc.sum(pc.binary_length(values)).as_py() or 0
 
     def _encoder(self, topic: str, schema: pa.Schema) -> ValueEncoder:
@@ -132,6 +141,8 @@ class RowWriter:
         faults: dict[int, str],
         txn: Transaction | None,
     ) -> None:
+        # Without such a topic the task fails, and shows one of the rows: enough to find the
+        # mistake.
         to = self._options["deadLetterTopic"]
         if to is None:
             number, reason = next(iter(faults.items()))
@@ -148,6 +159,7 @@ class RowWriter:
             producer.submit(
                 self._letter(row),
                 key=None if key is None else row[key],
+                # As dead letters of consumers have it, so that one tool can read both.
                 properties={REAL_TOPIC: topic or "", REASON: reason},
                 txn=txn,
             )

@@ -65,7 +65,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Notes:
-    """What the notes say, as they are read one by one."""
+    """The state that the notes tell, as they are read one by one."""
 
     def __init__(self) -> None:
         self.known: Known | None = None
@@ -73,12 +73,15 @@ class Notes:
 
     def committed_in(self, generation: str) -> int:
         """The last batch of a query that is committed."""
+        # Another query's commits say nothing of this one's batches.
         if self.known is None or self.known.generation != generation:
             return NEVER
         return self.known.committed_sequence
 
     def take(self, note: Note) -> TxnId | None:
         """A transaction to abort, unless it is decided, before more is read (invariant 2)."""
+        # Visible only if its transaction was committed; the last one wins, since notes are in
+        # order.
         if note.kind == "token":
             self.known = Known(note.generation, note.sequence, note.rows)
         return TxnId(*note.txn) if note.kind == "announcement" else None
@@ -94,6 +97,7 @@ def orphans_in(notes: Iterable[Note], txn: TxnId) -> list[TxnId]:
 
     Their drivers are gone or replaced. Until they end nobody reads what comes after them.
     """
+    # A dict keeps the order of the claims, which is that of their beginning.
     found: dict[TxnId, None] = {}
     for each in notes:
         if each.kind == "claim":
@@ -106,6 +110,7 @@ def orphans_in(notes: Iterable[Note], txn: TxnId) -> list[TxnId]:
 def check_attempts(write: WriteId, claimed: Sequence[int], parts: Sequence[TaskReport]) -> None:
     """Raise unless just those attempts wrote that Spark has chosen (invariant 3)."""
     chosen = {each.attempt for each in parts if each.txn is not None}
+    # Speculation, or a task that failed and was repeated: its rows are in the one transaction too.
     lost = sorted(set(claimed) - chosen)
     if lost:
         raise TransactionAborted(

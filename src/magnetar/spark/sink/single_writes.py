@@ -51,12 +51,13 @@ from magnetar.wire.messages import TxnId
 _LOG: Final = logger(__name__)
 _SUBSCRIPTION: Final = "magnetar-spark"
 _CLAIMS: Final = "-claims"
+# Two silent intervals of keepalive, 30 s each by default, and one more to spare.
 _CLAIM_S: Final = 90.0
 """How long a task waits for its claim: longer than a broker needs to give up a dead connection."""
 
 
 class Mode:
-    """How transactions are made for one sink."""
+    """The transactions of one sink: begun, joined and aborted here."""
 
     def __init__(
         self, client: Client, commit_topic: str, timeout_s: float, *, scalable: bool | None
@@ -70,7 +71,7 @@ class Mode:
         return f"{self._commit_topic}-{quote(write.application, safe='')}"
 
     def begin(self, retry_s: float) -> TxnId:
-        """On the driver, before the tasks of a batch; brokers out of reach are waited for."""
+        """Begin the transaction of a batch on the driver; brokers out of reach are waited for."""
 
         async def attempt(asked: AsyncClient) -> TxnId:
             begun = await asked.transaction(timeout=self.timeout_s, scalable=self.scalable)
@@ -84,7 +85,7 @@ class Mode:
         )
 
     def abort(self, txn: TxnId) -> None:
-        """If it is not decided."""
+        """Abort a transaction, if it is not decided."""
         try:
             self.joined(txn, ends_here=True).abort()
         except (InvalidTxnStatus, TransactionNotFound) as error:
@@ -108,9 +109,13 @@ class SingleTask:
 
     def begin(self) -> TaskPlan:
         """Say that this attempt is going to write."""
+        # A second attempt: what the first wrote cannot be told apart, so the whole batch is given
+        # up (`single_commit`, invariant 3).
         if self._retry:
             self._abort()
         refuse_retry(self._write, self._retry)
+        # Invariant 1: first the claim, then rows. Claims go to a topic of their own, which a driver
+        # that commits takes for itself.
         claim = Note(
             "claim",
             self._write.generation,
@@ -126,6 +131,7 @@ class SingleTask:
                     await producer.send(claim.to_bytes())
             except ProducerBusy as error:
                 # A driver that was replaced is about to commit, or died a moment ago.
+                # Turned into an error that passes, so that `patiently` waits.
                 raise ServiceNotReady(f"{topic} is another driver's: {error}") from error
 
         patiently(self._mode.client, "the claim of a task", attempt, _CLAIM_S)
@@ -135,6 +141,7 @@ class SingleTask:
     def finish(self, rows: int, size: int) -> TaskReport:
         if self._txn is None:
             return TaskReport(self._write)
+        # Durable before Spark hears of it; the driver ends it.
         self._txn.prepare()
         self._txn.close()
         return TaskReport(
@@ -165,6 +172,7 @@ def commit(
     mode: Mode, sequence: int, parts: Sequence[TaskReport | None], *, same_rows: bool = True
 ) -> None:
     """Spark commits a batch. Raises if it is not committed, and nothing of it is there then."""
+    # From here to the end: shut other drivers out, learn what is committed, and only then decide.
     told = group_commit.checked(sequence, parts)
     if not told:
         return
@@ -175,18 +183,21 @@ def commit(
     with _exclusive(mode, topic) as producer:
         notes = _read(mode, topic, producer, write)
         group_commit.check_writer(write, notes.known)
+        # A repeated batch: what was written again is thrown away.
         if group_commit.plan(write, notes.committed_in(write.generation)) is TaskPlan.SKIP:
             if txn is not None:
                 mode.abort(txn)
             if same_rows and notes.known is not None:
                 group_commit.check_repeated(write, notes.known, rows)
             return
+        # A batch without rows: it needs a token all the same, or its number would be missing.
         if txn is None:
             _end(mode, producer, write, mode.begin(0.0), rows)
             return
         # Until the end of the transaction nobody else can claim to write in it.
         with _exclusive(mode, topic + _CLAIMS) as gate:
             claims = _claims(mode, topic + _CLAIMS, gate, write)
+            # They would hold back readers of the topic until they time out.
             for orphan in orphans_in(claims, txn):
                 mode.abort(orphan)
             check_attempts(write, claims_of(claims, txn), told)
@@ -205,6 +216,8 @@ def abort(mode: Mode, parts: Sequence[TaskReport | None]) -> None:
 def _end(mode: Mode, producer: Producer[bytes], write: WriteId, txn: TxnId, rows: int) -> None:
     pair = (txn.most, txn.least)
     ids = (write.generation, write.sequence)
+    # Order: announcement, token, commit. Who reads the announcement aborts the transaction unless
+    # it is decided, so a driver that dies here holds up nobody (`single_commit`, invariant 2).
     producer.send(Note("announcement", *ids, txn=pair).to_bytes())
     last = mode.joined(txn, ends_here=True)
     try:
@@ -220,20 +233,25 @@ def _end(mode: Mode, producer: Producer[bytes], write: WriteId, txn: TxnId, rows
 
 
 def _read(mode: Mode, topic: str, producer: Producer[bytes], write: WriteId) -> Notes:
-    """Everything that was noted before this moment, with nothing undecided among it."""
+    """Read all that was noted before this moment, with nothing undecided among it."""
+    # The fence is the end of what is to be read: a topic has no "everything up to now".
     nonce = _fence(producer, write)
     notes = Notes()
     with _consumer(mode.client, topic) as consumer:
         message: Any = None
         before: Any = None  # everything up to here is needed no more
+        # It ends with the fence of this very read; fences of others before it are passed over.
         while True:
             previous, message = message, _next(mode, consumer)
             note = Note.from_bytes(message.value)
             if note.kind == "fence" and note.nonce == nonce:
                 break
             to_abort = notes.take(note)
+            # What stands behind an open transaction is not delivered: the fence would come only
+            # after that one's timeout.
             if to_abort is not None:
                 mode.abort(to_abort)
+            # One token is enough to know how far it is: what stands before the last one can go.
             if note.kind == "token":
                 before = previous
         if before is not None:
@@ -249,6 +267,7 @@ def _claims(mode: Mode, topic: str, gate: Producer[bytes], write: WriteId) -> li
         while True:
             message = _next(mode, consumer)
             note = Note.from_bytes(message.value)
+            # Everything up to here is settled by this commit, one way or the other.
             if note.kind == "fence" and note.nonce == nonce:
                 consumer.ack_cumulative(message).wait()
                 return found
@@ -274,6 +293,7 @@ def _consumer(client: Client, topic: str) -> Consumer[bytes]:
 def _next(mode: Mode, consumer: Consumer[bytes]) -> Any:
     """What is undecided is decided within the timeout of transactions, and then delivered."""
     try:
+        # A minute more than a transaction may take: brokers end late ones in their own time.
         return consumer.receive(timeout=mode.timeout_s + 60.0)
     except DeadlineExceeded as error:
         raise TransactionAborted(

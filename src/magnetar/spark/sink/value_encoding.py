@@ -55,9 +55,11 @@ class ValueEncoder:
 
     def __init__(self, info: SchemaInfo, columns: SinkColumns, schema: pa.Schema) -> None:
         self.info = info
+        # Everything that can be known from types alone is settled here, once (invariant 1).
         defined = _definition(info)
         self._fields = {each["name"]: each for each in defined["fields"]}
         self._casts = _casts(self._fields, columns, schema)
+        # Fields that the frame has no column for.
         self._defaults = {
             name: each.get("default")
             for name, each in self._fields.items()
@@ -68,6 +70,8 @@ class ValueEncoder:
             self._write = AvroPayloads(defined).write
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
+        # All rows at once, as columns. One that does not fit makes all of them fail, and is then
+        # looked for row by row (invariant 2).
         try:
             rows = self._rows(batch)
         except (pa.ArrowInvalid, InvalidValue) as error:
@@ -88,6 +92,7 @@ class ValueEncoder:
         found = {}
         for name, cast in self._casts.items():
             column = batch.column(name)
+            # Arrow has a NULL in any column; Avro only where the schema says so.
             if column.null_count and not is_nullable(self._fields[name]["type"]):
                 raise InvalidValue(f"the field {name} is NULL, which the topic's schema forbids")
             is_time = cast.typed != cast.plain
@@ -110,8 +115,9 @@ class ValueEncoder:
 def encoder_for(
     topic: str, info: SchemaInfo | None, value_format: str, columns: SinkColumns, schema: pa.Schema
 ) -> ValueEncoder:
-    """By the schema that the topic has, or the one that it is to get."""
+    """The encoder for a topic, by the schema that it has, or the one that it is to get."""
     wanted = _TYPES.get(value_format)
+    # No schema: it gets one of the frame's columns, if the user says in which format.
     if info is None or info.type is SchemaType.BYTES:
         if wanted is None:
             raise InvalidSetting(
@@ -122,6 +128,7 @@ def encoder_for(
         fields = [schema.field(name) for name in columns.fields]
         data = msgspec.json.encode(definition_of(fields))
         return ValueEncoder(SchemaInfo(wanted, data, "Row"), columns, schema)
+    # A schema that is neither JSON nor Avro, or not the format that the user asked for.
     if info.type not in _TYPES.values() or (wanted is not None and info.type is not wanted):
         raise InvalidSetting(
             f"the schema of {topic} is {info.type.name}, which columns are not encoded as",
@@ -146,6 +153,8 @@ def _definition(info: SchemaInfo) -> Mapping[str, Any]:
 
 def _casts(fields: Mapping[str, Any], columns: SinkColumns, schema: pa.Schema) -> dict[str, Cast]:
     given = [*columns.fields, *(name for name in columns.about if name in fields)]
+    # A column too many would be lost in silence; a field without column and default cannot be made.
+    # Columns of the source are used only if the schema has a field of their name.
     for name in columns.fields:
         if name not in fields:
             raise InvalidSetting(

@@ -45,6 +45,7 @@ _BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"
 """Local properties of a task of a streaming query; of Spark's run ids only this one is there."""
 
+# Spark's file in which the writer that commits is made; see `_is_committing`.
 _COMMIT_RUNNER: Final = "python_streaming_sink_runner.py"
 _AT_LEAST_ONCE: Final = "at-least-once"
 _GROUP: Final = "group"
@@ -54,13 +55,13 @@ _PLAIN: Final = "plain"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a task to the driver."""
 
     part: TaskReport
 
 
 class WriteTask(Protocol):
-    """How one attempt of a task takes part in the commit of its batch."""
+    """The part of one attempt of a task in the commit of its batch."""
 
     @property
     def txn(self) -> Transaction | None: ...
@@ -70,7 +71,7 @@ class WriteTask(Protocol):
         ...
 
     def finish(self, rows: int, size: int) -> TaskReport:
-        """Everything was sent: returns when it is durable."""
+        """Wait until everything that was sent is durable; what to tell the driver."""
         ...
 
     def explained(self, error: MagnetarError) -> MagnetarError:
@@ -103,7 +104,7 @@ class PlainTask:
 
 @dataclass(frozen=True)
 class SinkWriter:
-    """What both writers have in common."""
+    """The settings and steps that both writers have in common; pickled to the tasks."""
 
     options: Options
     columns: SinkColumns
@@ -120,6 +121,7 @@ class SinkWriter:
 
     def write(self, batches: Iterator[pa.RecordBatch], write: WriteId) -> Written:
         """One attempt of a task."""
+        # The transaction begins with the first row: most tasks of a small batch have none.
         task: WriteTask | None = None
         rows = RowWriter(self.client(), self.options, self.columns)
         skipped = 0
@@ -130,14 +132,19 @@ class SinkWriter:
                 if task is None:
                     task = self._task(write)
                     plan = task.begin()
+                # Counted all the same: a repeated batch must have as many rows as it had.
                 if plan is TaskPlan.SKIP:
                     skipped += batch.num_rows
                 else:
                     rows.write(batch, task.txn)
+            # The last batch is still on its way; only then is the transaction complete.
             rows.settle()
             part = (
                 TaskReport(write) if task is None else task.finish(rows.rows + skipped, rows.bytes)
             )
+        # Also when Spark kills the task: an open transaction would hold back every reader of the
+        # topic. First the transaction, then the producers: sends under way end with it (invariant
+        # 3).
         except BaseException as error:
             told = error
             if task is not None:
@@ -156,6 +163,7 @@ class SinkWriter:
             return PlainTask(write)
         if self.mode == _GROUP:
             return group_writes.GroupTask(self.client(), write, self.timeout_s)
+        # Only `single` is left, whose transaction travels with the pickled writer.
         assert self.single is not None, "the driver has begun it"
         retry, attempt = _attempt()
         return single_writes.SingleTask(self.single_mode(), write, self.single, retry, attempt)
@@ -171,11 +179,12 @@ class SinkWriter:
         )
 
     def begun(self) -> SinkWriter:
-        """With the transaction of the next batch, if that has one for all tasks."""
+        """The writer with the transaction of the next batch, if that has one for all tasks."""
         if self.mode != _SINGLE:
             return self
         mode = self.single_mode()
         topic = self.options["topic"] or ""
+        # Transactions of the older kind do not reach scalable topics: told now, not by every task.
         if mode.scalable is False and topic.startswith("topic://"):
             raise InvalidSetting(
                 f"{topic} cannot be written exactly once: the server has no transaction groups",
@@ -186,6 +195,7 @@ class SinkWriter:
     def commit(self, sequence: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = _parts(messages)
         same_rows = self.options["repeatedRows"] == "check"
+        # A plain write has nothing to commit: its rows were visible when they were stored.
         if self.mode == _GROUP:
             group_writes.commit(
                 self.client(),
@@ -239,7 +249,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def stream_writer(options: Options, schema: StructType, overwrite: bool) -> StreamWriter:
-    """For `df.writeStream`; raises what is wrong with options and columns."""
+    """The writer for `df.writeStream`; raises what is wrong with options and columns."""
+    # Refused before a row is read: what a log cannot do, and what would break exactly once.
     if overwrite:
         raise InvalidSetting(
             "a topic cannot be written in Complete mode: what was written stays",
@@ -262,7 +273,7 @@ def stream_writer(options: Options, schema: StructType, overwrite: bool) -> Stre
 
 
 def batch_writer(options: Options, schema: StructType, overwrite: bool) -> BatchWriter:
-    """For `df.write`; raises what is wrong with options and columns."""
+    """The writer for `df.write`; raises what is wrong with options and columns."""
     if overwrite:
         raise InvalidSetting(
             "a topic cannot be overwritten: what was written stays", hint='use .mode("append")'
@@ -274,6 +285,7 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> Batch
             f"{missing} is missing: only both together make a write that can be repeated",
             hint=f'add .option("{missing}", ...)',
         )
+    # A write without a name of its own is never repeated: it gets one that nobody else has.
     run = uuid.uuid4().hex
     if application is None:
         application, version = f"{BATCH_GENERATION}-{run}", 0
@@ -307,6 +319,9 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport | 
 
 def _is_committing() -> bool:
     """Spark makes a writer to commit with as it makes one to write with; only who calls differs."""
+    # Spark runs each step in a process of its own, and calls `streamWriter` with the same
+    # arguments in both: the file on the stack is all that tells them apart. A commit taken for a
+    # write would begin a transaction that no task joins. A test runs the file that Spark has.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith(_COMMIT_RUNNER):
@@ -322,7 +337,7 @@ def _attempt() -> tuple[int, int]:
 
 
 def _streaming_id(transactional_id: str | None) -> WriteId:
-    """Of the micro-batch that this task belongs to."""
+    """The id of the micro-batch that this task belongs to."""
     context: Any = TaskContext.get()
     found = {name: context.getLocalProperty(name) for name in (_QUERY, _BATCH, _RUN)}
     missing = [name for name, value in found.items() if value is None]
@@ -331,5 +346,6 @@ def _streaming_id(transactional_id: str | None) -> WriteId:
             f"Spark does not say which batch this is ({missing[0]} is not set)",
             hint="PySpark 4.2 or later is needed, and writeStream in a query of its own",
         )
+    # The query's id is in its checkpoint, and stays over restarts; the run's changes with each.
     query = found[_QUERY]
     return WriteId(transactional_id or query, query, found[_RUN], int(found[_BATCH]))

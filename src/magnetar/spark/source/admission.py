@@ -35,16 +35,19 @@ def shares(
     amounts: Mapping[SegmentShare, int], limit: int, turn: int = 0
 ) -> dict[SegmentShare, int]:
     """How much each may take: its part of the limit, at least 1, at most what it has."""
+    # Sorted, so that `turn` means the same segments at every call (invariant 1).
     takers = sorted(part for part, amount in amounts.items() if amount > 0)
     total = sum(amounts[part] for part in takers)
     if total <= limit:
         return {part: amounts[part] for part in takers}
+    # Fewer messages than segments: a window over the takers that moves on with every batch.
     if limit < len(takers):
         first = turn * limit % len(takers)
         return {takers[(first + at) % len(takers)]: 1 for at in range(limit)}
     # One for each, and the rest of the limit in proportion to what is left of each.
     spare, left = limit - len(takers), total - len(takers)
     found = {part: 1 + (amounts[part] - 1) * spare // left for part in takers}
+    # Divisions were rounded down: what they left goes to the largest backlogs, one each.
     rest = limit - sum(found.values())
     for part in sorted(takers, key=lambda each: -amounts[each]):
         more = min(rest, amounts[part] - found[part], 1)
@@ -65,7 +68,10 @@ def hold(
     views: Mapping[str, TopicView],
     frozen: Mapping[str, Frozen] | None = None,
 ) -> Hold | None:
-    """Of the segments that wait for their parents, the one that began first holds the others."""
+    """The segment that began first, of those that wait for their parents, holds the others."""
+    # A child waits until the place names it, that is until its parents are drained. Where the time
+    # of its beginning is not known there is nothing to level by; in a frozen run, a segment that
+    # came later is not read at all.
     waiting = [
         (each.created_ms, topic, each.number)
         for topic, view in views.items()
@@ -79,6 +85,8 @@ def hold(
     if not waiting:
         return None
     time_ms, topic, number = min(waiting)
+    # Invariant 2: what the waiting segment waits for goes on regardless, all generations of it, or
+    # it would hold up its own parents for ever.
     ancestors: set[int] = set()
     by_number = {each.number: each for each in views[topic].layout.segments}
     found = [number]
@@ -92,10 +100,11 @@ def hold(
 
 
 def level(times_ms: Mapping[SegmentShare, int]) -> Hold | None:
-    """Of the segments that a limit stopped, the one that stopped earliest holds the others."""
+    """The segment that stopped earliest, of those that a limit stopped, holds the others."""
     if not times_ms:
         return None
     part = min(times_ms, key=lambda each: (times_ms[each], each))
+    # A hold ends before its time: 1 ms later, so that others reach messages of the same moment.
     return Hold(times_ms[part] + 1, {part})
 
 
@@ -103,6 +112,7 @@ def piece_counts(
     counts: Mapping[SegmentShare, RangeCount], min_partitions: int | None, max_records: int | None
 ) -> dict[SegmentShare, int]:
     """Into how many pieces each segment's range is cut; at least 1 each."""
+    # `maxRecordsPerPartition` first: it is a promise about memory, `minPartitions` only a wish.
     found = {
         part: 1 if max_records is None else max(1, ceil(count.messages / max_records))
         for part, count in counts.items()
@@ -111,6 +121,7 @@ def piece_counts(
     total = sum(count.bytes for count in counts.values())
     if spare <= 0 or total <= 0:
         return found
+    # The tasks still missing go where the bytes are; rounding up may give a few more than asked.
     for part, count in counts.items():
         found[part] += ceil(spare * count.bytes / total)
     return found

@@ -33,6 +33,7 @@ def check_bounds(options: Options) -> None:
     """Refuse what can be refused before a broker is asked."""
     start = start_text(options)
     names = names_of(options)
+    # The topics of a pattern are known only to brokers; those are checked when the read begins.
     if names is not None:
         read_bounds("startingOffsets", start, names)
 
@@ -47,6 +48,8 @@ def start_text(options: Options) -> str:
         return at_time(time_ms)
     if written is not None:
         return str(written)
+    # As Spark's Kafka source has it: a stream begins with what comes, a batch read with what is
+    # there.
     return LATEST if options.use is Use.STREAM else EARLIEST
 
 
@@ -54,6 +57,7 @@ def _end_text(options: Options) -> str:
     time_ms = options["endingTimestamp"]
     if time_ms is None:
         return str(options["endingOffsets"])
+    # It has a default, so only what the user wrote counts as a contradiction.
     if "endingOffsets" in options.given:
         text = _BOTH.format("endingOffsets", "endingTimestamp")
         raise InvalidSetting(text, hint="leave one of them out")
@@ -69,8 +73,10 @@ class BatchPlan:
         self._tasks = Tasks(self._watched, Pace(self._watched), options)
 
     async def tasks(self, bounds: Bounds | None) -> list[ReadTask]:
-        """With `bounds`, only what can hold messages that a filter lets through."""
+        """The tasks of the read; with `bounds`, only of what may pass the filters."""
         views = await self._watched.look(await self._watched.names(), {})
+        # The end before the beginning: a read from `latest` then is empty, rather than holding what
+        # came between the two questions (invariant 1).
         last = await end(self._watched, _end_text(self._options), views)
         first = await begin(self._watched, self._options, start_text(self._options))
         spans = [
@@ -90,6 +96,7 @@ class BatchPlan:
             for topic, view in views.items()
             for each in view.layout.segments
         }
+        # Segments first, by number and key, which costs nothing; then times, a request for each.
         chosen = [span for span in spans if _may_hold(span, bounds, names[span.topic, span.number])]
         cut = await asyncio.gather(*(self._in_time(span, bounds) for span in chosen))
         return [span for span in cut if span.end is None or span.start < span.end]
@@ -111,6 +118,8 @@ class BatchPlan:
 
 
 def _may_hold(span: SegmentSpan, bounds: Bounds, name: str) -> bool:
+    # A segment that is named, or else one whose range the hash of a key falls into. A segment of a
+    # regular topic has no range, and may hold every key.
     if bounds.segments is not None and span.number not in bounds.segments:
         return False
     descriptor = TopicName.parse(name).descriptor

@@ -28,6 +28,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 _WORDS: Final = (EARLIEST, LATEST)
+# As the column `messageId` shows it; the batch index may be left out.
 _MESSAGE_ID: Final = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?")
 _TIME: Final = re.compile(r"time:(\d+)")
 _HINT: Final = (
@@ -38,7 +39,7 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Of one topic: a word, a time, a place of an offset, or positions and words by segment."""
+    """A bound of one topic: a word, a time, a place of an offset, or positions by segment."""
 
     word: str | None = None
     time_ms: int | None = None
@@ -55,6 +56,7 @@ def read_bounds(name: str, text: str, topics: Iterable[str]) -> dict[str, Bound]
     """A bound for every topic; raises `InvalidSetting` about the option `name`."""
     wanted = list(topics)
     word = text.strip().lower()
+    # One word for all topics; a time, which only a sentinel of ours holds; else JSON.
     if word in _WORDS:
         return dict.fromkeys(wanted, Bound(word))
     if found := _TIME.fullmatch(text):
@@ -65,6 +67,8 @@ def read_bounds(name: str, text: str, topics: Iterable[str]) -> dict[str, Bound]
     except (ValueError, MagnetarError) as error:
         said = error.args[0] if isinstance(error, MagnetarError) else error
         raise InvalidSetting(f"the option {name} cannot be used: {said}", hint=_HINT) from None
+    # Every topic needs a place, and no other may be named: a mistyped name would silently read from
+    # somewhere else.
     missing = [topic for topic in wanted if topic not in bounds]
     foreign = [topic for topic in bounds if topic not in wanted]
     if foreign:
@@ -75,6 +79,8 @@ def read_bounds(name: str, text: str, topics: Iterable[str]) -> dict[str, Bound]
 
 
 def _by_topic(parsed: Mapping[str, Any]) -> dict[str, Bound]:
+    # An offset of this source, as it stands in a checkpoint. A topic that is called `v` has to be
+    # named in full.
     if "v" in parsed:
         return {topic: Bound(place=at) for topic, at in parse_offset(parsed).topics.items()}
     return {str(TopicName.parse(topic)): _bound(at) for topic, at in parsed.items()}
@@ -95,6 +101,7 @@ def _number(text: str) -> int:
 
 
 def _position(at: object) -> RangePosition | str:
+    # A word for one segment, the id of a message, or a position as offsets write it.
     if isinstance(at, str):
         if at.lower() in _WORDS:
             return at.lower()

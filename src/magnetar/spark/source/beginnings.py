@@ -34,11 +34,14 @@ async def begin(watched: Watched, options: Options, text: str) -> Offset:
 async def _place(
     watched: Watched, options: Options, topic: str, bound: Bound, view: TopicView
 ) -> TopicOffset:
+    # Written out by the user: taken as it is, if such segments are there.
     if bound.place is not None or bound.segments is not None:
         return _written("startingOffsets", topic, bound, view)
     if bound.time_ms is None:
         return plan.earliest(view) if bound.word == "earliest" else plan.latest(view)
     positions = await _at_time(watched, topic, bound.time_ms, view)
+    # Nothing since that time. To begin with what comes may be meant, or the time is a mistake: the
+    # option says which.
     is_behind = all(at >= view.states[number].stable for number, at in positions.items())
     if is_behind and options["startingTimestampStrategy"] == "error":
         raise InvalidSetting(
@@ -52,6 +55,7 @@ async def end(watched: Watched, text: str, views: Mapping[str, TopicView]) -> Of
     """Where a batch read ends."""
     bounds = read_bounds("endingOffsets", text, views)
     places: dict[str, TopicOffset] = {}
+    # Written out, a time, or a word. A time gives every segment an end of its own.
     for topic, view in views.items():
         bound = bounds[topic]
         if bound.place is not None or bound.segments is not None:
@@ -82,6 +86,7 @@ async def _at_time(
 def _written(option: str, topic: str, bound: Bound, view: TopicView) -> TopicOffset:
     """A place that stands in the option itself."""
     if bound.place is not None:
+        # Positions of a topic that was deleted point anywhere in the one that has its name now.
         if bound.place.creation_id != view.layout.creation_id:
             raise InvalidSetting(
                 f"the option {option} is of an earlier topic with the name {topic}"
@@ -95,6 +100,7 @@ def _written(option: str, topic: str, bound: Bound, view: TopicView) -> TopicOff
             raise InvalidSetting(
                 f"the option {option} names segment {number} of {topic}", hint=f"there are {known}"
             )
+        # A word is resolved now; a position may lie behind a gap, which planning tells as a loss.
         if isinstance(at, str):
             positions[number] = state.first if at == "earliest" else state.stable
         else:

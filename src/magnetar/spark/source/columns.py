@@ -79,12 +79,14 @@ def _plain(name: str, kind: pa.DataType) -> Callable[[pa.RecordBatch, str, int],
 
 
 def _message_id(batch: pa.RecordBatch, _topic: str, _segment: int) -> pa.Array:
+    # A message that is no part of a batch has index -1; Pulsar writes its id with 0.
     index = pc.max_element_wise(batch.column("batch_index"), 0)
     parts = (batch.column("ledger_id"), batch.column("entry_id"), index)
     return pc.binary_join_element_wise(*(each.cast(pa.string()) for each in parts), ":")
 
 
 def _schema_version(batch: pa.RecordBatch, _topic: str, _segment: int) -> pa.Array:
+    # A dictionary column: each version is turned into a number once, not once per message.
     column = batch.column("schema_version")
     numbers = [
         int.from_bytes(each, "big") if each else None for each in column.dictionary.to_pylist()
@@ -92,6 +94,7 @@ def _schema_version(batch: pa.RecordBatch, _topic: str, _segment: int) -> pa.Arr
     return pa.array(numbers, pa.int64()).take(column.indices)
 
 
+# Spark's timestamps have microseconds; messages have milliseconds (invariant 1).
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
 _ABOUT: Final[Mapping[str, _About]] = {
@@ -121,6 +124,7 @@ _ABOUT: Final[Mapping[str, _About]] = {
     "sequenceId": _About(LongType(), ("sequence_id",), _plain("sequence_id", pa.int64())),
     "schemaVersion": _About(LongType(), ("schema_version",), _schema_version),
 }
+# The names that queries written for the connector pulsar-spark use.
 _PULSAR_SPARK: Final = {
     "key": "__key",
     "topic": "__topic",
@@ -136,7 +140,7 @@ _PULSAR_SPARK: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How values are read: a format, its columns, and the schema of the topic if that is needed."""
+    """A way to read values: a format, its columns, and the topic's schema if that is needed."""
 
     format: str
     """bytes, string, single, json or avro."""
@@ -158,14 +162,19 @@ class Shape:
 
 
 def shape_of(wanted: str, info: SchemaInfo | None, topic: str) -> Shape:
-    """From the option `valueFormat` and what the registry has for the topic."""
+    """The shape of a topic's values, from the option `valueFormat` and the registry's schema."""
     kind = SchemaType.BYTES if info is None else info.type
+    # Bytes and text can be had of every topic, whatever its schema is.
     if wanted == "bytes" or (wanted == "auto" and kind is SchemaType.BYTES):
         return Shape("bytes", (StructField("value", BinaryType(), True),))
     if wanted == "string" or (wanted == "auto" and kind is SchemaType.STRING):
         return Shape("string", (StructField("value", StringType(), True),))
+    # One number or truth value for each message, a column `value` with its type.
     if wanted == "auto" and kind in SINGLE:
         return Shape("single", (StructField("value", SINGLE[kind], True),), info)
+    # From here on values have fields, and only a schema says which. Three ways to be wrong: asked
+    # for fields where no schema has them, a schema of another kind (Protobuf, key and value), and a
+    # format that is not the schema's.
     has_fields = kind in (SchemaType.JSON, SchemaType.AVRO)
     if wanted in ("json", "avro") and not has_fields:
         raise InvalidSetting(
@@ -181,6 +190,7 @@ def shape_of(wanted: str, info: SchemaInfo | None, topic: str) -> Shape:
             f"valueFormat is {wanted}, but the schema of {topic} is {kind.name}",
             hint=f"set valueFormat to {kind.name.lower()} or leave it out",
         )
+    # Columns come from the newest schema; older messages are brought to it when they are read.
     assert info is not None, "it has a type"
     fields = fields_of(definition(info.data))
     return Shape(kind.name.lower(), tuple(fields), info)
@@ -188,12 +198,15 @@ def shape_of(wanted: str, info: SchemaInfo | None, topic: str) -> Shape:
 
 def spark_schema(shape: Shape, options: Options) -> StructType:
     """The columns that a query gets if it asks for none in particular."""
+    # Fields of the value come first and keep their names; columns about the message make way
+    # (invariant 3).
     fields = list(shape.fields)
     if options["corruptRecord"] == "null":
         fields.append(StructField(ERROR, StringType(), True))
     taken = {each.name for each in fields}
     names = _names(options["columnStyle"], taken)
     for name, about in _ABOUT.items():
+        # Two columns have an option of their own, since they are costly or seldom needed.
         is_wanted = options["includeMetadata"] or not about.is_metadata
         if name == "properties":
             is_wanted = options["includeProperties"]
@@ -211,15 +224,18 @@ def _names(style: str, taken: Iterable[str]) -> dict[str, str]:
 
 
 def shape_of_columns(schema: StructType, options: Options, info: SchemaInfo | None) -> Shape:
-    """From the columns that a user asked for with `.schema(...)`."""
+    """The shape of values, from the columns that a user asked for with `.schema(...)`."""
+    # Both spellings of a column about the message: a user may name it as it is without a clash.
     about = set(_names(options["columnStyle"], ()).values()) | {f"__{name}" for name in _ABOUT}
     fields = tuple(each for each in schema.fields if each.name not in about | {ERROR})
     wanted = options["valueFormat"]
+    # A single column `value` means the payload, if its type can be that; else it is a JSON field.
     if len(fields) == 1 and fields[0].name == "value" and wanted in ("auto", "bytes", "string"):
         if isinstance(fields[0].dataType, BinaryType) and wanted != "string":
             return Shape("bytes", fields)
         if isinstance(fields[0].dataType, StringType) and wanted != "bytes":
             return Shape("string", fields)
+    # Only columns about the message: values are not decoded at all.
     if not fields:
         return Shape("bytes", ())
     if wanted == "avro" or (wanted == "auto" and info is not None and info.type is SchemaType.AVRO):
@@ -252,7 +268,9 @@ class RowBatches:
         taken = {each.name for each in self.shape.fields}
         about = {shown: name for name, shown in _names(self.style, taken).items()}
         self._builders = []
+        # Only the columns that somebody asked for are taken out of the entries.
         needs = ["value"] if self.shape.fields else []
+        # In the order of Spark's schema: the batches must have it exactly (invariant 1).
         for each in self.schema.fields:
             found = _ABOUT[about[each.name]] if each.name in about else None
             self._builders.append((each.name, found))
@@ -275,6 +293,8 @@ class RowBatches:
 
     def _batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         found: dict[str, pa.Array] = {}
+        # Two kinds of broken rows: the whole entry cannot be opened, or one value cannot be
+        # decoded.
         errors: dict[int, str] = _unreadable(rows)
         if self.shape.fields:
             has_version = "schema_version" in rows.schema.names
@@ -283,6 +303,8 @@ class RowBatches:
             names = [each.name for each in self.shape.fields]
             found = dict(zip(names, decoded.columns, strict=True))
             errors |= decoded.errors
+        # `corruptRecord` is `fail`: the task fails, with the id of the first message that is
+        # broken.
         if not self.keeps_corrupt:
             refuse(errors, lambda row: _where(rows, row, self.topic, self.segment))
         columns = []
@@ -293,6 +315,8 @@ class RowBatches:
                 column = pa.array([errors.get(row) for row in range(rows.num_rows)], pa.string())
             else:
                 column = found[name]
+            # Spark checks the first batch alone: a type that differs later would break it
+            # (invariant 1).
             columns.append(column if column.type == kind.type else column.cast(kind.type))
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
@@ -308,6 +332,7 @@ def _check_type(asked: StructField, about: _About) -> None:
 
 def _unreadable(rows: pa.RecordBatch) -> dict[int, str]:
     """Entries that are broken: why, by row."""
+    # Looking at all keys at once is cheap; only a batch that has a marked row becomes objects.
     properties = rows.column("properties")
     if not len(properties.keys):
         return {}

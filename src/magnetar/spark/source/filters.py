@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+# Ten minutes: far more than clocks with NTP differ, and little to read in vain.
 CLOCKS_MS: Final = 600_000
 """Publish times are of the producers' clocks, so they ascend only about."""
 
@@ -34,7 +35,7 @@ _KEY: Final = ("key", "__key")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where to look."""
+    """The part of the topics in which a filter's messages can be."""
 
     from_ms: int | None = None
     to_ms: int | None = None
@@ -44,7 +45,7 @@ class Bounds:
 
 
 def bounds_of(filters: Iterable[Filter]) -> Bounds:
-    """Of filters that must all hold."""
+    """The bounds of filters that must all hold."""
     found = Bounds()
     for each in filters:
         found = _narrowed(found, each)
@@ -53,18 +54,22 @@ def bounds_of(filters: Iterable[Filter]) -> Bounds:
 
 def _narrowed(bounds: Bounds, given: Filter) -> Bounds:
     attribute: tuple[str, ...] = getattr(given, "attribute", ())
+    # A field inside a struct: of the value, about which brokers know nothing.
     if len(attribute) != 1:
         return bounds
     name, value = attribute[0], getattr(given, "value", None)
     if name in _TIME and isinstance(value, datetime):
         return _in_time(bounds, given, int(value.timestamp() * 1000))
     values: frozenset[Any]
+    # Only equality and lists choose keys and segments; other filters narrow nothing, and Spark
+    # applies all of them anyway.
     if isinstance(given, EqualTo):
         values = frozenset((value,))
     elif isinstance(given, In):
         values = frozenset(value or ())
     else:
         return bounds
+    # A value of another type narrows nothing: Spark compares it its own way (invariant 1).
     if name in _SEGMENT and all(isinstance(each, int) for each in values):
         known = bounds.segments
         return replace(bounds, segments=values if known is None else known & values)
@@ -75,6 +80,7 @@ def _narrowed(bounds: Bounds, given: Filter) -> Bounds:
 
 def _in_time(bounds: Bounds, given: Filter, time_ms: int) -> Bounds:
     low, high = bounds.from_ms, bounds.to_ms
+    # Strict or not makes no difference: both ends are widened by what clocks may differ.
     if isinstance(given, GreaterThan | GreaterThanOrEqual | EqualTo):
         low = max(low or 0, time_ms - CLOCKS_MS)
     if isinstance(given, LessThan | LessThanOrEqual | EqualTo):

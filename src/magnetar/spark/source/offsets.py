@@ -31,7 +31,7 @@ DRAINED: Final = "D"
 
 @dataclass(frozen=True, slots=True)
 class TopicOffset:
-    """Where a query is in one topic."""
+    """The place of a query in one topic."""
 
     creation_id: str
     epoch: int
@@ -42,14 +42,14 @@ class TopicOffset:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a query is, in all its topics."""
+    """The place of a query in all its topics."""
 
     topics: Mapping[str, TopicOffset] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinel:
-    """Where a query without a checkpoint begins, as its options say it; not resolved."""
+    """The beginning of a query without a checkpoint, as its options say it; not resolved."""
 
     start: str
 
@@ -88,6 +88,7 @@ def base_of(text: Mapping[str, Any]) -> Offset:
 
 
 def _topics(offset: Offset) -> dict[str, Any]:
+    # Sorted, since Spark compares texts (invariant 1).
     return {
         topic: {
             "epoch": place.epoch,
@@ -107,6 +108,7 @@ def written(position: RangePosition) -> list[int]:
 
 def _check_version(text: Mapping[str, Any]) -> None:
     version = text.get("v")
+    # A checkpoint of another source has no version; one of a newer release has a greater one.
     if version != VERSION:
         found = "is none of this source's" if version is None else f"has version {version}"
         raise WrongCheckpoint(f"an offset in the checkpoint {found}")
@@ -121,6 +123,7 @@ def _parsed(topics: object) -> Offset:
 
 def _place(text: object) -> TopicOffset:
     place = _mapping(text)
+    # Keys of JSON are text; positions become tuples, which compare in the order of the log.
     segments = {
         int(number): None if found == DRAINED else read_position(found)
         for number, found in _mapping(place["seg"]).items()
@@ -129,7 +132,7 @@ def _place(text: object) -> TopicOffset:
 
 
 def read_position(text: object) -> RangePosition:
-    """From `[ledger, entry, batch index]`; raises `ValueError`."""
+    """Read a position from `[ledger, entry, batch index]`; raises `ValueError`."""
     if not isinstance(text, list | tuple) or len(text) != 3:
         raise ValueError(f"{text!r} is no position")
     if not all(isinstance(each, int) and each >= 0 for each in text):

@@ -1,4 +1,4 @@
-"""How far one micro-batch goes: limits, and nobody ahead of those who wait.
+"""The pace of micro-batches: how far one goes, by limits, and nobody ahead of those who wait.
 
 Owns: `Pace`, which asks brokers for what the rules of `admission` need, and cuts; `Paced`, the ends
 that come out, and how much is left behind them.
@@ -36,7 +36,7 @@ Ends = Mapping[SegmentShare, RangePosition]
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What one batch may hold."""
+    """The most messages and bytes of one batch."""
 
     messages: int | None = None
     bytes: int | None = None
@@ -62,6 +62,8 @@ class Pace:
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
+        # Whose turn it is when a limit is smaller than the number of segments; not in the offset,
+        # so a restart only changes who is first.
         self._turn = 0
 
     async def ends(
@@ -74,9 +76,11 @@ class Pace:
         is_counted: bool = False,
     ) -> Paced:
         """How far to go from `places`, at most to the targets."""
+        # Holding comes before limits: a share of messages that may not be read yet would be wasted.
         starts = {part: _start(places, part) for part in targets}
         ends = targets if held is None else await self._held(starts, targets, held)
         paced = Paced(ends, None, None if held is None else held.time_ms)
+        # The common case, no limit and no minimum: nothing is counted, and no broker is asked.
         if not limits.is_any and not is_counted:
             return paced
         counts = await self.counts({part: (starts[part], end) for part, end in ends.items()})
@@ -106,6 +110,7 @@ class Pace:
 
     async def _held(self, starts: Ends, ends: Ends, held: Hold) -> Ends:
         """None goes past the time of the hold but those that it is for."""
+        # Everyone but those that the others wait for (`admission`, invariant 2).
         others = [part for part, end in ends.items() if part not in held.exempt]
         others = [part for part in others if starts[part] < ends[part]]
 
@@ -116,6 +121,8 @@ class Pace:
             )
 
         stops = await _for_each(others, at_time)
+        # Invariant 1: a time search knows nothing of where the query is, and may answer before the
+        # start or behind the target.
         return {
             part: max(starts[part], min(end, stops[part])) if part in stops else end
             for part, end in ends.items()
@@ -130,6 +137,7 @@ class Pace:
         counts: Mapping[SegmentShare, RangeCount],
         limits: BatchLimits,
     ) -> Paced:
+        # Both limits give every segment a share; `_cut` then stops at whichever comes first.
         self._turn += 1
         shares: dict[SegmentShare, dict[str, int]] = {part: {} for part in counts}
         for what in ("messages", "bytes"):
@@ -137,6 +145,8 @@ class Pace:
             amounts = {part: getattr(count, what) for part, count in counts.items()}
             if limit is None or _fits(counts, amounts, limit):
                 continue
+            # A segment that got nothing this time has a share of 0 here, not none: it must stay
+            # where it is.
             given = admission.shares(amounts, limit, self._turn)
             for part in shares:
                 if counts[part].messages:  # what nobody sees, aborted messages, is no burden
@@ -144,10 +154,14 @@ class Pace:
         cut = {part: share for part, share in shares.items() if share}
         if not cut:
             return paced
+        # Shares come from estimates; the broker cuts at exact messages (invariant 2).
         ends = dict(paced.ends)
         ends.update(
             await _for_each(list(cut), lambda part: self._cut(starts, ends, part, cut[part]))
         )
+        # Invariant 3: segments that a limit stopped have stopped at different publish times. None
+        # goes past the earliest of them, or Spark's watermark would run ahead of what that one
+        # still has.
         stopped = [part for part, end in ends.items() if end < paced.ends[part]]
         times = await _for_each(stopped, lambda part: self._time_at(part, ends[part], paced))
         known = {part: time for part, time in times.items() if time is not None}
@@ -159,6 +173,7 @@ class Pace:
     async def _cut(
         self, starts: Ends, ends: Ends, part: SegmentShare, share: Mapping[str, int]
     ) -> RangePosition:
+        # No share this time, or already held at its start: it does not move, and costs no request.
         if 0 in share.values() or starts[part] >= ends[part]:
             return starts[part]
         ranges = await self._watched.ranges(part.topic)
@@ -179,6 +194,8 @@ class Pace:
         pages = ranges.read(
             part.number, position, paced.ends[part], isolation=self._watched.isolation
         )
+        # Broken entries have no time; the first readable message behind the cut tells it. Closing
+        # ends the pages that are read ahead.
         async with aclosing(pages):
             async for page in pages:
                 for entry in page.entries():
@@ -190,6 +207,7 @@ class Pace:
 def _fits(
     counts: Mapping[SegmentShare, RangeCount], amounts: Mapping[SegmentShare, int], limit: int
 ) -> bool:
+    # An estimate that fits may still hide too many: only exact counts spare the cut (invariant 2).
     return sum(amounts.values()) <= limit and all(each.is_exact for each in counts.values())
 
 
@@ -203,6 +221,7 @@ async def _for_each(
     parts: list[SegmentShare], ask: Callable[[SegmentShare], Awaitable[R]]
 ) -> dict[SegmentShare, R]:
     """Ask for all of them, some at a time."""
+    # A topic may have thousands of segments: all at once would run into the limit of requests.
     turn = asyncio.Semaphore(_AT_ONCE)
 
     async def one(part: SegmentShare) -> R:

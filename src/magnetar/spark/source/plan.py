@@ -39,7 +39,7 @@ class TopicView:
 
 
 class SegmentSpan(NamedTuple):
-    """What is read of one segment."""
+    """A range of one segment that a batch reads."""
 
     topic: str
     number: int
@@ -56,6 +56,7 @@ def is_stale(place: TopicOffset, layout: RangeLayout) -> bool:
 def wanted(place: TopicOffset | None, layout: RangeLayout) -> set[int]:
     """The segments whose state planning needs: all but those that are drained."""
     numbers = {each.number for each in layout.segments}
+    # New to the query, or made again under its old name: nothing of it is drained.
     if place is None or place.creation_id != layout.creation_id:
         return numbers
     return {number for number in numbers if place.segments.get(number, 0) is not None}
@@ -75,6 +76,7 @@ class Checked:
 def check(topic: str, place: TopicOffset, view: TopicView) -> Checked:
     """What of the place is gone, and where to go on behind the gap."""
     layout = view.layout
+    # Case 1: another topic stands under the name. Its segment numbers mean other segments.
     if layout.creation_id != place.creation_id:
         lost = f"{topic} was deleted and made again: what the query had not read is gone"
         return Checked(earliest(view), (lost,))
@@ -82,11 +84,15 @@ def check(topic: str, place: TopicOffset, view: TopicView) -> Checked:
     segments = dict(place.segments)
     numbers = {each.number for each in layout.segments}
     for number, position in place.segments.items():
+        # Drained: deleting it later loses nothing.
         if position is None:
             continue
+        # Case 2: the segment is gone with messages that were not read. It counts as drained, so
+        # that its children are named and the query can go on behind the gap (invariant 4).
         if number not in numbers:
             segments[number] = None
             losses.append(f"segment {number} of {topic} was deleted before all of it was read")
+        # Case 3: retention trimmed the segment past where the query is.
         elif position < view.states[number].first:
             first = view.states[number].first
             segments[number] = first
@@ -94,6 +100,8 @@ def check(topic: str, place: TopicOffset, view: TopicView) -> Checked:
                 f"segment {number} of {topic} was to be read from {shown(position)} on, but its "
                 f"first message is now {shown(first)}"
             )
+    # Case 4: a segment that waits for its parents was trimmed before it was ever named. `after`
+    # names it at its first message, so nothing needs to be moved, only told.
     losses += [
         f"the first messages of segment {each.number} of {topic} were deleted before it was read"
         for each in layout.segments
@@ -103,7 +111,7 @@ def check(topic: str, place: TopicOffset, view: TopicView) -> Checked:
 
 
 def shown(position: RangePosition) -> str:
-    """As the column `messageId` has it."""
+    """A position as text, in the form of the column `messageId`."""
     return f"{position.ledger}:{position.entry}:{position.batch_index}"
 
 
@@ -111,15 +119,17 @@ def shown(position: RangePosition) -> str:
 
 
 def earliest(view: TopicView) -> TopicOffset:
-    """At the first message of every segment that has no living parent."""
+    """The place at the first message of every segment that has no living parent."""
     return after(_place(view, {}), view, {})
 
 
 def latest(view: TopicView) -> TopicOffset:
-    """Behind everything that can be read now."""
+    """The place behind everything that can be read now."""
     return _place(
         view,
         {
+            # A sealed segment that is passed over is drained. `stable` is Pulsar's maxReadPosition:
+            # what an open transaction has written above it is still to come.
             each.number: None if each.is_sealed and state.is_sealed else state.stable
             for each in view.layout.segments
             for state in (view.states[each.number],)
@@ -128,9 +138,11 @@ def latest(view: TopicView) -> TopicOffset:
 
 
 def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> TopicOffset:
-    """At these positions; what is before them in the DAG counts as read, what follows does not."""
+    """The place at these positions; ancestors in the DAG count as read, what follows does not."""
     by_number = {each.number: each for each in view.layout.segments}
     segments: dict[int, RangePosition | None] = dict(positions)
+    # Ancestors, up to those that the layout has forgotten: as drained ones, or invariant 2 would
+    # keep the named segments waiting for them.
     before = [parent for number in positions for parent in by_number[number].parents]
     while before:
         number = before.pop()
@@ -141,8 +153,10 @@ def from_positions(view: TopicView, positions: Mapping[int, RangePosition]) -> T
 
 
 def from_times(view: TopicView, positions: Mapping[int, RangePosition]) -> TopicOffset:
-    """At the first message since a time, where every segment has one; older segments are read."""
+    """The place at the first message since a time; segments that end before it count as read."""
     segments: dict[int, RangePosition | None] = {}
+    # A child of a segment that still has messages since then is not named yet (invariant 2);
+    # `after` names it when that one is drained.
     for each in _parents_first(view.layout):
         if all(segments.get(parent, 0) is None for parent in each.parents):
             position = positions[each.number]
@@ -156,7 +170,7 @@ def _place(view: TopicView, segments: Mapping[int, RangePosition | None]) -> Top
 
 
 def _parents_first(layout: RangeLayout) -> list[RangeSegment]:
-    """Children have greater numbers than their parents."""
+    """The segments in an order in which parents come first: children have greater numbers."""
     return sorted(layout.segments, key=lambda each: each.number)
 
 
@@ -164,7 +178,7 @@ def _parents_first(layout: RangeLayout) -> list[RangeSegment]:
 
 
 class Frozen(NamedTuple):
-    """Where a run on `AvailableNow` ends in one topic."""
+    """The end of a run on `AvailableNow` in one topic."""
 
     creation_id: str
     ends: Mapping[int, RangePosition]
@@ -187,11 +201,13 @@ def freeze(view: TopicView) -> Frozen:
 def targets(place: TopicOffset, view: TopicView, frozen: Frozen | None) -> dict[int, RangePosition]:
     """How far a batch that begins at `place` may go, in the segments that it may read."""
     found: dict[int, RangePosition] = {}
+    # Not named, drained, or behind a parent: none of these is read by this batch (invariant 2).
     for each in view.layout.segments:
         position = place.segments.get(each.number)
         if position is None or not _parents_are_drained(each, place):
             continue
         end = view.states[each.number].stable
+        # A segment that is younger than the freeze stays where it is.
         if frozen is not None:
             end = min(end, frozen.ends.get(each.number, position))
         found[each.number] = max(position, end)
@@ -199,6 +215,7 @@ def targets(place: TopicOffset, view: TopicView, frozen: Frozen | None) -> dict[
 
 
 def _parents_are_drained(segment: RangeSegment, place: TopicOffset) -> bool:
+    # 0 stands for "not named": a parent that waits itself is as little drained as one being read.
     return all(place.segments.get(parent, 0) is None for parent in segment.parents)
 
 
@@ -210,12 +227,16 @@ def after(
 ) -> TopicOffset:
     """Where the query is once a batch from `place` on has read up to `ends`."""
     live_brokers = {each.number: each for each in view.layout.segments}
+    # A segment that the place names is drained, not in this batch, or read up to `end`.
     segments: dict[int, RangePosition | None] = {}
     for number, position in place.segments.items():
+        # Kept only while the layout has it (invariant 4).
         if position is None:
             if number in live_brokers:
                 segments[number] = None
             continue
+        # A run on `AvailableNow` drains only what was sealed when it began: draining names the
+        # children, and those that came later are not in the run.
         end = ends.get(number, position)
         may_drain = frozen is None or number in frozen.sealed
         is_read = may_drain and _is_read(end, live_brokers[number], view.states[number])
@@ -235,6 +256,7 @@ def _name_children(
     """Name those whose parents are all drained; one that is sealed and empty is drained itself."""
     for each in _parents_first(view.layout):
         is_named = each.number in segments
+        # Parents come first, so one pass names a whole line of sealed and empty segments.
         if is_named or (frozen is not None and each.number not in frozen.ends):
             continue
         if all(segments.get(parent, 0) is None for parent in each.parents):
@@ -246,6 +268,7 @@ def is_news(start: TopicOffset | None, end: TopicOffset) -> bool:
     """Whether there is something to do: a newer epoch alone, or a segment to forget, is not."""
     if start is None or start.creation_id != end.creation_id:
         return True
+    # Segments of the start that the end has forgotten are drained ones that are gone: no news.
     return any(
         number not in start.segments or start.segments[number] != position
         for number, position in end.segments.items()
@@ -256,6 +279,8 @@ def spans(start: Offset, end: Offset) -> list[SegmentSpan]:
     """What a batch reads."""
     found: list[SegmentSpan] = []
     for topic, to in end.topics.items():
+        # Invariant 1: a topic or segment that only the end names is named by this batch, and read
+        # by the next one.
         begun = start.topics.get(topic)
         if begun is None or begun.creation_id != to.creation_id:
             continue
@@ -274,11 +299,13 @@ def batch_spans(
     """What a read that is no stream has of a topic: all segments at once, there are no batches."""
     found: list[SegmentSpan] = []
     for each in _parents_first(view.layout):
+        # A segment that the start does not name follows one that it names: all of it is read.
         number, state = each.number, view.states[each.number]
         position = start.segments.get(number, state.first)
         if position is None or number not in end.segments:
             continue
         stop = end.segments[number]
+        # The end was resolved a moment before: what is readable by now bounds it as well.
         stop = state.stable if stop is None else min(stop, state.stable)
         if position < stop:
             found.append(SegmentSpan(topic, number, position, stop))

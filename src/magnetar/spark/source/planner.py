@@ -54,10 +54,13 @@ class Planner:
         self._pace = Pace(self._watched)
         self._tasks = Tasks(self._watched, self._pace, options)
         self._clock = SystemClock()
+        # Where a run on `AvailableNow` ends; None for a query that goes on for ever.
         self._frozen: dict[str, Frozen] | None = None
+        # What the last plan saw, so that waiting for news is about what came after it.
         self._epochs: dict[str, int] = {}
         self._seen: Offset | None = None
         """Up to where the last plan saw messages: news are those behind it."""
+        # Since when a batch waits to have `minMessagesPerTrigger`.
         self._waits_since: float | None = None
         self._followed: dict[str, dict[int, RangePosition | None]] = {}
         """Where the subscription was moved to."""
@@ -66,7 +69,7 @@ class Planner:
     # --- streams
 
     async def freeze(self) -> None:
-        """From now on plan up to what there is now."""
+        """Fix the end of the run: from now on plan up to what there is now."""
         topics = await self._watched.names()
         views = await self._watched.look(topics, {})
         self._frozen = {topic: plan.freeze(view) for topic, view in views.items()}
@@ -74,15 +77,22 @@ class Planner:
     async def next_offset(self, given: Mapping[str, Any], limits: BatchLimits) -> dict[str, Any]:
         """The end of the batch that begins at `given`; `given` itself if there is none."""
         start = parse_start(given)
+        # The first batch. Its start is resolved once and goes into the offset as `base`: Spark asks
+        # again after a crash, and `latest` would then be another place.
         if isinstance(start, Sentinel):
             base = await begin(self._watched, self._options, start.start)
+            # The subscription comes first: from here on retention keeps what the query has not
+            # read.
             await self._follow(base)
             end = await _again(lambda: self._planned(base, limits)) or base
             return format_offset(end, base)
         await self._check_topics(start)
+        # Nothing new: the offset goes back as it came, and Spark runs no batch (invariant 2).
         if self._frozen is None and not await self._is_news(start):
             return dict(given)
         planned = await _again(lambda: self._planned(start, limits))
+        # News without work: fewer messages than the wanted minimum, or a new layout that changes
+        # nothing here.
         if planned is None:
             if self._frozen is None:
                 await asyncio.sleep(min(_UNPLANNED_PAUSE_S, self._poll_ms / _MS_PER_SECOND))
@@ -95,6 +105,8 @@ class Planner:
 
     async def _check_topics(self, start: Offset) -> None:
         names = await self._watched.names()
+        # A pattern may lose topics, which is a loss that `_checked` tells; a name that is not in
+        # the options any more means the checkpoint of another query.
         foreign = sorted(start.topics.keys() - set(names))
         if foreign and not self._watched.is_pattern:
             raise WrongCheckpoint(
@@ -104,14 +116,17 @@ class Planner:
 
     async def _is_news(self, start: Offset) -> bool:
         """Wait a moment for something behind what was seen."""
+        # While a batch waits for more messages, what it already counted is no news.
         seen = start if self._seen is None or self._waits_since is None else self._seen
         names = await self._watched.names()
+        # A topic came or went: planning names it or tells of the loss.
         if set(names) != start.topics.keys():
             return True
         polls = [
             asyncio.create_task(self._poll(topic, place)) for topic, place in seen.topics.items()
         ]
         try:
+            # The first topic with news ends the wait; the others must not hold their requests open.
             for poll in asyncio.as_completed(polls):
                 if await poll:
                     return True
@@ -119,12 +134,15 @@ class Planner:
             for each in polls:
                 each.cancel()
             await asyncio.gather(*polls, return_exceptions=True)
+        # Silence, but a batch that is too small has waited long enough.
         return self._is_patience_over()
 
     async def _poll(self, topic: str, place: TopicOffset) -> bool:
+        # Never planned in this process, as after a restart: look rather than wait.
         if topic not in self._epochs:
             return True
         ranges = await self._watched.ranges(topic)
+        # Drained segments have no news; a new layout has, by its epoch.
         positions = {
             number: position for number, position in place.segments.items() if position is not None
         }
@@ -133,26 +151,34 @@ class Planner:
             return await ranges.news(
                 positions, epoch, self._poll_ms, isolation=self._watched.isolation
             )
+        # That it is gone is news too; planning says what was lost.
         except TopicNotFound:
             return True
 
     async def _planned(self, start: Offset, limits: BatchLimits) -> Offset | None:
         """Where a batch from `start` on ends; None: there is nothing to do, or not yet."""
         names = await self._watched.names()
+        # Topics that a pattern finds after the freeze are not part of this run.
         if self._frozen is not None:
             names = tuple(name for name in names if name in self._frozen)
         views = await self._watched.look(names, start.topics)
+        # The order: what is lost, how far one could go, who is held, and only then limits, which
+        # need counts from the brokers.
         places = self._checked(start, views)
         targets = self._targets(start, places, views)
+        # A run on `AvailableNow` has to end: it does not wait for more.
         minimum = None if self._frozen is not None else self._options["minMessagesPerTrigger"]
         waiting = hold(places, views, self._frozen)
         paced = await self._pace.ends(
             places, targets, limits, waiting, is_counted=minimum is not None
         )
         self._epochs = {topic: view.layout.epoch for topic, view in views.items()}
+        # Too few messages: remember what was counted, so that only more of them are news.
         if minimum is not None and not self._is_enough(paced.total or 0, minimum):
             self._seen = self._after(places, views, targets)
             return None
+        # New topics and drained segments are news even where no message is read: the next batch
+        # begins with what they name.
         end = self._after(places, views, paced.ends)
         is_news = end.topics.keys() != start.topics.keys() or any(
             plan.is_news(start.topics.get(topic), place) for topic, place in end.topics.items()
@@ -166,6 +192,7 @@ class Planner:
         losses: list[str] = []
         places: dict[str, TopicOffset] = {}
         for topic, view in views.items():
+            # A topic that a pattern has just found: all of it is new.
             known = start.topics.get(topic)
             if known is None:
                 places[topic] = plan.earliest(view)
@@ -173,6 +200,7 @@ class Planner:
             checked = plan.check(topic, known, view)
             places[topic] = checked.place
             losses += checked.losses
+        # Only a pattern gets here without a view: a named topic has raised `TopicNotFound`.
         gone = sorted(start.topics.keys() - views.keys())
         losses += [f"{topic} was deleted before all of it was read" for topic in gone]
         tell(losses, self._options)
@@ -181,7 +209,7 @@ class Planner:
     def _targets(
         self, start: Offset, places: Mapping[str, TopicOffset], views: Mapping[str, TopicView]
     ) -> dict[SegmentShare, RangePosition]:
-        """A topic that the start does not name is only named: no batch from there reads it."""
+        """How far each segment may go; a topic that the start does not name is not read yet."""
         return {
             SegmentShare(topic, number): end
             for topic, place in places.items()
@@ -195,6 +223,7 @@ class Planner:
         if self._frozen is None:
             return None
         frozen = self._frozen[topic]
+        # Made again since the freeze: nothing of the new topic belongs to this run.
         is_same = frozen.creation_id == place.creation_id
         return frozen if is_same else Frozen(place.creation_id, {}, frozenset())
 
@@ -221,6 +250,7 @@ class Planner:
     def _is_enough(self, total: int, minimum: int) -> bool:
         if total >= minimum:
             return True
+        # Patience begins with the first message: an idle topic makes no empty batches.
         if total == 0:
             return False
         if self._waits_since is None:
@@ -238,6 +268,7 @@ class Planner:
         self, end: Offset, views: Mapping[str, TopicView], oldest_ms: int | None
     ) -> None:
         """What is left behind a batch; nothing is asked if that is nothing."""
+        # A segment that is not named yet is all lag, from its first message on.
         spans = {}
         for topic, place in end.topics.items():
             for number, state in views[topic].states.items():
@@ -258,6 +289,8 @@ class Planner:
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> list[ReadTask]:
         """The tasks of a batch, from its offsets alone."""
+        # After a crash Spark hands the sentinel out again as the start of the first batch; what it
+        # was resolved to is in the batch's end (`offsets`, invariant 3).
         begun = parse_start(start)
         first = base_of(end) if isinstance(begun, Sentinel) else begun
         return await _again(lambda: self._tasks.between(first, parse_offset(end)))
@@ -265,14 +298,16 @@ class Planner:
     # --- the subscription that follows
 
     async def committed(self, end: Mapping[str, Any]) -> None:
-        """Everything up to `end` was processed."""
+        """Move the subscription to `end`: everything up to there was processed."""
         await self._follow(parse_offset(end))
 
     async def _follow(self, offset: Offset) -> None:
         subscription = self._options["subscription"]
+        # The checkpoint is the truth; a subscription is only there for backlog and retention.
         if subscription is None:
             return
         for topic, place in offset.topics.items():
+            # Segments where nothing changed since the last commit cost no request.
             known = self._followed.get(topic, {})
             new = {n: at for n, at in place.segments.items() if n not in known or known[n] != at}
             if not new:
@@ -280,6 +315,7 @@ class Planner:
             try:
                 ranges = await self._watched.ranges(topic)
                 is_same = (await ranges.layout()).creation_id == place.creation_id
+            # A loss is told by the next plan, not by a commit of what was read.
             except TopicNotFound:
                 continue
             if not is_same:
@@ -290,11 +326,14 @@ class Planner:
                 drained=[number for number, at in new.items() if at is None],
                 initial=self._options["subscriptionInitialPosition"],
             )
+            # After the move, so that one that failed is made again with the next commit.
             self._followed[topic] = dict(place.segments)
 
 
 async def _again(plan_it: Callable[[], Awaitable[R]]) -> R:
     """Plan anew if a segment goes away in the middle: the next look at the layout tells why."""
+    # A segment may be deleted between the layout and a question about it. A new look finds out; if
+    # segments go away again and again, the error is told.
     for _ in range(_PLANS_MAX - 1):
         try:
             return await plan_it()

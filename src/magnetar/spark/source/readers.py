@@ -51,14 +51,14 @@ _MS_PER_SECOND: Final = 1000
 
 
 class SegmentRange(InputPartition):
-    """What one task reads."""
+    """The range that Spark hands to one task."""
 
     def __init__(self, task: ReadTask) -> None:
         super().__init__(task)
 
 
 class _Reading:
-    """What readers of streams and of batches have in common: the task's side."""
+    """The task's side, which readers of streams and of batches have in common."""
 
     def __init__(self, options: Options, schema: StructType, shape: Shape) -> None:
         self._options = options
@@ -66,11 +66,12 @@ class _Reading:
         self._shape = shape
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a worker: the messages of one range."""
+        """Read the messages of one range; runs in a worker."""
         task = partition.value
         if task is None:
             return  # Spark's word for a read without partitions
         client = client_for(self._options)
+        # The schema of a version is fetched only when a message of that version comes.
         rows = RowBatches(
             task.topic,
             task.number,
@@ -94,6 +95,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def __init__(self, options: Options, schema: StructType, shape: Shape) -> None:
         super().__init__(options, schema, shape)
+        # Made by the first question, in the process that asks (invariant 1).
         self._planner: Planner | None = None
         self._was_reached = False
 
@@ -103,8 +105,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         return format_sentinel(Sentinel(start_text(self._options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of them stands for all: Spark has no word for several."""
+        """The limit that Spark is told: one stands for all, since it has no word for several."""
         options = self._options
+        # Spark only hands it back to `latestOffset`, where the options themselves are looked at.
         if options["maxMessagesPerTrigger"] is not None:
             return ReadMaxRows(options["maxMessagesPerTrigger"])
         if options["maxBytesPerTrigger"] is not None:
@@ -119,6 +122,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         options = self._options
         limits = BatchLimits(options["maxMessagesPerTrigger"], options["maxBytesPerTrigger"])
+        # A query without limits, or a trigger that wants everything there is in one batch.
         if isinstance(limit, ReadAllAvailable):
             limits = BatchLimits()
         return self._do("what is new", lambda planner: planner.next_offset(start, limits))
@@ -139,6 +143,8 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _do(self, what: str, ask: Callable[[Planner], Awaitable[R]]) -> R:
         client = client_for(self._options)
+        # Spark ends this process with SIGTERM; the first call is the first chance to prepare for
+        # it.
         if self._planner is None:
             stop_on_sigterm()
 
@@ -154,6 +160,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._was_reached = True
         return found
 
+    # A planner holds connections of this process: the copy that goes to workers has none.
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None}
 
@@ -170,6 +177,8 @@ class BatchReader(_Reading, DataSourceReader):
         async def plan(asked: AsyncClient) -> list[ReadTask]:
             return await BatchPlan(asked, self._options).tasks(bounds)
 
+        # A batch read is asked for by somebody who waits: no patience as for a stream that was
+        # running.
         seconds = self._options["operationTimeoutMs"] / _MS_PER_SECOND
         return [SegmentRange(task) for task in patiently(client, "the tasks", plan, seconds)]
 
@@ -182,7 +191,7 @@ class PushingBatchReader(BatchReader):
         self._bounds: Bounds | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """They are only used to read less: Spark filters as if nothing had been."""
+        """Take filters, to read less; all are handed back, and Spark applies them itself."""
         self._bounds = bounds_of(filters)
         return filters
 
@@ -191,5 +200,5 @@ class PushingBatchReader(BatchReader):
 
 
 def batch_reader(options: Options, schema: StructType, shape: Shape) -> BatchReader:
-    """With push-down if it is asked for."""
+    """The reader of a batch, with push-down if that is asked for."""
     return (PushingBatchReader if options["pushdown"] else BatchReader)(options, schema, shape)

@@ -34,7 +34,7 @@ _LOG: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one task reads."""
+    """The range of one segment that one task reads."""
 
     topic: str
     creation_id: str
@@ -47,6 +47,7 @@ def tell(losses: list[str], options: Options) -> None:
     """Raise `DataLost`, or warn if the query is to go on."""
     if not losses:
         return
+    # One error for all losses: Spark shows the first line, and the rest are mostly of one cause.
     if options["failOnDataLoss"]:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise DataLost(losses[0] + more)
@@ -64,6 +65,7 @@ class Tasks:
 
     async def between(self, start: Offset, end: Offset) -> list[ReadTask]:
         """The tasks of a micro-batch."""
+        # The offsets decide what is read; brokers are asked only whether it is still there.
         spans = plan.spans(start, end)
         topics = sorted({span.topic for span in spans})
         views = await self._watched.look(topics, start.topics)
@@ -82,6 +84,8 @@ class Tasks:
         self, span: SegmentSpan, end: Offset, views: Mapping[str, TopicView], losses: list[str]
     ) -> list[ReadTask]:
         topic, number = span.topic, span.number
+        # Between planning an offset and its tasks, or after a restart much later, three things may
+        # have happened: the topic was deleted, or the segment was, or retention trimmed it.
         creation_id = end.topics[topic].creation_id
         view = views.get(topic)
         if view is None or view.layout.creation_id != creation_id:
@@ -91,6 +95,7 @@ class Tasks:
         if state is None:
             losses.append(f"segment {number} of {topic} was deleted before all of it was read")
             return []
+        # A sealed segment that was planned to its end has its end from the state: it does not move.
         start, stop = max(span.start, state.first), span.end or state.stable
         if start > span.start:
             losses.append(
@@ -101,6 +106,7 @@ class Tasks:
 
     async def _pieces(self, whole: list[ReadTask]) -> list[ReadTask]:
         least, most = self._options["minPartitions"], self._options["maxRecordsPerPartition"]
+        # One task for each segment, which is the default, needs no counts.
         if most is None and (least is None or least <= len(whole)):
             return whole
         by_part = {SegmentShare(each.topic, each.number): each for each in whole}
@@ -111,6 +117,7 @@ class Tasks:
         for part, count in piece_counts(counts, least, most).items():
             task = by_part[part]
             inner = []
+            # Pieces are cut by the broker, between entries: no batch is opened by two tasks.
             if count > 1:
                 ranges = await self._watched.ranges(part.topic)
                 inner = await ranges.pieces(
@@ -119,6 +126,7 @@ class Tasks:
             cuts = [task.start, *inner, task.end]
             found += [
                 ReadTask(task.topic, task.creation_id, task.number, start, end)
+                # Cuts may coincide where few large entries were asked to give many pieces.
                 for start, end in pairwise(cuts)
                 if start < end
             ]
@@ -126,16 +134,19 @@ class Tasks:
 
 
 def pages_of(client: Client, task: ReadTask, options: Options) -> Iterator[RangePage]:
-    """In a worker: the range of one task."""
+    """Read the range of one task, page by page; runs in a worker."""
+    # Read on where the last page ended: after a gap the rest of the range is tried again.
     at: RangePosition | None = task.start
     while at is not None:
         try:
+            # By creation id: a topic that was made again under this name is a loss, not other rows.
             ranges = client.ranges(task.topic, creation_id=task.creation_id)
             pages = ranges.read(task.number, at, task.end, isolation=options["readIsolation"])
             for page in pages:
                 at = page.next
                 yield page
             return
+        # Trimmed or deleted while the task was reading.
         except RangeLost as error:
             if options["failOnDataLoss"]:
                 raise DataLost(str(error.args[0])) from error
@@ -150,4 +161,5 @@ def _behind_the_gap(client: Client, task: ReadTask, at: RangePosition) -> RangeP
     except RangeLost:
         return None
     state = ranges.states([task.number]).get(task.number)
+    # Must be ahead of `at`, or the loop would ask for the same range for ever.
     return None if state is None or not at < state.first < task.end else state.first

@@ -1,4 +1,4 @@
-"""How the values of a query's topics are read: asked of the registry when a query is defined.
+"""The shape of a query's values, asked of the registry when the query is defined.
 
 Owns: `shape_for`.
 
@@ -26,9 +26,11 @@ _MS_PER_SECOND: Final = 1000
 
 
 def shape_for(options: Options, asked: StructType | None) -> Shape:
-    """From the options, the registry and the columns that the user named, if any."""
+    """The shape from the options, the registry and the columns that the user named, if any."""
     check_bounds(options)
     wanted = options["valueFormat"]
+    # Invariant 1: columns that the user named, or a payload as it is, need no registry, and a query
+    # can be defined while no broker runs.
     if asked is not None and wanted != "avro":
         return shape_of_columns(asked, options, None)
     if wanted in ("bytes", "string"):
@@ -39,12 +41,15 @@ def shape_for(options: Options, asked: StructType | None) -> Shape:
         lambda client: _infos(client, options),
         options["operationTimeoutMs"] / _MS_PER_SECOND,
     )
+    # A pattern that matches nothing yet.
     if not infos:
         return shape_of("bytes" if wanted == "auto" else wanted, None, "no topic")
     if asked is not None:
         return shape_of_columns(asked, options, next(iter(infos.values())))
     shapes = {topic: shape_of(wanted, info, topic) for topic, info in infos.items()}
     (first, shape), *others = shapes.items()
+    # Compared by columns, not by definition: names and defaults of schemas may differ (invariant
+    # 2).
     for topic, other in others:
         if (other.format, other.fields) != (shape.format, shape.fields):
             raise InvalidSetting(

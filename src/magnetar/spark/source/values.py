@@ -68,6 +68,8 @@ SINGLE: Final[Mapping[SchemaType, DataType]] = {
 }
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# What Arrow's own JSON reader decodes as Spark would; times, dates, decimals and maps need a
+# converter of their own.
 _AT_ONCE: Final = (BooleanType, IntegerType, LongType, FloatType, DoubleType, StringType)
 
 
@@ -104,6 +106,7 @@ class Text:
 
 def text_of(binary: pa.Array) -> Decoded:
     """Binary as text; what is none is NULL and an error."""
+    # Nearly always all of it is text; only if not, each is tried to find the ones that are not.
     try:
         return Decoded([binary.cast(pa.string())])
     except pa.ArrowInvalid:
@@ -146,12 +149,16 @@ class Json:
 
     def _all_at_once(self, payloads: pa.Array) -> Decoded | None:
         """None: something in there needs a closer look."""
+        # Arrow reads lines of JSON: one per message, and an empty object where there is no value,
+        # which is NULL in every column (invariant 1).
         filled = pc.fill_null(payloads, b"{}")
         offsets = pa.array([0, len(filled)], pa.int32())
         lines = pc.binary_join(pa.ListArray.from_arrays(offsets, filled), b"\n")[0].as_buffer()
         options = pyarrow.json.ParseOptions(
             explicit_schema=self._schema, unexpected_field_behavior="ignore"
         )
+        # One block and one thread: rows must not be cut at a block's end, and Spark has its own
+        # cores.
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=lines.size + 1)
         try:
             table = pyarrow.json.read_json(
@@ -159,6 +166,7 @@ class Json:
             ).combine_chunks()
         except pa.ArrowInvalid:
             return None
+        # An empty payload gives no row, one with two objects gives two: rows no longer match.
         if table.num_rows != len(payloads):
             return None
         empty = [pa.nulls(len(payloads), each.type) for each in self._schema]
@@ -179,9 +187,12 @@ class Avro:
         self._convert = _converter(StructType(fields))
 
     def decode(self, payloads: pa.Array, versions: pa.Array) -> Decoded:
+        # Imported here: only queries on Avro topics need the package.
         from fastavro import schemaless_reader
 
         reader = parsed_definition(self._reader)
+        # The registry is asked once for each version of a batch, not for each message (invariant
+        # 3).
         written = {version: self._written(version) for version in versions.unique().to_pylist()}
         rows = zip(payloads.to_pylist(), versions.to_pylist(), strict=True)
 
@@ -194,6 +205,8 @@ class Avro:
 
     def _written(self, version: bytes | None) -> Any:
         found = self._writer(version) if version else None
+        # A message without a version was sent before the topic had a schema, or by a client that
+        # does not say: the schema of the query is the best guess.
         has_own = found is not None and found.type is SchemaType.AVRO
         return parsed_definition(found.data if has_own and found is not None else self._reader)
 
@@ -242,13 +255,14 @@ def _arrow(field: StructField) -> pa.Field:
 def _is_plain(kind: DataType) -> bool:
     if isinstance(kind, StructType):
         return all(_is_plain(each.dataType) for each in kind.fields)
+    # A map is never plain: Arrow's reader wants lists of pairs there, not JSON objects.
     if isinstance(kind, ArrayType):
         return _is_plain(kind.elementType)
     return isinstance(kind, _AT_ONCE)
 
 
 def _converter(kind: DataType) -> Callable[[Any], Any]:
-    """From what a decoder gives to what Arrow takes for this type; NULL stays NULL."""
+    """Make the converter from what a decoder gives to what Arrow takes; NULL stays NULL."""
     made = _MAKERS.get(type(kind))
     return _as_it_is if made is None else _unless_none(made(kind))
 
@@ -279,6 +293,7 @@ def _map(kind: Any) -> Callable[[Any], Any]:
 def _string(value: Any) -> str:
     if isinstance(value, str):
         return value
+    # A user may ask for a nested field as text, as with Spark's own JSON source.
     if isinstance(value, dict | list):
         return json.dumps(value)
     return str(value)
@@ -291,6 +306,7 @@ def _binary(value: Any) -> bytes:
 
 def _timestamp(value: Any) -> datetime:
     """JSON has times as milliseconds, or as text."""
+    # `bool` is an `int` in Python; `true` as a time is a mistake, not the first millisecond.
     if isinstance(value, int) and not isinstance(value, bool):
         return _EPOCH + timedelta(milliseconds=value)
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)
@@ -333,6 +349,7 @@ _MAKERS: Final[dict[type[DataType], Callable[[Any], Callable[[Any], Any]]]] = {
     TimestampNTZType: lambda _: _timestamp_ntz,
     DateType: lambda _: _date,
     DecimalType: lambda _: _decimal,
+    # Avro's time-millis and time-micros, which are numbers in Spark (`spark_types`).
     IntegerType: lambda _: _milliseconds,
     LongType: lambda _: _microseconds,
 }

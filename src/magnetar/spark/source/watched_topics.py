@@ -43,6 +43,7 @@ from magnetar.wire.messages import Command, Received
 
 _HINT: Final = "use topic://tenant/namespace/expression or persistent://tenant/namespace/expression"
 _QUIET: Final = re2.Options()
+# RE2 would write a user's typing error to stderr; it is raised as `InvalidSetting` instead.
 _QUIET.log_errors = False
 
 
@@ -60,6 +61,8 @@ class NamespacePattern:
 
     @classmethod
     def parse(cls, text: str) -> NamespacePattern:
+        # Three spellings: in full, `tenant/namespace/expression`, and an expression in
+        # public/default. An expression may hold slashes itself, so only the first two separate.
         scheme, separator, rest = text.partition("://")
         if not separator:
             scheme, rest = Domain.PERSISTENT.value, text
@@ -71,11 +74,14 @@ class NamespacePattern:
         return cls(Domain(scheme), NamespaceName(parts[0], parts[1]), parts[2])
 
     async def topics(self, connections: Connections) -> tuple[str, ...]:
-        """Their full names, sorted."""
+        """List the topics that match, by their full names, sorted."""
+        # Scalable topics are not in the list of a namespace's topics: they have a watch of their
+        # own.
         if self.domain is Domain.TOPIC:
             names = await _Listing(connections, self.namespace).names()
         else:
             names = list((await connections.topics(str(self.namespace))).topics)
+        # Invariant 4: brokers list the partitions of a topic one by one.
         found = {TopicName.parse(each).without_partition() for each in names}
         return tuple(
             sorted(
@@ -96,6 +102,7 @@ class _Listing:
 
     async def names(self) -> list[str]:
         connection = await self._connections.service()
+        # Before `register`: the list may be pushed as soon as the watch has a number.
         self._first = asyncio.get_running_loop().create_future()
         number = connection.register(WATCH, self)
         try:
@@ -106,6 +113,7 @@ class _Listing:
                 return await self._first
         except TimeoutError as error:
             raise DeadlineExceeded(f"the topics of {self._namespace} did not come") from error
+        # The watch is only for its first list: without the close the broker would push for ever.
         finally:
             connection.unregister(WATCH, number)
             if connection.is_open:
@@ -116,6 +124,7 @@ class _Listing:
     def take(self, command: Command) -> None:
         assert isinstance(command, Received)
         body: Any = command.body
+        # An update behind the first list, before the broker has heard of the close.
         if self._first.done():
             return
         if body.HasField("error"):
@@ -138,6 +147,7 @@ _WAYS: Final = ("topic", "topics", "topicsPattern")
 
 def names_of(options: Options) -> tuple[str, ...] | None:
     """The topics that are named, in full; None: there is a pattern."""
+    # Exactly one way of saying what is read: two would leave open which one wins.
     given = [way for way in _WAYS if options[way] is not None]
     if len(given) != 1:
         found = "and ".join(f"{way} " for way in given) or "nothing "
@@ -151,19 +161,22 @@ def names_of(options: Options) -> tuple[str, ...] | None:
         return None
     written = (options["topic"],) if given[0] == "topic" else options["topics"]
     names = [TopicName.parse(each) for each in written]
+    # A segment has no layout to plan by, and is deleted when it is drained.
     for each in names:
         if each.domain is Domain.SEGMENT:
             raise InvalidSetting(f"{each} is a segment", hint=f"read {each.scalable_topic()}")
+    # A topic that is named twice is read once, in the order of the option.
     return tuple(dict.fromkeys(str(each) for each in names))
 
 
 class Watched:
-    """What a query reads."""
+    """The topics that a query reads."""
 
     def __init__(self, client: Client, options: Options) -> None:
         self._client = client
         self._named = names_of(options)
         self._pattern = None if self._named else NamespacePattern.parse(options["topicsPattern"])
+        # Topics that are named never change; those of a pattern are looked for again.
         self._found: tuple[str, ...] = self._named or ()
         self._found_at = float("-inf")
         self._ranges: dict[str, Ranges] = {}
@@ -181,6 +194,8 @@ class Watched:
         if now >= self._found_at + PATTERN_S:
             self._found = await self._pattern.topics(self._client.connections)
             self._found_at = now
+            # A topic that comes back under the same name has another creation id: forget what was
+            # known.
             for name in self._ranges.keys() - set(self._found):
                 del self._ranges[name]
         return self._found
@@ -205,6 +220,8 @@ class Watched:
     async def _look(self, topic: str, place: TopicOffset | None) -> TopicView | None:
         try:
             ranges = await self.ranges(topic)
+            # Invariant 1: any broker may answer, and one may lag behind the one that was asked
+            # before. An older layout would bring dropped segments back; so wait for it to catch up.
             for _ in range(_LOOKS_MAX):
                 layout = await ranges.layout()
                 if place is None or not plan.is_stale(place, layout):
@@ -212,6 +229,7 @@ class Watched:
                     if view is not None:
                         return view
                 await asyncio.sleep(_PAUSE_S)
+        # Named topics must exist (invariant 2); a pattern goes on without the one that went away.
         except TopicNotFound as error:
             self._ranges.pop(topic, None)
             if self._pattern is None:
@@ -223,6 +241,7 @@ class Watched:
         self, ranges: Ranges, layout: RangeLayout, place: TopicOffset | None
     ) -> TopicView | None:
         """None: a segment went away meanwhile, so the layout is out of date."""
+        # Layout and states are two questions: a segment that was deleted between them has no state.
         wanted = plan.wanted(place, layout)
         states = await ranges.states(wanted, isolation=self.isolation) if wanted else {}
         return TopicView(layout, states) if wanted <= states.keys() else None
@@ -230,6 +249,7 @@ class Watched:
 
 def _missing(topic: str) -> TopicNotFound:
     name = TopicName.parse(topic)
+    # The usual mistake is the right name of the other kind, scalable or regular.
     other = Domain.PERSISTENT if name.domain is Domain.TOPIC else Domain.TOPIC
     also = f"{other.value}://{name.namespace}/{name.local_name}"
     return TopicNotFound(
