@@ -1,4 +1,4 @@
-"""What all blocking handles are: an asyncio one, and the thread that it lives in.
+"""The bases of blocking handles: an asyncio object, and the thread that it lives in.
 
 Owns: `Threaded`, `Handle` and `Root`, the bases of the classes that `scripts/make_blocking.py`
 writes from their asyncio counterparts; `Acknowledged`, which a thread can wait for.
@@ -57,6 +57,8 @@ class Threaded(Generic[W]):
 
     def _stored_later(self, make: Callable[[], Awaitable[asyncio.Future[R]]]) -> Future[R]:
         later: Future[R] = Future()
+        # Two futures: the thread's one is made at once, the receipt of asyncio only when there was
+        # room.
         later.set_running_or_notify_cancel()  # a message that was handed in is not taken back
 
         async def begin() -> None:
@@ -70,11 +72,12 @@ class Threaded(Generic[W]):
         while True:
             try:
                 yield self._thread.wait(iterator.__anext__)
+            # A loop over messages ends with its consumer, and with the client.
             except (StopAsyncIteration, AlreadyClosed):
                 return
 
     def _pull(self, begin: Callable[[], AsyncGenerator[R, None]]) -> Iterator[R]:
-        """As `_iterate`, of something that has an end: a client that is closed is none."""
+        """Iterate over something that has an end: that its client is closed is none."""
         iterator = self._thread.call(begin)
         try:
             while True:
@@ -83,6 +86,7 @@ class Threaded(Generic[W]):
                 except StopAsyncIteration:
                     return
                 yield found
+        # A `break` in the middle: pages that are read ahead must be given up on the loop's thread.
         finally:
             with suppress(AlreadyClosed):  # then it ended with its client
                 self._thread.wait(iterator.aclose)
@@ -95,7 +99,7 @@ class Handle(Threaded[H]):
     """One that is closed at the end."""
 
     def close(self) -> None:
-        """As in asyncio; does nothing if its client is closed."""
+        """Close it, as in asyncio; does nothing if its client is closed."""
         try:
             self._thread.wait(self._wrapped.close)
         except AlreadyClosed:
@@ -123,6 +127,7 @@ class Root(Handle[H]):
         except BaseException:
             thread.stop()
             raise
+        # A client that nobody closed and nobody has any more: its thread and sockets would stay.
         self._finalizer = weakref.finalize(self, _forgotten, thread)
 
     def run(self, do: Callable[[H], Awaitable[R]]) -> R:
@@ -153,6 +158,7 @@ class Acknowledged:
         self._wrapped = wrapped
 
     def done(self) -> bool:
+        """Whether the broker has it, or never will."""
         return self._wrapped.done()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -166,6 +172,7 @@ class Acknowledged:
                 late = f"no answer to an acknowledgement within {timeout} s"
                 raise DeadlineExceeded(late) from error
 
+        # Mostly it is done when somebody asks: then no other thread has to be woken.
         if self._wrapped.done():
             self._wrapped.raise_failure()
         else:
