@@ -25,7 +25,10 @@ UNCOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Compression(IntEnum):
-    """How the payload of a message is compressed; the numbers are those of the protocol."""
+    """How the payload of a message is compressed; the numbers are those of the protocol.
+
+    LZ4 and SNAPPY are fast, ZSTD and ZLIB make payloads smaller; NONE leaves them as they are.
+    """
 
     NONE = 0
     LZ4 = 1
