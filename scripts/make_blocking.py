@@ -2,7 +2,7 @@
 
 Names, parameters, types, defaults and documentation are taken over, so that editors and mypy see
 every signature, and nobody keeps two copies of it by hand. `--check` only tells whether the files
-are up to date. What the classes have for the inside of the client (`INSIDE`) is left out.
+are up to date. Every public name of an asyncio class is taken over: they have none for the inside.
 """
 
 from __future__ import annotations
@@ -38,25 +38,8 @@ CLASSES: Final = {
 """The file of a blocking class, then the asyncio module and class that it is written from."""
 
 HANDLES: Final = {name: f"{PACKAGE}.blocking.{file}" for file, (_, name) in CLASSES.items()}
-INSIDE: Final = {
-    *("open", "opened_with", "opening_fields", "next_sequence", "new_number", "clock", "settings"),
-    *(
-        "connections",
-        "stored",
-        "fail",
-        "failed",
-        "segment_terminated",
-        "receive_queue",
-        "id_of",
-        "make",
-    ),
-    *("left", "tolerates", "wanted", "waits_for_others"),
-    *("reserve", "join", "hand_in", "give_back", "submit_row", "replace"),
-    *("schema_version", "segment_producers"),
-    *("hurry", "drop", "enlist", "enlist_subscription", "sending", "acking", "decided", "leave"),
-}
 FROM_BASE: Final = {"close"}
-TRANSACTIONS: Final = {"SendTransaction", "AckTransaction", "Beginning"}
+TRANSACTIONS: Final = {"Transaction", "Beginning"}
 """What is a `Transaction` on the blocking side; one that is begun at once."""
 
 HEADER: Final = '''"""Blocking: {what}.
@@ -181,9 +164,9 @@ class Writer:
             return self._iteration(node, source)
         if node.name == "__init__" and self.name == "Client":
             return self._client_init(node, source)
-        if node.name == "leave":
+        if node.name == "_leave":
             return self._leaving()
-        if node.name.startswith("_") or node.name in INSIDE | FROM_BASE:
+        if node.name.startswith("_") or node.name in FROM_BASE:
             return None
         signature = self._signature(node, source)
         if "overload" in decorators:
@@ -250,7 +233,7 @@ class Writer:
         kinds = "kind: type[BaseException] | None, error: BaseException | None"
         return (
             f"def __exit__(self, {kinds}, trace: TracebackType | None) -> None:\n"
-            "    self._wait(lambda: self._wrapped.leave(error))\n"
+            "    self._wait(lambda: self._wrapped._leave(error))\n"
         )
 
     def _arguments(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

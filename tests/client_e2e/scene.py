@@ -107,7 +107,7 @@ def play(target: Target, story: Story, **options: Any) -> None:
         _quiet_s.set(target.quiet_s)
         async with target.client(**options) as client:
             await story(Scene(target, client))
-        assert client.connections.count == 0
+        assert client._connections.count == 0
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, left
 

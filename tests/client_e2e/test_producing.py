@@ -91,7 +91,7 @@ def test_compression_and_batches(
             await producer.flush()
         found = await drain(consumer, 40, consumer.ack)
         assert [each.value for each in found] == payloads
-        assert any(each.raw_id.batch_size > 1 for each in found) is batching
+        assert any(each._raw_id.batch_size > 1 for each in found) is batching
 
     play(target, story)
 
@@ -111,7 +111,7 @@ def test_large_messages_are_refused_or_cut(target: Target, kind: str) -> None:
             await producer.send(b"behind", key="k")
         found = await drain(consumer, 3)
         assert [each.value for each in found] == [b"before", large, b"behind"]
-        assert len(found[1].chunk_ids) > 2
+        assert len(found[1]._chunk_ids) > 2
         await consumer.ack_many(found)
         await consumer.close()
         async with await scene.client.queue_consumer(topic, "s") as again:

@@ -13,7 +13,7 @@ from harness.simulation.seeds import Report
 from magnetar.client.connection.connection import BrokerConnection
 from magnetar.client.consume.segment.ack_state import CumulativeAcks
 from magnetar.client.produce.outbox import Outbox
-from magnetar.client.transaction.transaction import Transaction
+from magnetar.client.transaction.transaction_core import TransactionCore
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +56,10 @@ def test_sends_that_are_forgotten_with_their_connection_are_caught(
 
 
 def test_a_commit_that_does_not_wait_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hasty(self: Transaction) -> None:
+    async def hasty(self: TransactionCore) -> None:
         """Commit whatever is there."""
 
-    monkeypatch.setattr(Transaction, "_flush", hasty)
+    monkeypatch.setattr(TransactionCore, "_flush", hasty)
     assert _first_violation()
 
 

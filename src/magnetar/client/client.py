@@ -34,6 +34,7 @@ from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.routing import Routing
 from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.producer import Producer
+from magnetar.client.produce.producer_core import ProducerCore
 from magnetar.client.produce.settings import AccessMode, ProducerSettings
 from magnetar.client.ranges.ranges import Ranges
 from magnetar.client.schema import BYTES, Schema, SchemaInfo
@@ -44,9 +45,11 @@ from magnetar.runtime.clock import Clock
 
 Value = TypeVar("Value")
 
+# Twelve digits: names of clients of one topic hardly ever meet.
 _NAME_BITS: Final = 48
 
 
+# As a TypedDict, editors and mypy know each option at the call; a wrong one is found there.
 class ProducerOptions(TypedDict, total=False):
     """The options of `Client.producer`; `ProducerSettings` says what each means."""
 
@@ -94,6 +97,8 @@ class Client(ConsumerFactory, TransactionFactory):
     ) -> None:
         """`auth` may be a token. `connect`, `chance` and `clock` are for simulations."""
         super().__init__()
+        # Checked here, all of it: a wrong address or limit raises before there is anything to
+        # close.
         settings = ClientSettings(
             service_url=ServiceUrl.parse(service_url),
             auth=TokenAuth(auth) if isinstance(auth, str) else auth or NoAuth(),
@@ -106,11 +111,14 @@ class Client(ConsumerFactory, TransactionFactory):
             memory_limit=memory_limit,
             interceptors=interceptors,
         )
-        self.connections = Connections(settings, connect=connect, chance=chance, clock=clock)
+        self._connections = Connections(settings, connect=connect, chance=chance, clock=clock)
+        # Shared by all producers, however many topics they send to.
         self._memory = WeightedSemaphore(memory_limit)
+        # What it made and nobody has closed, in the order of making.
         self._open: dict[Closable, None] = {}
         self._closing: asyncio.Task[None] | None = None
 
+    # Without a schema values are bytes, with one they are what it takes: two signatures for mypy.
     @overload
     async def producer(
         self, topic: str, *, name: str | None = None, **options: Unpack[ProducerOptions]
@@ -144,28 +152,29 @@ class Client(ConsumerFactory, TransactionFactory):
         duplicates, as scalable ones do): sequence ids go on from the last one it knows.
         """
         self._check_open()
+        # A segment is sealed when its topic splits: only a producer of the topic follows.
         target = TopicName.parse(topic)
         if target.domain is Domain.SEGMENT:
             hint = f"use {target.scalable_topic()}"
             raise NotAllowed(f"{topic} is a segment: its topic decides what it takes", hint=hint)
-        producer = Producer(
-            self.connections,
+        core = ProducerCore(
+            self._connections,
             target,
             name=name or self._new_name(),
             schema=schema,
             settings=ProducerSettings(**options),
             memory=self._memory,
-            clock=self.connections.clock,
             is_named_by_application=name is not None,
             on_close=self._forget,
         )
-        self._keep(producer)
+        # Before it is open: a client that is closed meanwhile closes it too.
+        self._keep(core)
         try:
-            await producer.open()
+            await core.open()
         except BaseException:
-            self._forget(producer)
+            self._forget(core)
             raise
-        return producer
+        return Producer(core, schema)
 
     @property
     def metrics(self) -> ClientMetrics:
@@ -173,7 +182,7 @@ class Client(ConsumerFactory, TransactionFactory):
 
         prometheus_client.REGISTRY.register(client.metrics)
         """
-        return self.connections.metrics
+        return self._connections.metrics
 
     async def ranges(self, topic: str, *, creation_id: str | None = None) -> Ranges:
         """A topic to be read by ranges, from position to position, without a subscription.
@@ -184,18 +193,21 @@ class Client(ConsumerFactory, TransactionFactory):
         now. Raises `NotAllowed` if the server has no ranges, as Apache Pulsar has not.
         """
         self._check_open()
-        made = Ranges(self.connections, TopicName.parse(topic), creation_id=creation_id)
+        made = Ranges(self._connections, TopicName.parse(topic), creation_id=creation_id)
+        # So that a topic that is not there, or a server without ranges, is told here and now.
         await made.layout()
         return made
 
     async def topic_schema(self, topic: str) -> SchemaInfo | None:
         """The latest schema in the registry for a topic; None: it has none."""
         self._check_open()
-        found = await self.connections.schema(str(TopicName.parse(topic)))
+        # Asked of the broker, not of what producers and consumers here have registered.
+        found = await self._connections.schema(str(TopicName.parse(topic)))
         return None if found is None else SchemaInfo.from_wire(found)
 
     async def close(self) -> None:
         """Close every producer and consumer, abort what is open, then close every connection."""
+        # Whoever closes it second waits for the same end; one that is cancelled does not stop it.
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(
                 self._close(), name="client close"
@@ -205,8 +217,10 @@ class Client(ConsumerFactory, TransactionFactory):
     async def _close(self) -> None:
         # Whatever fails, what comes behind it is closed all the same; the failure is raised then.
         async with AsyncExitStack() as parts:
-            parts.push_async_callback(self.connections.close)
+            # Pushed first, so done last: everything else says goodbye over the connections.
+            parts.push_async_callback(self._connections.close)
             parts.push_async_callback(self._leave_coordinators)
+            # Side by side: each may wait for its last receipts or acknowledgements.
             closed = await asyncio.gather(
                 *(each.close() for each in list(self._open)), return_exceptions=True
             )
@@ -215,6 +229,7 @@ class Client(ConsumerFactory, TransactionFactory):
                     raise each
 
     async def _producer_for(self, topic: str) -> Producer[bytes]:
+        # A dead letter may be as large as the message was: whatever came can be put aside.
         return await self.producer(topic, chunking=True)
 
     def _keep(self, made: Closable) -> None:
@@ -224,7 +239,7 @@ class Client(ConsumerFactory, TransactionFactory):
         self._open.pop(closed, None)
 
     def _new_name(self) -> str:
-        return f"magnetar-{self.connections.chance.getrandbits(_NAME_BITS):012x}"
+        return f"magnetar-{self._connections.chance.getrandbits(_NAME_BITS):012x}"
 
     def _check_open(self) -> None:
         if self._closing is not None:
@@ -241,3 +256,8 @@ class Client(ConsumerFactory, TransactionFactory):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def connections_of(client: Client) -> Connections:
+    """The connections of a client, for what is no part of it and speaks the protocol: Spark."""
+    return client._connections

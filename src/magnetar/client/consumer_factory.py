@@ -1,4 +1,4 @@
-"""How a client makes consumers.
+"""The part of a client that makes consumers.
 
 Owns: `ConsumerFactory`, the part of the client that has one method for each kind of consumer, and
 the options that they take.
@@ -14,10 +14,15 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from magnetar.client.connection.pool import Connections
 from magnetar.client.consume.checkpoint import FROM_LATEST, CheckpointConsumer
-from magnetar.client.consume.consumer import Consumer, TopicPattern
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.consume.core.checkpoint_core import CheckpointCore
+from magnetar.client.consume.core.consumer_core import ConsumerCore
+from magnetar.client.consume.core.queue_core import QueueCore
+from magnetar.client.consume.core.reader_core import ReaderCore
+from magnetar.client.consume.core.regular_core import RegularTopicsCore, TopicPattern
+from magnetar.client.consume.core.stream_core import StreamCore
 from magnetar.client.consume.queue import QueueConsumer
 from magnetar.client.consume.reader import Reader
-from magnetar.client.consume.receiving import Receiving
 from magnetar.client.consume.segment.nacks import RedeliveryDelay
 from magnetar.client.consume.segment.settings import ConsumerSettings, DeadLetterPolicy
 from magnetar.client.consume.stream import StreamConsumer
@@ -37,6 +42,8 @@ from magnetar.model.subscriptions import (
 T = TypeVar("T")
 
 
+# Each kind of consumer takes what means something to it, and nothing else: what only reads has
+# nothing to settle, what settles in order has no redelivery of single messages.
 class ReadingOptions(TypedDict, total=False):
     """Options of every consumer; `ConsumerSettings` says what each means."""
 
@@ -79,7 +86,7 @@ class ReaderOptions(ReadingOptions, total=False):
 
 
 class Closable(Protocol):
-    """What a client made."""
+    """A thing that a client made, and closes at its end."""
 
     async def close(self) -> None: ...
 
@@ -87,13 +94,15 @@ class Closable(Protocol):
 class ConsumerFactory(ABC):
     """The consumers of a client."""
 
-    connections: Connections
+    _connections: Connections
 
     @abstractmethod
-    def _check_open(self) -> None: ...
+    def _check_open(self) -> None:
+        """Raise `AlreadyClosed` if the client was told to close."""
 
     @abstractmethod
-    def _new_name(self) -> str: ...
+    def _new_name(self) -> str:
+        """A name for something that the application did not name."""
 
     @abstractmethod
     def _keep(self, made: Closable) -> None:
@@ -101,11 +110,14 @@ class ConsumerFactory(ABC):
 
     @abstractmethod
     def _forget(self, closed: Closable) -> None:
-        """It is closed."""
+        """Close it no more: it is closed."""
 
     @abstractmethod
-    async def _producer_for(self, topic: str) -> Producer[bytes]: ...
+    async def _producer_for(self, topic: str) -> Producer[bytes]:
+        """A producer for the letters of a consumer."""
 
+    # Each method has two signatures: without a schema values are bytes, with one they are what it
+    # makes. The third definition is what runs.
     # --- scalable topics
 
     @overload
@@ -144,9 +156,10 @@ class ConsumerFactory(ABC):
         """
         self._check_open()
         check_subscription_name(subscription)
-        return await self._opened(
-            QueueConsumer(
-                self.connections,
+        core = await self._opened(
+            QueueCore(
+                self._connections,
+                # Regular topics as well: their partitions are consumed as segments.
                 _topics(topic),
                 subscription=subscription,
                 schema=schema,
@@ -155,6 +168,7 @@ class ConsumerFactory(ABC):
                 make_producer=self._producer_for,
             )
         )
+        return QueueConsumer(core)
 
     @overload
     async def stream_consumer(
@@ -194,9 +208,10 @@ class ConsumerFactory(ABC):
         """
         self._check_open()
         check_subscription_name(subscription)
-        return await self._opened(
-            StreamConsumer(
-                self.connections,
+        core = await self._opened(
+            StreamCore(
+                self._connections,
+                # One topic: an id says how far every segment of it was received, and of no other.
                 _no_segment(TopicName.parse(topic)),
                 subscription=subscription,
                 schema=schema,
@@ -204,6 +219,7 @@ class ConsumerFactory(ABC):
                 name=name or self._new_name(),
             )
         )
+        return StreamConsumer(core)
 
     @overload
     async def checkpoint_consumer(
@@ -243,11 +259,12 @@ class ConsumerFactory(ABC):
         consumer = await client.checkpoint_consumer(topic, start=Checkpoint.from_bytes(stored))
         """
         self._check_open()
+        # A group is a subscription to its controller, and named like one.
         if group is not None:
             check_subscription_name(group)
-        return await self._opened(
-            CheckpointConsumer(
-                self.connections,
+        core = await self._opened(
+            CheckpointCore(
+                self._connections,
                 _no_segment(TopicName.parse(topic)),
                 start=start,
                 group=group,
@@ -256,6 +273,7 @@ class ConsumerFactory(ABC):
                 name=name or self._new_name(),
             )
         )
+        return CheckpointConsumer(core)
 
     # --- regular topics
 
@@ -308,16 +326,20 @@ class ConsumerFactory(ABC):
         """
         self._check_open()
         check_subscription_name(subscription)
+        # What cannot work, before anything is connected: no topic or two ways to name them, a
+        # policy without its type, retries where messages are in order.
         if (topic is None) is (pattern is None):
             raise InvalidSetting("a consumer takes either topics or a pattern")
         if key_shared is not None and subscription_type is not SubscriptionType.KEY_SHARED:
             raise InvalidSetting("only a Key_Shared subscription has a key-shared policy")
         if options.get("retries") and subscription_type.takes_cumulative_acks:
             raise InvalidSetting(f"a {subscription_type.name} subscription has no retries")
+        # A wrong expression raises here too.
         found = None if pattern is None else TopicPattern(NamespaceName.parse(namespace), pattern)
-        return await self._opened(
-            Consumer(
-                self.connections,
+        core = await self._opened(
+            RegularTopicsCore(
+                self._connections,
+                # With a pattern the topics are found when it opens, and again every minute.
                 () if topic is None else [_regular(each) for each in _names(topic)],
                 subscription=subscription,
                 subscription_type=subscription_type,
@@ -329,6 +351,7 @@ class ConsumerFactory(ABC):
                 make_producer=self._producer_for,
             )
         )
+        return Consumer(core)
 
     @overload
     async def reader(
@@ -368,9 +391,11 @@ class ConsumerFactory(ABC):
         reader = await client.reader("orders", start=EARLIEST)
         """
         self._check_open()
-        return await self._opened(
-            Reader(
-                self.connections,
+        core = await self._opened(
+            ReaderCore(
+                self._connections,
+                # Of the settings, those of a subscription have no meaning here, and cannot be
+                # given.
                 _regular(topic),
                 start=start,
                 inclusive=inclusive,
@@ -379,18 +404,21 @@ class ConsumerFactory(ABC):
                 name=name or self._new_name(),
             )
         )
+        return Reader(core)
 
-    async def _opened(self, consumer: R) -> R:
-        self._keep(consumer)
-        consumer.on_close = lambda: self._forget(consumer)
-        await consumer.open()  # closes it if it fails
-        return consumer
+    async def _opened(self, core: Core) -> Core:
+        # Before it is open: a client that is closed meanwhile closes it too.
+        self._keep(core)
+        core.on_close = lambda: self._forget(core)
+        await core.open()  # closes it if it fails
+        return core
 
 
-R = TypeVar("R", bound=Receiving[Any])
+Core = TypeVar("Core", bound=ConsumerCore[Any])
 
 
 def _names(topic: str | Sequence[str]) -> list[str]:
+    # A text is a sequence too, of its letters: it must not be taken for several topics.
     names = [topic] if isinstance(topic, str) else list(topic)
     if not names:
         raise InvalidSetting("a consumer takes at least one topic")
@@ -403,6 +431,7 @@ def _topics(topic: str | Sequence[str]) -> list[TopicName]:
 
 def _no_segment(topic: TopicName) -> TopicName:
     if topic.domain is Domain.SEGMENT:
+        # Read on its own, a segment would end with the next split.
         hint = f"use {topic.scalable_topic()}"
         raise NotAllowed(f"{topic} is a segment: its topic decides who reads it", hint=hint)
     return topic
@@ -410,6 +439,7 @@ def _no_segment(topic: TopicName) -> TopicName:
 
 def _regular(topic: str) -> TopicName:
     name = _no_segment(TopicName.parse(topic))
+    # Pulsar's v4 protocol does not know the order of segments: keys would come out of order.
     if name.domain is Domain.TOPIC:
         raise NotAllowed(
             f"{name} is a scalable topic",

@@ -21,26 +21,31 @@ from magnetar.client.transaction.group import (
     open_group,
 )
 from magnetar.client.transaction.transaction import Beginning, Transaction
+from magnetar.client.transaction.transaction_core import TransactionCore
 from magnetar.errors import InvalidSetting
 from magnetar.wire.messages import TxnId
 
 
 class TransactionFactory(ABC):
-    """What a client has for transactions."""
+    """The transactions of a client, and their groups."""
 
-    connections: Connections
+    _connections: Connections
 
     def __init__(self) -> None:
+        # By the kind that was asked for: most clients need one, and most of them none.
         self._coordinators: dict[bool | None, CoordinatorClients] = {}
 
     @abstractmethod
-    def _check_open(self) -> None: ...
+    def _check_open(self) -> None:
+        """Raise `AlreadyClosed` if the client was told to close."""
 
     @abstractmethod
-    def _keep(self, made: Closable) -> None: ...
+    def _keep(self, made: Closable) -> None:
+        """Close it with the client, unless it is closed before."""
 
     @abstractmethod
-    def _forget(self, closed: Closable) -> None: ...
+    def _forget(self, closed: Closable) -> None:
+        """Close it no more: it is closed."""
 
     def transaction(self, *, timeout: float = 60.0, scalable: bool | None = None) -> Beginning:
         """A transaction: of any number of topics, scalable and regular.
@@ -58,11 +63,13 @@ class TransactionFactory(ABC):
         _check_timeout(timeout)
 
         async def begin() -> Transaction:
+            # The clock starts before the broker's: here the time is over first, and nothing is sent
+            # to a transaction that the broker has given up.
             coordinators = await self._find(scalable)
             deadline = asyncio.get_running_loop().time() + timeout
             txn_id = await coordinators.begin(timeout)
             return self._begun(
-                Transaction(coordinators, txn_id, deadline=deadline, on_close=self._forget)
+                TransactionCore(coordinators, txn_id, deadline=deadline, on_close=self._forget)
             )
 
         return Beginning(begin)
@@ -88,11 +95,12 @@ class TransactionFactory(ABC):
         coordinators = await self._find(scalable)
         deadline = asyncio.get_running_loop().time() + time_left
         return self._begun(
-            Transaction(
+            TransactionCore(
                 coordinators,
                 txn_id,
                 deadline=deadline,
                 on_close=self._forget,
+                # Joined, it is only prepared here; one process alone commits it.
                 is_member=not ends_here,
             )
         )
@@ -107,6 +115,7 @@ class TransactionFactory(ABC):
         server has no groups, as Apache Pulsar has not, and `GroupFenced` if a later run or
         generation has been opened.
         """
+        # Groups are at coordinators of the newer kind only, which are looked for first.
         coordinators = await self._find(None)
         return await open_group(coordinators, application, generation, run, self._begin_member)
 
@@ -124,26 +133,30 @@ class TransactionFactory(ABC):
         async def begin() -> Transaction:
             coordinators = await self._find(None)
             deadline = asyncio.get_running_loop().time() + timeout
+            # A member begins at the coordinator of its group: one record there decides on all of
+            # them.
             application, epoch, number = ticket
             txn_id = await coordinators.begin_member(number, timeout, application, epoch, sequence)
             return self._begun(
-                Transaction(
+                TransactionCore(
                     coordinators, txn_id, deadline=deadline, on_close=self._forget, is_member=True
                 )
             )
 
         return Beginning(begin)
 
-    def _begun(self, txn: Transaction) -> Transaction:
-        self._keep(txn)
-        return txn
+    def _begun(self, core: TransactionCore) -> Transaction:
+        # Kept until it is over, so that closing the client aborts what is open.
+        self._keep(core)
+        return Transaction(core)
 
     async def _find(self, scalable: bool | None) -> CoordinatorClients:
         self._check_open()
         found = self._coordinators.get(scalable)
         if found is None:
+            # Kept before it is started: two transactions that begin at once share it.
             found = self._coordinators[scalable] = CoordinatorClients(
-                self.connections, scalable=scalable
+                self._connections, scalable=scalable
             )
             await found.start()
         return found

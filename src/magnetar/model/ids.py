@@ -75,15 +75,21 @@ class MessageId:
     """A message of a regular topic or of one segment; -1 stands for "none"."""
 
     ledger_id: int
+    """The ledger that holds its entry; ids grow along a topic."""
     entry_id: int
+    """The number of its entry in that ledger."""
     partition: int = -1
+    """The partition of a partitioned topic."""
     batch_index: int = -1
+    """Its place among the messages of its entry; -1: the entry is this message."""
     # Not compared: the same message may be named by an id
     # that tells the size and by one that does not.
     batch_size: int = field(default=0, compare=False)
+    """How many messages the entry has; 0: not known, or no batch."""
 
     @property
     def position(self) -> Position:
+        """The entry that it is in."""
         # Not by its constructor, which costs three times as much: each message is asked for it.
         return _NEW_TUPLE(Position, (self.ledger_id, self.entry_id))
 
@@ -144,13 +150,19 @@ class ScalableMessageId:
     """A message of a scalable topic (a v5 id), with where its consumer stood at that moment."""
 
     segment_id: int
+    """The segment that it is in; -1: that of no message, but an end of the topic."""
     message_id: MessageId
+    """The id within that segment."""
     # Invariant 2: from here on, what the consumer had read when it got the message.
     positions: tuple[SegmentPosition, ...] = field(default=(), compare=False)
+    """What its consumer had received of each segment by then."""
     parent_topic: str | None = field(default=None, compare=False)
+    """The scalable topic, if the consumer said it."""
     topics: tuple[TopicPositions, ...] | None = field(default=None, compare=False)
+    """What its consumer had received of other topics, as clients of many topics write it."""
 
     def to_bytes(self) -> bytes:
+        """The byte form, to be stored: `from_bytes` reads it, and so do other clients."""
         out = bytearray()
         out += _I64.pack(self.segment_id)
         _put_bytes(out, self.message_id.to_bytes())
@@ -172,6 +184,7 @@ class ScalableMessageId:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ScalableMessageId:
+        """Read an id from its bytes; raises `RequestError` if they are none."""
         reader = _Reader(data)
         segment_id = reader.i64()
         message_id = MessageId.from_bytes(reader.sized())
@@ -198,13 +211,16 @@ class Checkpoint:
     """The place where a checkpoint consumer resumes: a position per segment, or an end."""
 
     kind: CheckpointKind
+    """Whether it is the earliest or the latest end, or positions say where it is."""
     positions: tuple[SegmentPosition, ...] = ()
+    """What was received of each segment."""
 
     def __post_init__(self) -> None:
         if self.positions and self.kind is not CheckpointKind.REGULAR:
             raise RequestError(f"a checkpoint at the {self.kind.name.lower()} has no positions")
 
     def to_bytes(self) -> bytes:
+        """The byte form, to be stored: `from_bytes` reads it, and so do other clients."""
         out = bytearray([self.kind])
         if self.kind is CheckpointKind.REGULAR:
             _put_positions(out, self.positions)
@@ -212,6 +228,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
+        """Read a checkpoint from its bytes; raises `RequestError` if they are none."""
         reader = _Reader(data)
         number = reader.take(1)[0]
         # Applications keep these bytes for years: an unknown kind is damage, or a

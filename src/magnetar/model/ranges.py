@@ -27,8 +27,11 @@ class RangePosition:
     """The next message to read."""
 
     ledger: int
+    """The ledger of its entry."""
     entry: int
+    """The number of its entry there."""
     batch_index: int = 0
+    """The first message of that entry that is not before it."""
 
     def __str__(self) -> str:
         text = f"{self.ledger}:{self.entry}"
@@ -47,6 +50,7 @@ class RangePosition:
 
     @classmethod
     def before(cls, entry: Position) -> RangePosition:
+        """The position whose next message is the first one of an entry."""
         return cls(entry.ledger_id, entry.entry_id)
 
     @classmethod
@@ -66,11 +70,13 @@ class RangeSegment:
     """A segment of a scalable topic, a partition, or all of a topic without partitions."""
 
     number: int
+    """Its id among the segments of its topic, or its partition."""
     name: str
     """Of the topic that holds its messages: `segment://...` or `persistent://...`."""
     parents: tuple[int, ...] = ()
     """Those that still exist. Each key's messages in them come before those here."""
     children: tuple[int, ...] = ()
+    """The segments that took over from it, by a split or a merge."""
     is_sealed: bool = False
     """Whether its children take the messages."""
     created_ms: int = 0

@@ -32,9 +32,13 @@ class SubscriptionType(IntEnum):
     """The type of a subscription: how its consumers share the messages."""
 
     EXCLUSIVE = 0
+    """There is one consumer; others are refused."""
     SHARED = 1
+    """Each message goes to any one of them."""
     FAILOVER = 2
+    """One of them gets all messages; when it leaves, the next one does."""
     KEY_SHARED = 3
+    """Each key's messages go to one of them, in order."""
 
     @property
     def takes_cumulative_acks(self) -> bool:
@@ -46,7 +50,9 @@ class InitialPosition(IntEnum):
     """The end of the topic at which a new subscription starts."""
 
     LATEST = 0
+    """Behind what the topic holds: only new messages come."""
     EARLIEST = 1
+    """At the first message that the topic still holds."""
 
 
 class KeySharedMode(IntEnum):
@@ -61,7 +67,9 @@ class KeySharedPolicy:
     """The key-shared policy that one consumer asks for."""
 
     mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
+    """Whether the broker shares the keys out, or consumers name their ranges."""
     ranges: tuple[HashRange, ...] = ()
+    """The hashes of the keys that a sticky consumer wants."""
     out_of_order: bool = False
     """May a key move to another consumer before its earlier messages are acknowledged?"""
     entry_buckets: bool = False

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 
 from magnetar.blocking import Client
 from magnetar.client.client import Client as AsyncClient
+from magnetar.client.client import connections_of
 from magnetar.client.connection.server_errors import is_passing
 from magnetar.client.connection.settings import TlsSettings
 from magnetar.errors import InvalidSetting, MagnetarError, NotConnected
@@ -116,7 +117,7 @@ def patiently(
     # `do` may have retried for an operation timeout of its own already; here a broker that
     # restarts, or a whole cluster, is waited for.
     async def attempts(asked: AsyncClient) -> R:
-        clock, backoff = SystemClock(), asked.connections.backoff()
+        clock, backoff = SystemClock(), connections_of(asked).backoff()
         deadline = clock.monotonic() + seconds
         while True:
             try:
@@ -136,7 +137,7 @@ def patiently(
 
 def not_reached(error: NotConnected, what: str, asked: AsyncClient) -> NotConnected:
     """The error that tells a user of Spark which option is wrong if no broker answers."""
-    url = asked.connections.settings.service_url
+    url = connections_of(asked).settings.service_url
     return NotConnected(
         f"no broker can be reached at {url} for {what}: {error.args[0]}",
         hint="is the option serviceUrl right, and does the broker run?",

@@ -78,8 +78,8 @@ def test_rows_are_the_messages(tmp_path: Path, topic: str) -> None:
 
 
 def place_of(message: Any) -> tuple[Any, ...]:
-    raw = message.raw_id
-    return (message.source.segment_id, *raw.position, raw.batch_index)
+    raw = message._raw_id
+    return (message._source.segment_id, *raw.position, raw.batch_index)
 
 
 def place_in(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -97,7 +97,7 @@ def check_row(row: dict[str, Any], message: Any) -> None:
     assert row["topic"] == message.topic
     assert row["producer"] == message.producer_name == "maker"
     assert row["sequence_id"] == message.sequence_id
-    assert row["partition"] == message.raw_id.partition
+    assert row["partition"] == message._raw_id.partition
 
 
 @TOPICS

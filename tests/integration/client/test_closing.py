@@ -45,7 +45,7 @@ def test_one_part_that_fails_to_close_leaves_no_other_open(
         await client.consumer([REGULAR, f"{REGULAR}-2"], "s")
         for scalable in (True, False):
             await (await client.transaction(scalable=scalable)).abort()
-        open_ones = list(client.connections._open.values())
+        open_ones = list(client._connections._open.values())
         make_fail(monkeypatch, owner, name)
         with pytest.raises(NotConnected, match="could not be closed"):
             await client.close()

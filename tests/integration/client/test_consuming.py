@@ -95,7 +95,7 @@ def test_batches_are_acknowledged_message_by_message() -> None:
             first = await client.queue_consumer(NAME, "s", initial_position=FIRST)
             await send(client, 20)
             found = await drain(first, 20)
-            assert any(message.raw_id.batch_size > 1 for message in found)
+            assert any(message._raw_id.batch_size > 1 for message in found)
             await first.ack_many(found[::2])
             await first.close()
             async with await client.queue_consumer(NAME, "s") as second:
@@ -228,7 +228,7 @@ def test_a_connection_that_breaks_brings_nothing_twice() -> None:
             await send(client, 100)
             of_queue, of_stream = await drain(queue, 40), await drain(stream, 40)
             acks = [queue.ack(message) for message in of_queue[:20]]
-            for link in client.connections._open.values():
+            for link in client._connections._open.values():
                 link.abort()
             of_queue += await drain(queue, 60, queue.ack)
             of_stream += await drain(stream, 60)
@@ -405,9 +405,9 @@ def test_a_message_is_sought_in_its_own_partition() -> None:
             await send(client, 20, REGULAR, batching=False)
             consumer = await client.consumer(REGULAR, "s", initial_position=FIRST)
             found = await drain(consumer, 20, consumer.ack)
-            first = next(each.raw_id for each in found if each.raw_id.partition == 1)
+            first = next(each._raw_id for each in found if each._raw_id.partition == 1)
             await consumer.seek(first)
-            behind = [each for each in found if each.raw_id.partition == 1]
+            behind = [each for each in found if each._raw_id.partition == 1]
             assert numbers(await drain(consumer, len(behind), consumer.ack)) == numbers(behind)
             await silence(consumer)
             with pytest.raises(ConsumerNotFound, match="nothing that is consumed"):
@@ -562,6 +562,6 @@ def test_wrong_options_are_refused_before_anything_is_connected() -> None:
                 await client.queue_consumer(NAME, "s", queue_size=0)
             with pytest.raises(InvalidSetting):
                 await client.consumer(None, "s")
-            assert client.connections.count == 0
+            assert client._connections.count == 0
 
     play(story)

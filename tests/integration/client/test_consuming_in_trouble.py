@@ -262,11 +262,11 @@ def test_harm_of_acknowledging_what_still_waits_for_the_application(
     """The vector of a cumulative acknowledgement is taken when its message is handed out."""
 
     def through_arrived(self: StreamSegment, turn: int, txn: None) -> Acknowledged:
-        receive_queue = self.home.receive_queue._waiting
+        receive_queue = self.receive_queue._waiting
         waiting = [
-            each.raw_id
+            each._raw_id
             for each in receive_queue
-            if isinstance(each, Message) and each.source is self
+            if isinstance(each, Message) and each._source is self
         ]
         handed = self._hand_offs.through(turn)
         if not waiting:

@@ -21,7 +21,7 @@ from tests.unit.client.fake_broker import play as play_with_fake
 def test_a_watch_follows_splits_over_broken_connections() -> None:
     async def story(stage: Stage) -> None:
         await stage.create()
-        async with new_client(stage) as client, LayoutWatch(client.connections, TOPIC) as watch:
+        async with new_client(stage) as client, LayoutWatch(client._connections, TOPIC) as watch:
             layout = await watch.first()
             assert (layout.epoch, len(layout.active)) == (0, 1)
             await stage.split(0)
@@ -43,11 +43,11 @@ def test_a_watch_follows_splits_over_broken_connections() -> None:
 def test_why_there_is_no_layout() -> None:
     async def story(stage: Stage) -> None:
         client = new_client(stage, operation_timeout=5)
-        async with LayoutWatch(client.connections, TOPIC, create_if_missing=False) as watch:
+        async with LayoutWatch(client._connections, TOPIC, create_if_missing=False) as watch:
             with pytest.raises(TopicNotFound):
                 await watch.first()
         await stage.host.stop()
-        async with LayoutWatch(client.connections, TOPIC) as watch:
+        async with LayoutWatch(client._connections, TOPIC) as watch:
             with pytest.raises(NotConnected):
                 await watch.first()
         await client.close()
@@ -119,12 +119,12 @@ def test_members_share_segments_and_keep_them_over_a_broken_connection() -> None
         await stage.create(2)
         async with (
             new_client(stage) as client,
-            LayoutWatch(client.connections, TOPIC) as watch,
-            member(client.connections, watch, "one") as one,
+            LayoutWatch(client._connections, TOPIC) as watch,
+            member(client._connections, watch, "one") as one,
         ):
             await one.first()
             assert segments(one) == [0, 1]
-            async with member(client.connections, watch, "two") as two:
+            async with member(client._connections, watch, "two") as two:
                 await two.first()
                 await until(lambda: len(segments(one)) == len(segments(two)) == 1, 5)
                 before = segments(one), segments(two)
@@ -168,8 +168,8 @@ def test_a_member_of_a_topic_that_does_not_exist_is_told() -> None:
     async def story(stage: Stage) -> None:
         client = new_client(stage, operation_timeout=5)
         async with (
-            LayoutWatch(client.connections, TOPIC, create_if_missing=False) as watch,
-            member(client.connections, watch, "one") as one,
+            LayoutWatch(client._connections, TOPIC, create_if_missing=False) as watch,
+            member(client._connections, watch, "one") as one,
         ):
             with pytest.raises(TopicNotFound):
                 await one.first()

@@ -68,7 +68,7 @@ def repeat(turns: int, look: Any) -> list[Any]:
         for turn in range(turns):
             async with new_client(stage) as client:
                 await use(client, turn)
-            assert client.connections.count == 0
+            assert client._connections.count == 0
             del client
             if turn + 1 in (turns // 10, turns):
                 await asyncio.sleep(1)  # the brokers' sides of connections end, too

@@ -125,7 +125,7 @@ async def _(stage: Stage) -> None:
         consumer = await client.stream_consumer(NAME, "s", initial_position=FIRST)
         assert (await consumer.receive(timeout=10.0)).value == b"1"
         await producer.submit(b"2", key="k")
-    assert client.connections.count == 0
+    assert client._connections.count == 0
     assert await payloads(stage) == [b"1", b"2"]
 
 

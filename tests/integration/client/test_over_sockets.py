@@ -27,7 +27,7 @@ def test_messages_arrive(tmp_path: Path, topic: str) -> None:
         ):
             ids = await asyncio.gather(*(producer.send(b"%d" % n, key="k") for n in range(500)))
             assert len(set(ids)) == 500
-            assert client.connections.count == 1
+            assert client._connections.count == 1
 
     asyncio.run(story())
 
@@ -59,7 +59,7 @@ def test_opening_and_closing_leaves_nothing_behind(tmp_path: Path, turns: int) -
                         if turn % 3:
                             await producer.close()
                 assert not client._open
-                assert client.connections.count == 0
+                assert client._connections.count == 0
             tasks = {task.get_name() for task in asyncio.all_tasks()}
             assert not [name for name in tasks if "magnetar-" in name or "layout of" in name]
             gc.collect()

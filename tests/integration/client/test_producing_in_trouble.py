@@ -248,7 +248,7 @@ def test_a_layout_without_active_segments_is_waited_out() -> None:
         kept = Kept()
         async with new_client(stage) as client, await client.producer(NAME) as producer:
             await kept.send_many(producer, 50)
-            watch = producer._segments._watch
+            watch = producer._core.segments._watch
             layout = watch.layout
             assert layout is not None
             watch._adopt(sealed(layout))

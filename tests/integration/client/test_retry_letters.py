@@ -47,7 +47,7 @@ def test_a_message_is_put_off_again_and_again_and_then_a_dead_letter(topic: str)
             dead = await client.queue_consumer(f"{topic}{middle}-DLQ", "d", initial_position=FIRST)
             await send(client, 1, topic)
             message = await consumer.receive(timeout=5.0)
-            origin = message.raw_id
+            origin = message._raw_id
             for times, delay in ((1, 10.0), (2, timedelta(seconds=10))):
                 begun = now()
                 await consumer.reconsume_later(message, delay=delay, properties={"why": "busy"})

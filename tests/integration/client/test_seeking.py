@@ -9,6 +9,7 @@ import pytest
 
 from harness.simulation.seeds import EPOCH_MS
 from magnetar.client.connection.connection import BrokerConnection
+from magnetar.client.consume.core.stream_core import StreamCore
 from magnetar.client.consume.stream import StreamConsumer
 from magnetar.client.message.message import Message
 from magnetar.errors import AlreadyClosed, ConsumerNotFound, InvalidValue, NotAllowed
@@ -150,12 +151,12 @@ def test_a_message_in_a_batch_is_the_next_one_and_none_before_it() -> None:
             for each in (consumer, queue, stream):
                 found = await drain(each, 10)
                 target = found[6]
-                assert target.raw_id.batch_index > 0
+                assert target._raw_id.batch_index > 0
                 await each.seek(target.id)
                 assert numbers(await drain(each, 4)) == numbers(found[6:])
                 await silence(each)
                 if each is consumer:
-                    start = target.raw_id
+                    start = target._raw_id
             reader = await client.reader(REGULAR, start=start, inclusive=True)
             assert numbers(await drain(reader, 4)) == [6, 7, 8, 9]
             await reader.seek(start, inclusive=True)
@@ -222,7 +223,7 @@ def test_harm_of_reading_children_before_the_controller_knows_of_the_seek(
             await consumer.seek(EARLIEST)
             orders.append(await read_all(consumer, 60))
 
-    async def at_once(self: StreamConsumer[bytes], *_: object) -> None:
+    async def at_once(self: StreamCore[bytes], *_: object) -> None:
         """Nobody waits."""
 
     def check() -> None:
@@ -230,7 +231,7 @@ def test_harm_of_reading_children_before_the_controller_knows_of_the_seek(
         assert in_order(orders[-1])
 
     check()
-    monkeypatch.setattr(StreamConsumer, "_until_parents_first", at_once)
+    monkeypatch.setattr(StreamCore, "_until_parents_first", at_once)
     with pytest.raises(AssertionError):
         check()
 

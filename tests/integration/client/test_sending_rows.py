@@ -90,13 +90,14 @@ def run(
         await stage.create()
         kept = KeptRows()
         async with new_client(stage) as client, await client.producer(NAME, **how) as producer:
-            replace = producer.replace
+            pending = producer._core.pending
+            replace = pending.replace
 
             def counted(batch: PendingBatch, messages: Any) -> None:
                 divided.append(batch)
                 replace(batch, messages)
 
-            producer.replace = counted
+            pending.replace = counted
             sending = asyncio.create_task(
                 trickle(kept, producer, count, chance, one_at_a_time=one_at_a_time)
             )
@@ -219,7 +220,7 @@ def test_what_was_not_sent_of_a_transaction_is_dropped() -> None:
             batch = pa.RecordBatch.from_pydict({"value": [b"x"] * 100})
             sending = asyncio.create_task(producer.send_arrow(batch, txn=txn))
             await asyncio.sleep(0)
-            producer.drop(txn.txn_id, SendTimedOut("dropped"))
+            producer._core.sender.drop(txn.txn_id, SendTimedOut("dropped"))
             with pytest.raises(SendTimedOut, match="dropped"):
                 await sending
             assert producer.pending == 0

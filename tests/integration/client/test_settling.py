@@ -193,7 +193,7 @@ def test_a_large_message_comes_again_with_all_its_chunks(how: str) -> None:
             )
             await send_large(client, NAME)
             message = await consumer.receive(timeout=2.0)
-            assert len(message.chunk_ids) > 2
+            assert len(message._chunk_ids) > 2
             if how == "given back":
                 consumer.nack(message)
             again = await consumer.receive(timeout=10.0)
@@ -218,7 +218,7 @@ def test_a_cumulative_acknowledgement_covers_every_chunk() -> None:
 async def send_chunks(stage: Stage, topic: str, *chunks: tuple[str, int]) -> None:
     """Of messages of two chunks: the uuid and number of each one to be sent."""
     async with new_client(stage) as client:
-        connection = await client.connections.lookup(topic)
+        connection = await client._connections.lookup(topic)
         await connection.request("PRODUCER", topic=topic, producer_id=9, producer_name="cutter")
         for number, (uuid, chunk_id) in enumerate(chunks):
             metadata = pb.MessageMetadata(

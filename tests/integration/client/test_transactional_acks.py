@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.message.message import Message
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import TransactionConflict
 from magnetar.model.subscriptions import InitialPosition
 from magnetar.wire.messages import TxnId
@@ -22,18 +23,23 @@ from tests.integration.server.scalable_stage import NAME, Stage
 FIRST = InitialPosition.EARLIEST
 
 
-class Txn:
-    """As little of a transaction as a consumer needs."""
+class Txn(Transaction):
+    """A transaction of which there is as little as a consumer needs: it is its own core."""
 
     def __init__(self, client: Client, txn_id: TxnId) -> None:
-        self.txn_id = txn_id
+        self._core = self  # type: ignore[assignment]
+        self._txn_id = txn_id
         self._client = client
         self._acks: list[asyncio.Future[None]] = []
         self._on_end: list[Callable[[bool], None]] = []
 
+    @property
+    def txn_id(self) -> TxnId:
+        return self._txn_id
+
     @classmethod
     async def begin(cls, client: Client) -> Txn:
-        connection = await client.connections.service()
+        connection = await client._connections.service()
         answer = await connection.request("NEW_TXN", tc_id=0, txn_ttl_millis=300_000, scalable=True)
         return cls(client, TxnId(answer.txnid_most_bits, answer.txnid_least_bits))
 
@@ -49,7 +55,7 @@ class Txn:
             await asyncio.gather(*self._acks)
         else:
             await asyncio.gather(*self._acks, return_exceptions=True)
-        connection = await self._client.connections.service()
+        connection = await self._client._connections.service()
         await connection.request(
             "END_TXN",
             txnid_most_bits=self.txn_id.most,
@@ -113,7 +119,7 @@ def test_a_whole_batch_is_acknowledged_message_by_message() -> None:
             async with await client.producer(NAME) as producer:
                 await asyncio.gather(*(producer.send(b"%d" % n, key="k") for n in range(4)))
             found = await drain(consumer, 4)
-            assert {message.raw_id.batch_size for message in found} == {4}
+            assert {message._raw_id.batch_size for message in found} == {4}
             first, second = await Txn.begin(client), await Txn.begin(client)
             await consumer.ack(found[1], txn=first)
             await first.end(pb.COMMIT)

@@ -12,6 +12,7 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.outbox import Outbox
+from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import ConnectionLost, NotAllowed, NotConnected
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -27,18 +28,23 @@ HARM_SEEDS = 40
 """About one in eight shows it."""
 
 
-class Txn:
-    """As little of a transaction as a producer needs."""
+class Txn(Transaction):
+    """A transaction of which there is as little as a producer needs: it is its own core."""
 
     def __init__(self, client: Client, txn_id: TxnId) -> None:
-        self.txn_id = txn_id
+        self._core = self  # type: ignore[assignment]
+        self._txn_id = txn_id
         self.topics: set[str] = set()
         self.receipts: list[asyncio.Future[AnyMessageId]] = []
         self._client = client
 
+    @property
+    def txn_id(self) -> TxnId:
+        return self._txn_id
+
     @classmethod
     async def begin(cls, client: Client) -> Txn:
-        connection = await client.connections.service()
+        connection = await client._connections.service()
         answer = await connection.request("NEW_TXN", tc_id=0, txn_ttl_millis=300_000, scalable=True)
         return cls(client, TxnId(answer.txnid_most_bits, answer.txnid_least_bits))
 
@@ -51,7 +57,7 @@ class Txn:
     async def end(self, action: pb.TxnAction) -> None:
         if action == pb.COMMIT:
             await asyncio.gather(*self.receipts)
-        connection = await self._client.connections.service()
+        connection = await self._client._connections.service()
         await connection.request(
             "END_TXN",
             txnid_most_bits=self.txn_id.most,

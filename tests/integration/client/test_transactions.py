@@ -225,7 +225,7 @@ def test_a_timeout_aborts() -> None:
             await producer.send(b"x", key="k", txn=txn)
             await asyncio.sleep(6)
             with pytest.raises(TransactionAborted, match="timed out"):
-                await txn.leave(None)
+                await txn._leave(None)
             assert txn.state is TransactionState.TIMED_OUT
             await txn.abort()
             with pytest.raises(TransactionAborted):

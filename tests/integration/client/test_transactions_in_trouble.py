@@ -19,6 +19,7 @@ from magnetar.client.connection.connection import BrokerConnection
 from magnetar.client.produce.producer import Producer
 from magnetar.client.transaction.state import TransactionState
 from magnetar.client.transaction.transaction import Transaction
+from magnetar.client.transaction.transaction_core import TransactionCore
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.subscriptions import InitialPosition
 from tests.integration.client.stage import new_client, play, stored
@@ -146,10 +147,10 @@ def test_coordinators_move_between_brokers(seed: int) -> None:
 def test_harm_of_committing_what_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a transaction that was committed is missing."""
 
-    async def nothing(self: Transaction) -> None:
+    async def nothing(self: TransactionCore) -> None:
         """Do not wait."""
 
-    monkeypatch.setattr(Transaction, "_flush", nothing)
+    monkeypatch.setattr(TransactionCore, "_flush", nothing)
     troubles = [cut_links, split, cut_links, merge]
     with pytest.raises(AssertionError):
         list(map(partial(write, troubles=troubles, writers=6, may_fail=True), SEEDS))

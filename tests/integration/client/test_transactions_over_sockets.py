@@ -80,6 +80,6 @@ def test_both_kinds_of_coordinators_on_a_regular_topic(tmp_path: Path, scalable:
                     consumer.ack(message, txn=txn)
                 result = await consumer.receive(timeout=10.0)
                 assert (result.value, result.transaction) == (b"output", txn.txn_id)
-            assert not [each for each in client._open if each is txn]
+            assert not [each for each in client._open if each is txn._core]
 
     asyncio.run(story())

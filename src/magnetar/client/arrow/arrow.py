@@ -101,15 +101,19 @@ def record_batch(taken: Sequence[Message[Any] | EntryRows]) -> pa.RecordBatch:
     # those that came alone, in chunks, or could not be read.
     growing = GrowingColumns(computing(), columns())
     for each in taken:
-        metadata, source = each.metadata, each.source
-        raw = each.last_id if isinstance(each, EntryRows) else each.raw_id
+        if isinstance(each, EntryRows):
+            metadata, source, raw = each.metadata, each.source, each.last_id
+            sequence_id = metadata.sequence_id
+        else:
+            metadata, source, raw = each._entry_metadata, each._source, each._raw_id
+            sequence_id = each.sequence_id
         facts = SharedColumns(
             source.topic,
             given_name(metadata.producer_name),
             signed(metadata.publish_time),
             *raw.position,
             max(0, raw.batch_size),
-            signed(metadata.sequence_id if isinstance(each, EntryRows) else each.sequence_id),
+            signed(sequence_id),
             source.segment_id,
             raw.partition,
             each.redelivery_count,
@@ -130,7 +134,7 @@ def _columns_of(message: Message[Any]) -> BatchColumns:
         _key(message),
         message.properties | told,
         signed(message.event_time_ms or 0),
-        index=message.raw_id.batch_index,
+        index=message._batch_index,
     )
 
 

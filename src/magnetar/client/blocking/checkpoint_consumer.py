@@ -28,6 +28,7 @@ class CheckpointConsumer(Handle[AsyncCheckpointConsumer[T]], Generic[T]):
 
     @property
     def topic(self) -> str:
+        """The topic that it reads, by its full name."""
         return self._call(lambda: self._wrapped.topic)
 
     def checkpoint(self) -> Checkpoint:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.consume.consumer import Consumer as AsyncConsumer
-from magnetar.client.consume.queue import _NO_PROPERTIES
 from magnetar.client.consume.segment.seeking import SeekTarget
 from magnetar.client.message.message import AnyMessageId, Message
+from magnetar.client.produce.message_sender import NO_PROPERTIES
 from magnetar.model.ids import MessageId
 from magnetar.model.subscriptions import SubscriptionType
 
@@ -34,6 +34,7 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
 
     @property
     def subscription_type(self) -> SubscriptionType:
+        """How the subscription shares messages among its consumers."""
         return self._call(lambda: self._wrapped.subscription_type)
 
     def ack_cumulative(
@@ -51,6 +52,16 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
     def last_message_ids(self) -> dict[str, MessageId]:
         """The last message of each topic or partition, acknowledged or not."""
         return self._wait(lambda: self._wrapped.last_message_ids())
+
+    @property
+    def subscription(self) -> str:
+        """The name of its subscription, which all consumers that share messages have."""
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+        return self._call(lambda: self._wrapped.topics)
 
     def ack(
         self, message: Message[Any] | AnyMessageId, *, txn: Transaction | None = None
@@ -95,7 +106,7 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         message: Message[Any],
         *,
         delay: timedelta | float,
-        properties: Mapping[str, str] = _NO_PROPERTIES,
+        properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> None:
         """Put a message off: a copy is consumed after `delay` (seconds), the message acknowledged.
 
@@ -125,15 +136,6 @@ class Consumer(Handle[AsyncConsumer[T]], Generic[T]):
         too. If it fails, some segments may have been moved: it can be repeated.
         """
         self._wait(lambda: self._wrapped.seek(target))
-
-    @property
-    def subscription(self) -> str:
-        return self._call(lambda: self._wrapped.subscription)
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics that are consumed now."""
-        return self._call(lambda: self._wrapped.topics)
 
     @property
     def name(self) -> str:

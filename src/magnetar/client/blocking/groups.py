@@ -25,7 +25,7 @@ class TransactionGroup(Threaded[AsyncTransactionGroup]):
 
     @property
     def ticket(self) -> GroupTicket:
-        """For `Client.group` in other processes."""
+        """The ticket for `Client.group` in other processes."""
         return self._call(lambda: self._wrapped.ticket)
 
     @property

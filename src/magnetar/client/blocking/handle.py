@@ -57,6 +57,8 @@ class Threaded(Generic[W]):
 
     def _stored_later(self, make: Callable[[], Awaitable[asyncio.Future[R]]]) -> Future[R]:
         later: Future[R] = Future()
+        # Two futures: the thread's one is made at once, the receipt of asyncio only when there was
+        # room.
         later.set_running_or_notify_cancel()  # a message that was handed in is not taken back
 
         async def begin() -> None:
@@ -88,6 +90,7 @@ class Threaded(Generic[W]):
                 except StopAsyncIteration:
                     return
                 yield found
+        # A `break` in the middle: pages that are read ahead must be given up on the loop's thread.
         finally:
             with suppress(AlreadyClosed):  # then it ended with its client
                 self._thread.wait(iterator.aclose)
@@ -163,6 +166,7 @@ class Acknowledged:
         self._wrapped = wrapped
 
     def done(self) -> bool:
+        """Whether the broker has it, or never will."""
         return self._wrapped.done()
 
     def wait(self, timeout: float | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from magnetar.client.blocking.handle import Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
 from magnetar.client.message.message import AnyMessageId
-from magnetar.client.produce.producer import _NO_PROPERTIES
+from magnetar.client.produce.message_sender import NO_PROPERTIES
 from magnetar.client.produce.producer import Producer as AsyncProducer
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
 
     @property
     def topic(self) -> str:
+        """The topic that it sends to, by its full name."""
         return self._call(lambda: self._wrapped.topic)
 
     @property
@@ -54,7 +55,7 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
         *,
         key: str | bytes | None = None,
         ordering_key: bytes | None = None,
-        properties: Mapping[str, str] = _NO_PROPERTIES,
+        properties: Mapping[str, str] = NO_PROPERTIES,
         event_time: datetime | int | None = None,
         deliver_at: datetime | int | None = None,
         deliver_after: timedelta | float | None = None,
@@ -92,7 +93,7 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
         *,
         key: str | bytes | None = None,
         ordering_key: bytes | None = None,
-        properties: Mapping[str, str] = _NO_PROPERTIES,
+        properties: Mapping[str, str] = NO_PROPERTIES,
         event_time: datetime | int | None = None,
         deliver_at: datetime | int | None = None,
         deliver_after: timedelta | float | None = None,
@@ -134,7 +135,10 @@ class Producer(Handle[AsyncProducer[Value]], Generic[Value]):
         return self._wait(lambda: self._wrapped.send_arrow(batch, txn=wrapped_of(txn)))
 
     def submit_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> None:
-        """As `send_arrow`, without waiting for receipts: `flush` does, and raises failures."""
+        """Hand each row of a record batch in, as `send_arrow` does, without waiting for receipts.
+
+        `flush` waits for them, and raises failures.
+        """
         self._wait(lambda: self._wrapped.submit_arrow(batch, txn=wrapped_of(txn)))
 
     def flush(self) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from magnetar.client.blocking.handle import Acknowledged, Handle, wrapped_of
 from magnetar.client.blocking.transactions import Transaction
-from magnetar.client.consume.queue import _NO_PROPERTIES
 from magnetar.client.consume.queue import QueueConsumer as AsyncQueueConsumer
 from magnetar.client.consume.segment.seeking import SeekTarget
 from magnetar.client.message.message import AnyMessageId, Message
+from magnetar.client.produce.message_sender import NO_PROPERTIES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,16 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
             else:
                 consumer.ack(message)
     """
+
+    @property
+    def subscription(self) -> str:
+        """The name of its subscription, which all consumers that share messages have."""
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+        return self._call(lambda: self._wrapped.topics)
 
     def ack(
         self, message: Message[Any] | AnyMessageId, *, txn: Transaction | None = None
@@ -78,7 +88,7 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
         message: Message[Any],
         *,
         delay: timedelta | float,
-        properties: Mapping[str, str] = _NO_PROPERTIES,
+        properties: Mapping[str, str] = NO_PROPERTIES,
     ) -> None:
         """Put a message off: a copy is consumed after `delay` (seconds), the message acknowledged.
 
@@ -108,15 +118,6 @@ class QueueConsumer(Handle[AsyncQueueConsumer[T]], Generic[T]):
         too. If it fails, some segments may have been moved: it can be repeated.
         """
         self._wait(lambda: self._wrapped.seek(target))
-
-    @property
-    def subscription(self) -> str:
-        return self._call(lambda: self._wrapped.subscription)
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics that are consumed now."""
-        return self._call(lambda: self._wrapped.topics)
 
     @property
     def name(self) -> str:

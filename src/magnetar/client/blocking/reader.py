@@ -28,6 +28,16 @@ class Reader(Handle[AsyncReader[T]], Generic[T]):
             message = reader.receive()
     """
 
+    @property
+    def subscription(self) -> str:
+        """The name that the broker shows for it; nothing is kept there when it is closed."""
+        return self._call(lambda: self._wrapped.subscription)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are read now."""
+        return self._call(lambda: self._wrapped.topics)
+
     def has_message_available(self) -> bool:
         """Whether there is a message that was not received yet."""
         return self._wait(lambda: self._wrapped.has_message_available())
@@ -41,15 +51,6 @@ class Reader(Handle[AsyncReader[T]], Generic[T]):
         Times are datetimes or milliseconds since 1970.
         """
         self._wait(lambda: self._wrapped.seek(target, inclusive=inclusive))
-
-    @property
-    def subscription(self) -> str:
-        return self._call(lambda: self._wrapped.subscription)
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics that are consumed now."""
-        return self._call(lambda: self._wrapped.topics)
 
     @property
     def name(self) -> str:

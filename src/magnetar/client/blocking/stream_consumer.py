@@ -32,10 +32,12 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
 
     @property
     def topic(self) -> str:
+        """The topic that it consumes, by its full name."""
         return self._call(lambda: self._wrapped.topic)
 
     @property
     def subscription(self) -> str:
+        """The name of its subscription, which all members of the group have."""
         return self._call(lambda: self._wrapped.subscription)
 
     @property

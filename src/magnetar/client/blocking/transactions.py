@@ -25,10 +25,12 @@ class Transaction(Handle[AsyncTransaction]):
 
     @property
     def txn_id(self) -> TxnId:
+        """The id by which another process can join it: `Client.join_transaction`."""
         return self._call(lambda: self._wrapped.txn_id)
 
     @property
     def state(self) -> TransactionState:
+        """How far it is, as this client knows."""
         return self._call(lambda: self._wrapped.state)
 
     def commit(self) -> None:
@@ -48,7 +50,7 @@ class Transaction(Handle[AsyncTransaction]):
         self._wait(lambda: self._wrapped.abort())
 
     def prepare(self) -> None:
-        """For one of a group, or one begun elsewhere: wait until everything of it is durable.
+        """Wait until everything of it is durable: of a member of a group, or one begun elsewhere.
 
         It then takes no more.
 
@@ -62,4 +64,4 @@ class Transaction(Handle[AsyncTransaction]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._wait(lambda: self._wrapped.leave(error))
+        self._wait(lambda: self._wrapped._leave(error))

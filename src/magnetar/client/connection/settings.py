@@ -120,8 +120,10 @@ class TokenAuth:
 
     token: str | Callable[[], str | Awaitable[str]] = field(repr=False)
     method: str = "token"
+    """The name of the authentication method, as brokers know it."""
 
     async def data(self) -> bytes:
+        """The present token; asked for whenever a broker wants to know who this is."""
         # Asked for at every connection, so that a token that was renewed is found.
         token = self.token if isinstance(self.token, str) else self.token()
         text = await token if isawaitable(token) else token
@@ -141,8 +143,11 @@ class TlsSettings:
     trust_certs: str | Path | None = None
     """The authorities to trust; without them, those of the system."""
     certificate: str | Path | None = None
+    """The client's own certificate, for servers that ask for one."""
     key: str | Path | None = None
+    """The private key of the certificate, if that is a file of its own."""
     validate_hostname: bool = True
+    """Whether the certificate must be for the host that was asked for."""
     allow_untrusted: bool = False
     """Take any certificate: for tests alone."""
 

@@ -1,50 +1,28 @@
 """A checkpoint consumer: the application keeps the place itself, and resumes from it.
 
-Owns: `CheckpointConsumer`, alone or as a member of a group.
+Owns: `CheckpointConsumer`, alone or as a member of a group, as an application uses it;
+`CheckpointCore` does the work. `FROM_EARLIEST` and `FROM_LATEST`, where one may begin.
 
 Invariants:
 1. A segment is read after all its parents were read to their end, so a key's messages come in
    order. (In a group the controller sees to that.)
 2. `checkpoint` names every segment that this consumer knows, silent ones too, at what the
-   application has received: whoever starts there gets exactly the rest. The end of a sealed segment
-   may be named as the latest message.
-3. A consumer that starts at the latest has places of its own before it is open; segments that come
-   later are read from their beginning.
-4. A segment that is deleted has nothing more to read; it is skipped.
+   application has received: whoever starts there gets exactly the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from magnetar.client.connection.pool import Connections
-from magnetar.client.consume.all_segments import marked
+from magnetar.client.consume.core.checkpoint_core import CheckpointCore
 from magnetar.client.consume.receiving import Receiving
-from magnetar.client.consume.segment.segment_consumer import SegmentConsumer, SegmentSpec
-from magnetar.client.consume.segment.settings import ConsumerSettings
-from magnetar.client.consume.segment.stream_segment import ReaderSegment
-from magnetar.client.consume.segments import SegmentKey
-from magnetar.client.layout.assignment import AssignmentSession
-from magnetar.client.layout.watch import LayoutWatch
-from magnetar.client.message.layouts import held_back
-from magnetar.client.message.message import Checkpoint, MessageId
-from magnetar.client.schema.info import Schema
-from magnetar.errors import MagnetarError
-from magnetar.model.ids import EARLIEST, LATEST, CheckpointKind, SegmentPosition
-from magnetar.model.names import TopicName
-from magnetar.model.segments import SegmentLayout
-from magnetar.model.subscriptions import SubscriptionType
-from magnetar.runtime.logs import logger
-from magnetar.wire.pb import pulsar_pb2 as pb
+from magnetar.client.message.message import Checkpoint
+from magnetar.model.ids import CheckpointKind
 
 T = TypeVar("T")
 
 FROM_EARLIEST: Final = Checkpoint(CheckpointKind.EARLIEST)
 FROM_LATEST: Final = Checkpoint(CheckpointKind.LATEST)
-
-_LOG: Final = logger(__name__)
 
 
 class CheckpointConsumer(Receiving[T]):
@@ -55,160 +33,16 @@ class CheckpointConsumer(Receiving[T]):
             save(batch, consumer.checkpoint().to_bytes())
     """
 
-    def __init__(
-        self,
-        connections: Connections,
-        topic: TopicName,
-        *,
-        start: Checkpoint,
-        group: str | None,
-        schema: Schema[T],
-        settings: ConsumerSettings,
-        name: str,
-    ) -> None:
-        super().__init__(connections, schema, settings, name)
-        self._topic = topic
-        self._given: dict[int, MessageId] = dict(start.positions)
-        """Where segments begin, whenever they become this member's."""
-        self._positions: dict[int, MessageId] = {}
-        """Where segments that are not open now were left."""
-        self._at_latest = start.kind is CheckpointKind.LATEST
-        self._finished: set[int] = set()
-        self._first: frozenset[int] = frozenset()
-        self._watch = LayoutWatch(connections, topic)
-        self._session = (
-            None
-            if group is None
-            else AssignmentSession(
-                connections,
-                self._watch,
-                subscription=group,
-                consumer_name=name,
-                kind=pb.CHECKPOINT,
-            )
-        )
+    _core: CheckpointCore[T]
+
+    def __init__(self, core: CheckpointCore[T]) -> None:
+        super().__init__(core)
 
     @property
     def topic(self) -> str:
-        return str(self._topic)
+        """The topic that it reads, by its full name."""
+        return self._core.topic
 
     def checkpoint(self) -> Checkpoint:
         """Where the application is: a consumer that starts there gets exactly the rest."""
-        self._check_open()
-        positions = dict(self._positions)
-        for (_, segment_id), feed in self._feeds.present.items():
-            assert isinstance(feed, ReaderSegment), "nothing else is made"
-            positions[segment_id] = feed.position
-        layout = self._watch.layout
-        assert layout is not None, "it is open"
-        for segment_id in layout.segments if self._session is None else self._topics(layout):
-            positions.setdefault(segment_id, self._start_of(segment_id))
-        named = [
-            SegmentPosition(segment_id, position)
-            for segment_id, position in sorted(positions.items())
-        ]
-        return Checkpoint(CheckpointKind.REGULAR, tuple(named))
-
-    # --- its parts
-
-    @property
-    def waits_for_others(self) -> bool:
-        return True
-
-    async def _open(self) -> None:
-        await self._watch.start()
-        layout = await self._watch.first()
-        self._first = frozenset(layout.segments)
-        self._feeds.follow(self._watch.changes, "layouts")
-        if self._session is not None:
-            await self._session.start()
-            await self._session.first()
-            self._feeds.follow(self._session.changes, "assignments")
-        if self._at_latest and self._session is None:
-            # Nothing of a sealed segment is later than now; its children need not wait for it.
-            self._finished |= {
-                segment_id
-                for segment_id, segment in layout.segments.items()
-                if not segment.is_active
-            }
-
-    async def _close_sources(self) -> None:
-        async with AsyncExitStack() as parts:
-            parts.push_async_callback(self._watch.stop)
-            if self._session is not None:
-                parts.push_async_callback(self._session.stop)
-                try:
-                    await self._session.leave()
-                except MagnetarError as error:
-                    _LOG.info("member-not-left", member=self._name, reason=str(error))
-
-    def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
-        layout = self._watch.layout
-        assert layout is not None, "it is open"
-        for (_, segment_id), feed in self._feeds.present.items():
-            if feed.reached_end:
-                self._finished.add(segment_id)
-        topics = self._topics(layout)
-        if self._session is not None:
-            # What has another owner now is read from its beginning, should it come back.
-            self._finished &= topics.keys()
-        for segment_id in [each for each in self._positions if each not in topics]:
-            # Alone, a position is forgotten with its segment; in a group, with its owner.
-            if self._session is not None or segment_id not in layout.segments:
-                del self._positions[segment_id]
-        present = {segment_id for _, segment_id in self._feeds.present}
-        waiting = held_back(layout, topics, self._finished) - present
-        return {
-            (self.topic, segment_id): self._spec(segment_id, topic)
-            for segment_id, topic in topics.items()
-            if segment_id not in self._finished and segment_id not in waiting
-        }
-
-    def _topics(self, layout: SegmentLayout) -> dict[int, str]:
-        """The topics of the segments that may be read now."""
-        if self._session is not None:
-            assert self._session.assignment is not None, "it is open"
-            return {
-                each.segment_id: each.segment_topic for each in self._session.assignment.segments
-            }
-        return {
-            segment_id: self._watch.topic_of(segment)
-            for segment_id, segment in layout.segments.items()
-            if all(
-                parent in self._finished or parent not in layout.segments
-                for parent in segment.parent_ids
-            )
-        }
-
-    def _spec(self, segment_id: int, topic: str) -> SegmentSpec:
-        fields: dict[str, Any] = {
-            "subType": int(SubscriptionType.EXCLUSIVE),
-            # A regular topic that it reads may become a scalable one meanwhile.
-            "metadata": marked(self._settings.properties),
-        }
-        return SegmentSpec(
-            wire_topic=topic,
-            topic=self.topic,
-            subscription=f"reader-{self._name}-seg-{segment_id}",
-            consumer_name=f"{self._name}-seg-{segment_id}",
-            fields=fields,
-            segment_id=segment_id,
-        )
-
-    def _start_of(self, segment_id: int) -> MessageId:
-        known = self._positions.get(segment_id) or self._given.get(segment_id)
-        if known is not None:
-            return known
-        return LATEST if self._at_latest and segment_id in self._first else EARLIEST
-
-    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
-        return ReaderSegment(self, spec, start=self._start_of(key[1]))
-
-    def left(self, key: SegmentKey, feed: SegmentConsumer) -> None:
-        assert isinstance(feed, ReaderSegment), "nothing else is made"
-        segment_id = key[1]
-        if self._session is not None and feed.is_releasing and segment_id not in self._finished:
-            return  # it has another owner now
-        self._positions[segment_id] = feed.position
-        if feed.reached_end:
-            self._finished.add(segment_id)
+        return self._core.checkpoint()

@@ -26,7 +26,10 @@ UNCOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Compression(IntEnum):
-    """The compression of a payload; the numbers are those of the protocol."""
+    """The compression of a payload; the numbers are those of the protocol.
+
+    LZ4 and SNAPPY are fast, ZSTD and ZLIB make payloads smaller; NONE leaves them as they are.
+    """
 
     NONE = 0
     LZ4 = 1

@@ -30,10 +30,13 @@ class Draft:
     """A message that is about to be sent: an interceptor may change everything but the topic."""
 
     topic: str
+    """The topic of the producer."""
     data: bytes | None
     """The payload as the schema encoded it; None: the message has no value."""
     key: str | bytes | None
+    """The routing key, if there is one."""
     properties: dict[str, str]
+    """A dictionary of its own: what is added travels with the message."""
 
 
 class Interceptor:

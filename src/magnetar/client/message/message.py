@@ -84,31 +84,35 @@ class Unreadable:
 
 
 def given_name(producer_name: str) -> str:
-    """The name that the application or the broker gave a producer, without a segment's number."""
-    # Scalable topics have a producer per segment, `<name>-seg-<number>`: dedup needs each its own
-    # name.
+    """The name of a producer without the number of a segment, as it was given."""
     given, separator, segment = producer_name.rpartition(_SEGMENT_SUFFIX)
     return given if separator and segment.isdigit() else producer_name
 
 
 class Message(Generic[T_co]):
-    """A received message: `value`, and what its producer and the broker said about it."""
+    """A received message: `value`, and what its producer and the broker said about it.
 
+    `data` is the payload, decompressed, before the schema has read it; `redelivery_count` says how
+    often the message was delivered before, as far as the broker counts that.
+    """
+
+    # One object for each message that is received: no dictionary. Names with an underscore are for
+    # the client: `consume`, `arrow` and `interceptors` are friends.
     __slots__ = (
+        "_batch_index",
+        "_batch_size",
+        "_chunk_ids",
         "_decode",
+        "_generation",
         "_metadata",
+        "_partition",
+        "_position",
         "_single",
+        "_source",
+        "_turn",
         "_value",
-        "batch_index",
-        "batch_size",
-        "chunk_ids",
         "data",
-        "generation",
-        "partition",
-        "position",
         "redelivery_count",
-        "source",
-        "turn",
     )
 
     def __init__(
@@ -126,38 +130,39 @@ class Message(Generic[T_co]):
         generation: int = 0,
         chunk_ids: tuple[MessageId, ...] = (),
     ) -> None:
-        # Where it stands, and what the broker says of this delivery; set once.
-        self.source = source
-        self.position = position
-        """The entry that it is in, of its segment or partition."""
         self.data = data
         """The payload, decompressed."""
-        self.partition = partition
-        self.batch_index = batch_index
-        """-1: it is an entry of its own."""
-        self.batch_size = batch_size
         self.redelivery_count = redelivery_count
         """How often it was delivered before, as far as the broker counts that."""
-        self.chunk_ids = chunk_ids
+        # Where it is: what an acknowledgement names.
+        self._source = source
+        self._position = position
+        """The entry that it is in, of its segment or partition."""
+        self._partition = partition
+        self._batch_index = batch_index
+        """-1: it is an entry of its own."""
+        self._batch_size = batch_size
+        self._chunk_ids = chunk_ids
         """Of a message that came in chunks: where each of them is."""
-        self.turn = 0
+        # Which delivery of it this is, for its consumer.
+        self._turn = 0
         """Its number among all that its consumer handed out; 0: not yet."""
-        self.generation = generation
-        # Made when they are asked for (invariant 2): bytes until then.
+        self._generation = generation
+        """How often its consumer began anew (a seek, an abort) before it was delivered."""
         self._metadata = metadata
         self._single = single
         self._decode = decode
         self._value: Any = _UNDECODED
 
     @property
-    def raw_id(self) -> MessageId:
-        """Within its segment or partition."""
-        ledger, entry = self.position
-        return MessageId(ledger, entry, self.partition, self.batch_index, self.batch_size)
+    def _raw_id(self) -> MessageId:
+        """The id within its segment or partition."""
+        ledger, entry = self._position
+        return MessageId(ledger, entry, self._partition, self._batch_index, self._batch_size)
 
     @property
-    def metadata(self) -> pb.MessageMetadata:
-        """The metadata of its entry."""
+    def _entry_metadata(self) -> pb.MessageMetadata:
+        """The metadata of its entry, which a batch's messages share."""
         found = self._metadata
         if isinstance(found, bytes):
             found = self._metadata = pb.MessageMetadata.FromString(found)
@@ -165,11 +170,10 @@ class Message(Generic[T_co]):
 
     @property
     def _said(self) -> pb.SingleMessageMetadata | pb.MessageMetadata:
-        """What is said of this message alone."""
-        # A message of a batch has metadata of its own; else the entry's are its own.
+        """The metadata of this message alone: that of the entry, if it is not one of a batch."""
         found = self._single
         if found is None:
-            return self.metadata
+            return self._entry_metadata
         if isinstance(found, bytes):
             found = self._single = pb.SingleMessageMetadata.FromString(found)
         return found
@@ -193,12 +197,12 @@ class Message(Generic[T_co]):
     @property
     def id(self) -> AnyMessageId:
         """Names this message for good: `to_bytes` and `from_bytes` store and restore it."""
-        return self.source.id_of(self.raw_id, self.turn)
+        return self._source.id_of(self._raw_id, self._turn)
 
     @property
     def topic(self) -> str:
         """The topic that it was sent to (of a partitioned topic, the partition)."""
-        return self.source.topic
+        return self._source.topic
 
     @property
     def key(self) -> str | None:
@@ -219,15 +223,17 @@ class Message(Generic[T_co]):
         try:
             return b64decode(said.partition_key, validate=True)
         except binascii.Error as error:
-            raise UnreadableMessage(f"the key of {self.raw_id} is not base64: {error}") from error
+            raise UnreadableMessage(f"the key of {self._raw_id} is not base64: {error}") from error
 
     @property
     def ordering_key(self) -> bytes | None:
+        """The key by which Key_Shared consumers are chosen, if its producer gave it another one."""
         said = self._said
         return said.ordering_key if said.HasField("ordering_key") else None
 
     @property
     def properties(self) -> dict[str, str]:
+        """What its producer attached, as pairs of text; each call makes a new dictionary."""
         said = self._said
         return {each.key: each.value for each in said.properties}
 
@@ -240,15 +246,15 @@ class Message(Generic[T_co]):
     @property
     def publish_time_ms(self) -> int:
         """When it was sent, by its producer's clock, in milliseconds since 1970."""
-        return self.metadata.publish_time
+        return self._entry_metadata.publish_time
 
     @property
     def deliver_at_ms(self) -> int | None:
-        """Before this it is not to be handed out, where messages are shared; None: at once."""
+        """When it may be handed out at the earliest, where messages are shared; None: at once."""
         raw = self._metadata
         if isinstance(raw, bytes) and _DELIVER_AT_TAG not in raw:
             return None  # asked of every message: most are not taken apart for it
-        said = self.metadata
+        said = self._entry_metadata
         return said.deliver_at_time if said.HasField("deliver_at_time") else None
 
     @property
@@ -259,39 +265,41 @@ class Message(Generic[T_co]):
 
     @property
     def sequence_id(self) -> int:
+        """Its number among those of its producer: the broker knows repetitions by it."""
         said = self._said
-        return said.sequence_id if said.HasField("sequence_id") else self.metadata.sequence_id
+        return (
+            said.sequence_id if said.HasField("sequence_id") else self._entry_metadata.sequence_id
+        )
 
     @property
     def producer_name(self) -> str:
-        """The name that the application or the broker gave: without the number of a segment."""
-        return given_name(self.metadata.producer_name)
+        """The name of its producer, as the application or the broker gave it."""
+        return given_name(self._entry_metadata.producer_name)
 
     @property
     def schema_version(self) -> bytes:
         """The version of the schema that it was written with; empty: it has none."""
-        # Metadata that stayed bytes was looked through (`batch.plain_layout`), and has no version.
         found = self._metadata
         return b"" if isinstance(found, bytes) else found.schema_version
 
     @property
     def replicated_from(self) -> str | None:
         """The cluster that it comes from, if that is another one."""
-        return self.metadata.replicated_from or None
+        return self._entry_metadata.replicated_from or None
 
     @property
     def transaction(self) -> TxnId | None:
         """The transaction that it was sent in; that has been committed."""
-        metadata = self.metadata
+        metadata = self._entry_metadata
         if not metadata.HasField("txnid_most_bits"):
             return None
         return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
     @property
     def size(self) -> int:
-        """The size of the payload, in bytes."""
+        """The bytes of its payload."""
         return len(self.data)
 
     def __repr__(self) -> str:
         key = "" if self.key is None else f", key={self.key!r}"
-        return f"<Message {self.raw_id} of {self.topic}{key}, {self.size} bytes>"
+        return f"<Message {self._raw_id} of {self.topic}{key}, {self.size} bytes>"

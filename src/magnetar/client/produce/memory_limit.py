@@ -16,7 +16,7 @@ from collections import deque
 
 
 class WeightedSemaphore:
-    """So many units, shared by whoever takes them."""
+    """A semaphore whose takers want different amounts of its units."""
 
     __slots__ = ("_limit", "_resuming", "_taken", "_waiters")
 
@@ -29,11 +29,14 @@ class WeightedSemaphore:
 
     @property
     def taken(self) -> int:
+        """How many units are taken."""
         return self._taken
 
     def try_take(self, units: int) -> bool:
         """Take units if that can be done without waiting."""
         taken = self._taken + units
+        # Invariant 2: not past those who wait, nor past one that was granted and did not run yet.
+        # The last part is invariant 1: alone, a message larger than the limit is let through.
         if self._waiters or self._resuming or (taken > self._limit and self._taken):
             return False
         self._taken = taken
@@ -50,10 +53,12 @@ class WeightedSemaphore:
             self._resuming -= 1
             self._grant()
         except asyncio.CancelledError:
+            # Cancelled in the turn in which it was granted: nobody will use the units.
             if granted.done() and not granted.cancelled():
                 self._resuming -= 1
                 self.give(units)
             else:
+                # Still waiting, maybe as the first: those behind it may fit now.
                 granted.cancel()
                 self._grant()
             raise
@@ -68,6 +73,7 @@ class WeightedSemaphore:
         waiters = self._waiters
         while waiters:
             units, granted = waiters[0]
+            # One that was cancelled is only removed from the queue.
             if not granted.done():
                 if self._taken and self._taken + units > self._limit:
                     return

@@ -1,8 +1,8 @@
 """The messages on their way to one segment (or partition): what waits, and what is in flight.
 
 Owns: `Pending`, a message without a receipt, and `PendingBatch`, several; `PendingSend`, an entry
-without one; `Outbox`: the batches being filled, the entries made of them, and their order. It knows
-no connection.
+without one; `Outbox`: the batches being filled, the entries made of them, and their order;
+`SequenceIds`, which all segments of a producer share. It knows no connection.
 
 Invariants:
 1. Entries leave in the order of their sequence ids. A message gets its sequence id when its entry
@@ -21,16 +21,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
+from magnetar.client.arrow.outgoing_rows import OutgoingRows
 from magnetar.client.message.batch import (
     OpenBatches,
     Outgoing,
     OutgoingEntry,
     Stamp,
     batch_entry,
+    filled_entry,
     metadata_for,
     packed,
+    shared_metadata,
     single_entry,
 )
 from magnetar.client.message.chunks import chunk_entries
@@ -39,10 +43,12 @@ from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.segments import Segment
+from magnetar.runtime.clock import Clock
 from magnetar.wire.messages import TxnId, encode_entry
 
 UNNUMBERED: Final = -1
 
+# A uuid, a chunk id, a number of chunks and the total size, with room to spare.
 _CHUNK_HEADROOM_BYTES: Final = 256
 """For the fields of a chunk's metadata that the message itself has not."""
 
@@ -90,13 +96,25 @@ class PendingBatch(Pending):
     of its own, and this one is done when all of them are.
     """
 
-    encode: Callable[[PendingBatch, Stamp, bool], OutgoingEntry]
-    """Its entry, once it is numbered; and whether that says which hashes it holds."""
+    rows: OutgoingRows
     divide: Callable[[PendingBatch], list[Pending]]
+    """Given by who made it: receipts and what is reserved are to be shared out."""
     first_sequence: int = UNNUMBERED
 
     def messages(self) -> list[Pending]:
         return self.divide(self)
+
+    def entry(self, stamp: Stamp, *, hashes: bool) -> OutgoingEntry:
+        """Its entry, once it is numbered; with the hashes that it holds, if they are wanted."""
+        return filled_entry(
+            shared_metadata(self, stamp),
+            self.rows.payload(self.first_sequence),
+            stamp.compression,
+            num_messages=self.count,
+            sequence_ids=(self.first_sequence, self.sequence_id),
+            places=self.rows.hash_span if hashes else None,
+            txn=self.txn,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -117,30 +135,50 @@ class PendingSend:
 
     @property
     def is_dead(self) -> bool:
-        """Nobody waits for it any more."""
+        """Whether all its messages were given up."""
         return all(each.is_settled for each in self.messages)
 
 
+class SequenceIds:
+    """The sequence ids of one producer: each is given out once, and they grow."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def take(self, count: int) -> int:
+        """The first of so many ids that nobody else gets."""
+        self._next += count
+        return self._next - count
+
+    def go_behind(self, sequence_id: int) -> None:
+        """Give out no id up to this one: the application or a broker has used it."""
+        self._next = max(self._next, sequence_id + 1)
+
+
 class Outbox:
-    """What one segment is to get."""
+    """The messages for one segment, from `add` until their entries are answered."""
 
     def __init__(
         self,
         segment: Segment,
         settings: ProducerSettings,
         *,
-        stamp: Callable[[], Stamp],
-        next_sequence: Callable[[int], int],
-        new_uuid: Callable[[Pending], str],
+        producer_name: str,
+        sequences: SequenceIds,
+        clock: Clock,
+        chance: Random,
     ) -> None:
         self.entry_bytes_max = 0
         """What the broker takes; 0: not known yet."""
         self._segment = segment
         self._settings = settings
         self._is_regular = segment.legacy_topic_name is not None
-        self._stamp = stamp
-        self._next_sequence = next_sequence
-        self._new_uuid = new_uuid
+        self._producer_name = producer_name
+        self._next_sequence = sequences.take
+        self._clock = clock
+        self._chance = chance
         self._batches = OpenBatches(
             bucket_splits=None if self._is_regular else segment.entry_bucket_splits,
             by_key=self._is_regular and settings.batch_by_key,
@@ -169,7 +207,7 @@ class Outbox:
 
     @property
     def awaits_answers(self) -> bool:
-        """Something is in flight that the broker has said nothing about."""
+        """Whether something is in flight that the broker has said nothing about."""
         return any(not each.is_refused for each in self._in_flight)
 
     @property
@@ -181,12 +219,16 @@ class Outbox:
         if isinstance(message, PendingBatch):
             self._add_batch(message)
             return
+        # Three reasons to be an entry of its own: no batching, too large for a batch, or it may be
+        # stored already (invariant 3: the broker looks its id up by its key).
         is_large = 0 < self.entry_bytes_max <= message.own_size
         if not self._settings.batching or is_large or message.may_be_stored:
             self.close_batches()
             self._add_single(message)
             return
         batches = self._batches
+        # Full, of another transaction or schema version, or out of order by its number: what is
+        # open leaves first. What then still does not fit (a time of delivery) goes alone.
         if not batches.takes(message) or not self._continues(message):
             self.close_batches()
             if not batches.takes(message):
@@ -202,6 +244,8 @@ class Outbox:
         self._last_added = None
         if not self._batches.messages:
             return
+        # Segments are told the hashes of a batch, so that it can be shared by entry buckets; the
+        # consumers of regular topics know nothing of that.
         stamp, hashes = self._stamp(), not self._is_regular
         for messages in self._take_batches():
             for each in messages:
@@ -216,15 +260,18 @@ class Outbox:
         self.close_batches()
         batch.first_sequence = self._next_sequence(batch.count)
         batch.sequence_id = batch.first_sequence + batch.count - 1
-        entry = batch.encode(batch, self._stamp(), not self._is_regular)
+        entry = batch.entry(self._stamp(), hashes=not self._is_regular)
         size, limit = len(entry.headers_and_payload), self.entry_bytes_max
         if 0 < limit < size:
+            # The numbers are lost, which is no harm: brokers want them to grow, not to be without
+            # gaps.
             batch.first_sequence = batch.sequence_id = UNNUMBERED
             raise MessageTooLarge(f"a batch of {size} bytes; the broker takes {limit}")
         self._waiting.append(PendingSend(entry, [batch], may_be_stored=False))
 
     def _continues(self, message: Pending) -> bool:
         """Whether a message may join the open batches, as its number goes (see invariant 1)."""
+        # Numbers that are given here grow by themselves; the application's may be anything.
         last = self._last_added
         if last is None or not (
             last.is_numbered_by_application or message.is_numbered_by_application
@@ -250,10 +297,12 @@ class Outbox:
             message.sequence_id = self._next_sequence(1)
 
     def _add_single(self, message: Pending) -> None:
+        # One that moved here from another segment has its number, and keeps it (invariant 3).
         is_new = message.sequence_id == UNNUMBERED
         self._number(message)
         entry = _entry_of(message, self._stamp())
         size, limit = len(entry.headers_and_payload), self.entry_bytes_max
+        # Before the first connection the limit is not known: then the broker decides.
         if not limit or size <= limit:
             self._waiting.append(PendingSend(entry, [message], message.may_be_stored))
         elif self._settings.chunking:
@@ -268,7 +317,8 @@ class Outbox:
         room = limit - metadata_for(message, stamp).ByteSize() - _CHUNK_HEADROOM_BYTES
         if room < 1:
             raise MessageTooLarge("the properties of a message leave no room for its payload")
-        uuid = self._new_uuid(message)
+        # Other clients put chunks together by it: it must differ from any that was used before.
+        uuid = f"{self._producer_name}-{message.sequence_id}-{large_number(self._chance):x}"
         entries = list(chunk_entries(message, stamp, uuid=uuid, chunk_bytes=room))
         self._waiting.extend(
             PendingSend(
@@ -281,6 +331,9 @@ class Outbox:
             for entry in entries
         )
 
+    def _stamp(self) -> Stamp:
+        return Stamp(self._producer_name, self._clock.now_ms(), self._settings.compression)
+
     # --- out
 
     def send_some(self, bytes_max: int) -> list[PendingSend]:
@@ -289,6 +342,8 @@ class Outbox:
         size = 0
         while self._waiting and size < bytes_max:
             outbound = self._waiting.popleft()
+            # Invariant 4: given up while it waited. Those that leave may be stored from now on,
+            # whatever becomes of the connection.
             if not outbound.is_dead:
                 outbound.may_be_stored = True
                 self._in_flight.append(outbound)
@@ -302,6 +357,8 @@ class Outbox:
         Raises `RemoteProtocolError` if earlier ones have no answer yet.
         """
         in_flight = self._in_flight
+        # Brokers answer in order. One for something older is that of an entry which was given up or
+        # sent again; one for something later would mean that an answer was lost.
         if in_flight and in_flight[0].entry.sequence_id == sequence_id:
             return in_flight.popleft()
         if any(each.entry.sequence_id == sequence_id for each in in_flight):
@@ -321,6 +378,7 @@ class Outbox:
         if in_doubt:
             for each in self._in_flight:
                 each.is_in_doubt = True
+        # Before what waits, in the old order (invariant 2).
         for each in self._in_flight:
             each.is_refused = False
         self._in_flight.extend(self._waiting)
@@ -338,12 +396,15 @@ class Outbox:
         ]
 
     def left(self) -> list[Pending]:
-        """Everything, in order, to go elsewhere."""
+        """Take out all messages, in order, to go elsewhere."""
         found: list[Pending] = []
         for outbound in (*self._in_flight, *self._waiting):
+            # A chunked message is taken once, with its last chunk; it is cut anew where it goes.
             for message in _open_ones(outbound) if outbound.is_whole else ():
                 message.may_be_stored = outbound.may_be_stored
                 message.is_in_doubt |= outbound.is_in_doubt
+                # Never written: elsewhere it gets a number in the order of that segment (invariant
+                # 1).
                 if not outbound.may_be_stored and not message.is_numbered_by_application:
                     message.sequence_id = UNNUMBERED
                 found.append(message)
@@ -367,6 +428,11 @@ def _entry_of(message: Pending, stamp: Stamp) -> OutgoingEntry:
     metadata.ring_position = message.place
     payload = packed(message.payload, metadata, stamp.compression)
     return OutgoingEntry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))
+
+
+def large_number(chance: Random) -> int:
+    """A number that two producers hardly ever both get."""
+    return int(chance.random() * 2**53)
 
 
 def size_of(payload: bytes, key: str | bytes | None, properties: Mapping[str, str]) -> int:

@@ -8,26 +8,30 @@ Invariants:
 2. While it waits for room, others may send; rows are routed by the layout that holds in the step in
    which they are handed in.
 3. Few rows for one place (`_FEW`) are sent one by one, and so share batches with what comes next.
+
+Relies on: `MessageSender` for the steps of a send, `SegmentProducers` for the routing, and
+`PendingMessages` for what is reserved: all below it. It calls nothing above.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from magnetar.client.arrow import arrow
 from magnetar.client.arrow.outgoing_rows import OutgoingRows, RowRun
-from magnetar.client.message.batch import OutgoingEntry, Stamp, filled_entry, shared_metadata
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.message.routing import Router
+from magnetar.client.produce.message_sender import MessageSender, place_of
 from magnetar.client.produce.outbox import UNNUMBERED, Pending, PendingBatch
+from magnetar.client.produce.pending_messages import PendingMessages
 from magnetar.client.produce.segment_producers import SegmentProducers
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.client.transaction.participants import SendTransaction
-from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.segments import Segment
 
+# Below this an entry of its own costs more than sharing one with what comes next.
 _FEW: Final = 8
 _OVERHEAD_BYTES: Final = 2048
 """What an entry takes in memory beside its bytes."""
@@ -35,68 +39,53 @@ _OVERHEAD_BYTES: Final = 2048
 Receipt = asyncio.Future[AnyMessageId]
 
 
-class SendsRows(Protocol):
-    """What the sender of rows needs of its producer."""
-
-    @property
-    def settings(self) -> ProducerSettings: ...
-
-    @property
-    def segment_producers(self) -> SegmentProducers: ...
-
-    @property
-    def schema_version(self) -> bytes: ...
-
-    async def reserve(self, message: Pending) -> None:
-        """Wait for room; raises if it does not come in time, or the producer is closed."""
-        ...
-
-    def give_back(self, message: Pending) -> None:
-        """What was reserved for it."""
-        ...
-
-    async def join(self, message: Pending, segment: Segment, txn: SendTransaction) -> None:
-        """Make it a part of a transaction; raises if that takes no more."""
-        ...
-
-    def hand_in(self, message: Pending, segment: Segment) -> None:
-        """Send it, behind what was handed in before."""
-        ...
-
-    async def submit_row(self, row: arrow.Row, txn: SendTransaction | None) -> Receipt:
-        """Send one message on its own."""
-        ...
-
-    def replace(self, batch: PendingBatch, messages: Sequence[Pending]) -> None:
-        """Each of these counts on its own from now on."""
-        ...
-
-
 class RowSender:
     """Sends rows by one producer."""
 
-    def __init__(self, home: SendsRows) -> None:
-        self._home = home
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        pending: PendingMessages,
+        segments: SegmentProducers,
+        sender: MessageSender,
+    ) -> None:
+        self._settings = settings
+        # Without batching there is nothing to gain; by key, a batch may have one key only.
+        self._makes_batches = settings.batching and not settings.batch_by_key
+        # A batch takes room for all its messages at once: more than there is would wait forever.
+        self._messages_max = min(settings.batch_messages, settings.max_pending)
+        self._pending = pending
+        self._segments = segments
+        self._sender = sender
         self._loop = asyncio.get_running_loop()
 
     async def submit(self, batch: Any, txn: SendTransaction | None) -> list[Receipt]:
         """Hand all rows in, as soon as there is room; the receipts of entries and messages."""
         receipts: list[Receipt] = []
-        settings = self._home.settings
         for part in arrow.sent_columns(batch):
-            makes_batches = settings.batching and not settings.batch_by_key
-            rows = OutgoingRows.of(part) if makes_batches else None
+            rows = OutgoingRows.of(part) if self._makes_batches else None
             if rows is None:
-                each = arrow.outgoing(part)
-                receipts += [await self._home.submit_row(row, txn) for row in each]
+                # Columns that are not read by hand, or a producer without batches of its own.
+                receipts += [await self._submit_one(row, txn) for row in arrow.outgoing(part)]
             else:
                 receipts += await self._submit_rows(rows, txn)
         return receipts
 
+    async def _submit_one(self, row: arrow.Row, txn: SendTransaction | None) -> Receipt:
+        """Send one row on its own."""
+        return await self._sender.submit(
+            row.value,
+            key=row.key,
+            properties=row.properties,
+            event_time=row.event_time_ms,
+            txn=txn,
+        )
+
     async def _submit_rows(self, rows: OutgoingRows, txn: SendTransaction | None) -> list[Receipt]:
         receipts: list[Receipt] = []
+        # Once, unless the layout changes meanwhile: then what is left is placed anew.
         while rows.num_rows:
-            router = self._home.segment_producers.router
+            router = self._segments.router
             placed, places = rows.placed(router)
             done = await self._submit_placed(placed, places, router, txn, receipts)
             rows = placed.slice(done, placed.num_rows - done)
@@ -111,19 +100,20 @@ class RowSender:
         receipts: list[Receipt],
     ) -> int:
         """How many were handed in: not all, if the layout changed meanwhile."""
-        settings, segments = self._home.settings, self._home.segment_producers
+        segments, bytes_max = self._segments, self._settings.batch_bytes
         at = 0
-        messages_max = min(settings.batch_messages, settings.max_pending)
         for place in places:
+            # A place is a run of rows for one segment (and bucket); it fills as many entries as it
+            # needs.
             while at < place.end:
                 if segments.router is not router:
                     return at
                 count = rows.fitting(
-                    at, place.end, messages_max=messages_max, bytes_max=settings.batch_bytes
+                    at, place.end, messages_max=self._messages_max, bytes_max=bytes_max
                 )
                 part = rows.slice(at, count)
                 if count < _FEW:
-                    receipts += [await self._home.submit_row(row, txn) for row in part.rows()]
+                    receipts += [await self._submit_one(row, txn) for row in part.rows()]
                 elif not await self._submit_batch(part, place.segment, router, txn, receipts):
                     return at
                 at += count
@@ -138,40 +128,27 @@ class RowSender:
         receipts: list[Receipt],
     ) -> bool:
         """False: the layout changed while it waited for room."""
-        home = self._home
+        segments, sender = self._segments, self._sender
         batch = self._batch_of(rows)
-        await home.reserve(batch)
+        await sender.reserve(batch)
         try:
-            if home.segment_producers.router is not router:
-                home.give_back(batch)
+            # Invariant 2: its segment may be gone since it was placed.
+            if segments.router is not router:
+                self._pending.give_back(batch)
                 return False
-            target = (
-                home.segment_producers.segment_of_rows(rows.num_rows)
-                if segment is None
-                else segment
-            )
+            # Rows without a key go where it is the producer's turn to send.
+            target = segments.segment_of_rows(rows.num_rows) if segment is None else segment
             if txn is not None:
-                await home.join(batch, target, txn)
+                await sender.join(batch, target, txn)
         except BaseException:
-            home.give_back(batch)
+            self._pending.give_back(batch)
             raise
-        home.hand_in(batch, target)
+        sender.hand_in(batch, target)
         receipts.append(batch.receipt)
         return True
 
     def _batch_of(self, rows: OutgoingRows) -> PendingBatch:
         size = rows.size
-
-        def encode(batch: PendingBatch, stamp: Stamp, hashes: bool) -> OutgoingEntry:
-            return filled_entry(
-                shared_metadata(batch, stamp),
-                rows.payload(batch.first_sequence),
-                stamp.compression,
-                num_messages=batch.count,
-                sequence_ids=(batch.first_sequence, batch.sequence_id),
-                places=rows.hash_span if hashes else None,
-                txn=batch.txn,
-            )
 
         def divide(batch: PendingBatch) -> list[Pending]:
             return self._divided(batch, rows)
@@ -180,18 +157,20 @@ class RowSender:
             payload=b"",
             sequence_id=UNNUMBERED,
             key=rows.only_key,
-            schema_version=self._home.schema_version,
+            schema_version=self._pending.schema_version,
             receipt=self._loop.create_future(),
-            due_at=self._loop.time() + self._home.settings.send_timeout,
+            due_at=self._loop.time() + self._settings.send_timeout,
             own_size=size,
             count=rows.num_rows,
             cost=size + _OVERHEAD_BYTES,
-            encode=encode,
+            rows=rows,
             divide=divide,
         )
 
     def _divided(self, batch: PendingBatch, rows: OutgoingRows) -> list[Pending]:
-        """Its messages, each with a receipt: that of the batch is done when all of these are."""
+        """The messages of a batch, each with a receipt: its own is done when all of these are."""
+        # Written before: the messages keep the numbers that the entry had, so that the broker can
+        # tell which of them it has.
         is_numbered = batch.first_sequence != UNNUMBERED
         share, rest = divmod(batch.cost, batch.count)
         messages: list[Pending] = []
@@ -214,13 +193,8 @@ class RowSender:
             )
             messages.append(message)
         _gather([each.receipt for each in messages], batch.receipt)
-        self._home.replace(batch, messages)
+        self._pending.replace(batch, messages)
         return messages
-
-
-def place_of(key: str | bytes | None, otherwise: int) -> int:
-    """Where a key that is not text stands on the ring: brokers cannot know it otherwise."""
-    return segment_hash(key_hash(key)) if isinstance(key, bytes) else otherwise
 
 
 def _gather(receipts: Sequence[Receipt], whole: Receipt) -> None:
@@ -229,6 +203,7 @@ def _gather(receipts: Sequence[Receipt], whole: Receipt) -> None:
 
     def one_is_done(_: Receipt) -> None:
         nonlocal left
+        # Whoever waits for the batch hears once, when nothing of it is open any more.
         left -= 1
         if left or whole.done():
             return

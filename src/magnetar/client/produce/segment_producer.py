@@ -1,6 +1,7 @@
 """A producer on one segment (or partition), over all its connections.
 
-Owns: `SegmentProducer`: its place at the broker, and when what is in its `Outbox` is written.
+Owns: `SegmentProducer`: its place at the broker, and when what is in its `Outbox` is written;
+`ProducerSpec`, what all segments of one producer have in common.
 
 Invariants:
 1. What has no receipt when a connection ends is written again on the next one, before anything
@@ -10,23 +11,25 @@ Invariants:
 3. A refusal that concerns one message fails that message; any other one is trouble of the whole
    producer, and heals with the next connection or not at all.
 
-Relies on: its `ParentProducer`, the producer, which numbers messages, settles them, and decides
-where they go.
+Relies on: `PendingMessages`, below it, which numbers messages and settles them. It calls nothing
+above: that its segment is terminated it says by a `Signal`, and `left` is asked for what is to go
+elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 from magnetar.client.connection.connection import PRODUCER, BrokerConnection
 from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.server_errors import may_open, refusal
-from magnetar.client.message.batch import Stamp
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.outbox import Outbox, Pending, PendingSend
+from magnetar.client.produce.pending_messages import PendingMessages
 from magnetar.client.produce.settings import ProducerSettings
+from magnetar.client.schema.info import Schema
 from magnetar.errors import (
     AlreadyClosed,
     DeadlineExceeded,
@@ -42,16 +45,19 @@ from magnetar.errors import (
 from magnetar.model.ids import MessageId, ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment
-from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
 from magnetar.wire.commands import TYPES
 from magnetar.wire.frames import encode_send
 from magnetar.wire.messages import Command, Received, TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
+V5_MARK: Final = ("__pulsar.v5.managed", "true")
+"""Tells a broker that this client follows its regular topic when that becomes a scalable one."""
+
 _RECEIPT: Final = TYPES["SEND_RECEIPT"]
 _SEND_ERROR: Final = TYPES["SEND_ERROR"]
 
+# So much that a call is cheap beside its bytes, so little that a slow broker is soon noticed.
 _WRITE_BYTES: Final = 256 * 1024
 """Written at a time, before it is looked whether the transport takes more."""
 
@@ -62,56 +68,50 @@ _MESSAGE_REFUSED: Final = frozenset({WireCode.CHECKSUM, WireCode.NOT_ALLOWED})
 """These say something of one message, not of its producer."""
 
 
-class ParentProducer(Protocol):
-    """What a segment's producer needs of the producer that it belongs to."""
+@dataclass(frozen=True, slots=True)
+class ProducerSpec:
+    """A producer as brokers are told of it, whatever the segment."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def settings(self) -> ProducerSettings: ...
-
-    @property
-    def connections(self) -> Connections: ...
-
-    @property
-    def clock(self) -> Clock: ...
+    name: str
+    settings: ProducerSettings
+    schema: Schema[Any]
+    is_named_by_application: bool
 
     def opening_fields(self, *, is_regular: bool) -> dict[str, Any]:
-        """What PRODUCER says, but for names and numbers."""
-        ...
-
-    def next_sequence(self, count: int) -> int:
-        """The first of so many sequence ids that nobody else gets."""
-        ...
-
-    def opened_with(self, last_sequence_id: int, schema_version: bytes) -> None:
-        """What the broker knows of this producer's messages, and as what it knows its schema."""
-        ...
-
-    def new_number(self) -> int:
-        """A large number by chance."""
-        ...
-
-    def stored(self, messages: Sequence[Pending], ids: Sequence[AnyMessageId]) -> None: ...
-
-    def failed(self, messages: Sequence[Pending], error: MagnetarError) -> None: ...
-
-    def fail(self, error: MagnetarError) -> None:
-        """The whole producer cannot go on."""
-        ...
-
-    def segment_terminated(self) -> None: ...
+        """What PRODUCER says, but for the segment, names and numbers."""
+        metadata = [{"key": name, "value": text} for name, text in self.settings.properties.items()]
+        if is_regular:
+            metadata.append({"key": V5_MARK[0], "value": V5_MARK[1]})
+        fields: dict[str, Any] = {
+            "user_provided_producer_name": self.is_named_by_application,
+            "producer_access_mode": int(self.settings.access_mode),
+            "metadata": metadata,
+            "txn_enabled": True,
+        }
+        schema = self.schema.info.to_wire()
+        if schema is not None:
+            fields["schema"] = schema
+        return fields
 
 
 class SegmentProducer:
     """One producer on one segment."""
 
-    def __init__(self, home: ParentProducer, segment: Segment, topic: str) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        spec: ProducerSpec,
+        pending: PendingMessages,
+        segment: Segment,
+        topic: str,
+        *,
+        terminated: Signal,
+    ) -> None:
+        """`terminated` is advanced when the broker says that the segment takes no more."""
         self.segment = segment
         self.topic = topic
         self.is_regular = segment.legacy_topic_name is not None
-        name = home.name
+        name = spec.name
         self.name = name if self.is_regular else f"{name}-seg-{segment.segment_id}"
         partition = TopicName.parse(topic).partition
         self._partition = -1 if partition is None else partition
@@ -124,16 +124,22 @@ class SegmentProducer:
         """Why it is not connected, if it is not."""
         self.is_terminated = False
         """The broker said that this segment takes no more messages."""
-        self._home = home
+        self._connections = connections
+        self._spec = spec
+        self._pending = pending
+        self._terminated = terminated
         self._outbox = Outbox(
             segment,
-            home.settings,
-            stamp=self._stamp,
-            next_sequence=home.next_sequence,
-            new_uuid=self._new_uuid,
+            spec.settings,
+            producer_name=self.name,
+            sequences=pending.sequences,
+            clock=connections.clock,
+            chance=connections.chance,
         )
         self._stranded: list[Pending] = []
+        # Batches: the timer that closes open ones.
         self._timer: asyncio.Handle | None = None
+        # The present connection, and what became of it: set by what the broker says, read by `run`.
         self._open: tuple[BrokerConnection, int] | None = None
         self._opening: asyncio.Task[pb.CommandProducerSuccess] | None = None
         self._is_pumping = False
@@ -146,12 +152,13 @@ class SegmentProducer:
         self._news = Signal()
         self._epoch = 0
         self._topic_epoch: int | None = None
-        self._backoff = home.connections.backoff()
+        self._backoff = connections.backoff()
 
     # --- the producer's side
 
     @property
     def takes_messages(self) -> bool:
+        """Whether what is offered is sent from here."""
         return not self._is_ending and not self.is_terminated
 
     @property
@@ -161,6 +168,7 @@ class SegmentProducer:
 
     def offer(self, message: Pending) -> None:
         """Take a message; it is sent as soon as that is possible."""
+        # Between two layouts (invariant 2): it moves with the rest, in its order.
         if not self.takes_messages:
             self._stranded.append(message)
             return
@@ -168,14 +176,16 @@ class SegmentProducer:
         try:
             outbox.add(message)
         except MessageTooLarge as error:
+            # A batch of rows that is too large for the broker: its messages may fit one by one.
             if message.count > 1:
                 for each in message.messages():
                     self.offer(each)
                     outbox.close_batches()  # each is an entry of its own
             else:
-                self._home.failed([message], error)
+                self._pending.failed([message], error)
         if outbox.has_waiting:
             self._pump_soon()
+        # The timer runs exactly while a batch is open.
         if outbox.has_open_batches:
             if self._timer is None:
                 self._set_timer()
@@ -209,6 +219,8 @@ class SegmentProducer:
 
     def gave_up(self) -> None:
         """Messages were given up: begin anew without those that are in flight."""
+        # Its answers would have to be matched with entries that nobody waits for; a new connection
+        # sends the others again.
         if self._open is not None and self._outbox.has_dead_in_flight:
             self.lost(DeadlineExceeded(f"{self.topic} gave no receipt in time"))
 
@@ -217,19 +229,13 @@ class SegmentProducer:
         if self._outbox.is_idle:
             self._timer = self._loop.call_soon(self.close_batches)
         else:
-            delay = self._home.settings.batch_delay
+            delay = self._spec.settings.batch_delay
             self._timer = self._loop.call_later(delay, self.close_batches)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _stamp(self) -> Stamp:
-        return Stamp(self.name, self._home.clock.now_ms(), self._home.settings.compression)
-
-    def _new_uuid(self, message: Pending) -> str:
-        return f"{self.name}-{message.sequence_id}-{self._home.new_number():x}"
 
     # --- writing
 
@@ -245,6 +251,7 @@ class SegmentProducer:
             return
         connection, number = self._open
         while self._outbox.has_waiting and connection.is_open:
+            # The broker reads slower than this sends: the transport calls back once it has room.
             if not connection.is_writable:
                 self._is_pumping = True
                 connection.when_writable(self._pump)
@@ -275,17 +282,20 @@ class SegmentProducer:
     def _note(self, error: MagnetarError) -> None:
         """What the end of a connection, or a refusal to open, means."""
         self.failure = error
+        # The segment was sealed or, if it was open before, deleted since: its messages go to its
+        # successors. A regular topic that is not found may be created with the next try.
         if isinstance(error, TopicTerminated) or (
             isinstance(error, TopicNotFound) and not self.is_regular and self.ready.done()
         ):
             self.is_terminated = True
             self._stop_timer()
             self._refuse(error)
-            self._home.segment_terminated()
+            self._terminated.advance()
+        # Refused for good (not authorized, fenced, a wrong schema): no segment can go on.
         elif not may_open(error, was_open=self.ready.done()) and not self._is_ending:
             self._is_ending = True
             self._refuse(error)
-            self._home.fail(error)
+            self._pending.fail(error)
 
     def _refuse(self, error: MagnetarError) -> None:
         """Tell who waits for the first opening that it will not come."""
@@ -304,8 +314,8 @@ class SegmentProducer:
             return
 
     async def _serve(self) -> None:
-        """On one connection, until it ends: raises why, unless it is told to end."""
-        connection = await self._home.connections.lookup(self.topic)
+        """Produce on one connection until it ends: raises why, unless it is told to end."""
+        connection = await self._connections.lookup(self.topic)
         if self._is_ending:
             return
         number = connection.register(PRODUCER, self)
@@ -320,6 +330,7 @@ class SegmentProducer:
             version = self._news.version
             while self._goes_on:
                 version = await self._news.past(version)
+            # It was told to end, or had trouble of its own making: the broker must know.
             if not self._closed_by_broker and connection.is_open:
                 # Its answer comes behind the receipts of what is in flight.
                 await connection.request("CLOSE_PRODUCER", producer_id=number)
@@ -330,6 +341,7 @@ class SegmentProducer:
             self._leaves_doubt = not connection.is_open or self._is_append_refused or is_unknown
             if self._trouble is not None:
                 raise self._trouble
+        # Nobody waits for an answer any more, and the broker may have opened it all the same.
         except (DeadlineExceeded, AlreadyClosed, asyncio.CancelledError):
             connection.tell_request("CLOSE_PRODUCER", producer_id=number)
             raise
@@ -349,7 +361,7 @@ class SegmentProducer:
                 return
 
     async def _open_at(self, connection: BrokerConnection, number: int) -> None:
-        fields = self._home.opening_fields(is_regular=self.is_regular)
+        fields = self._spec.opening_fields(is_regular=self.is_regular)
         if self._topic_epoch is not None:
             fields["topic_epoch"] = self._topic_epoch
         asked = connection.request(
@@ -366,18 +378,21 @@ class SegmentProducer:
         self._opening = self._loop.create_task(asked, name=f"open {self.name}")
         try:
             answer = await self._opening
+        # Cancelled by `_interrupt`, because something happened, or from outside, with the whole
+        # task.
         except asyncio.CancelledError:
             if self._goes_on:
                 raise
             raise (self._trouble or AlreadyClosed(f"{self.name} was closed")) from None
         finally:
             self._opening = None
+        # It had the topic for itself once (`topic_epoch`), and another one has taken that over.
         if not answer.producer_ready:
             raise ProducerFenced(f"{self.name}: another producer has {self.topic} for itself")
         self._opened(answer, connection)
 
     def _opened(self, answer: pb.CommandProducerSuccess, connection: BrokerConnection) -> None:
-        self._home.opened_with(answer.last_sequence_id, answer.schema_version)
+        self._pending.opened_with(answer.last_sequence_id, answer.schema_version)
         if answer.HasField("topic_epoch"):
             self._topic_epoch = answer.topic_epoch
         self._outbox.entry_bytes_max = connection.max_message_bytes
@@ -386,7 +401,7 @@ class SegmentProducer:
             self.ready.set_result(None)
 
     def _interrupt(self) -> None:
-        """Something happened: whatever is waited for, look again."""
+        """Wake whatever is waited for: something happened."""
         self._news.advance()
         if self._opening is not None:
             self._opening.cancel()
@@ -416,10 +431,12 @@ class SegmentProducer:
         if outbound is not None:
             self._backoff.reset()
             if outbound.is_whole:
-                self._home.stored(outbound.messages, self._ids(outbound, body.message_id))
+                self._pending.stored(outbound.messages, self._ids(outbound, body.message_id))
 
     def _take_error(self, body: pb.CommandSendError) -> None:
         error = refusal(f"a message to {self.topic}", body.error, body.message)
+        # Invariant 3. After a seal the broker refuses all that follows, and what it refused is
+        # certainly not stored; after any other refusal of an append that is not certain.
         if error.wire_code not in _MESSAGE_REFUSED:
             if isinstance(error, TopicTerminated):
                 self._outbox.refused(body.sequence_id)
@@ -429,7 +446,7 @@ class SegmentProducer:
             return
         outbound = self._answered(body.sequence_id)
         if outbound is not None:
-            self._home.failed(outbound.messages, error)
+            self._pending.failed(outbound.messages, error)
 
     def _answered(self, sequence_id: int) -> PendingSend | None:
         try:

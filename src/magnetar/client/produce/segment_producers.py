@@ -1,4 +1,4 @@
-"""Where the messages of one producer go, while the segments of its topic change.
+"""The routing of one producer's messages while the segments of its topic change.
 
 Owns: `SegmentProducers`: one `SegmentProducer` for each active segment, and the move of messages
 from segments that are gone to their successors.
@@ -22,11 +22,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from magnetar.client.connection.pool import Connections
 from magnetar.client.layout.watch import LayoutWatch
 from magnetar.client.message.batch import BATCH_MESSAGES_MAX
 from magnetar.client.message.routing import RoundRobin, Router
-from magnetar.client.produce.outbox import Pending
-from magnetar.client.produce.segment_producer import ParentProducer, SegmentProducer
+from magnetar.client.produce.outbox import Pending, large_number
+from magnetar.client.produce.pending_messages import PendingMessages
+from magnetar.client.produce.segment_producer import ProducerSpec, SegmentProducer
 from magnetar.errors import (
     AlreadyClosed,
     ConnectionLost,
@@ -40,6 +42,7 @@ from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.wire.messages import TxnId
 
+# A migration terminates the regular topic and makes the scalable one: seconds, not minutes.
 TERMINATED_S: Final = 5.0
 
 _LOG: Final = logger(__name__)
@@ -48,10 +51,18 @@ _LOG: Final = logger(__name__)
 class SegmentProducers(Service):
     """All segments of one topic, for one producer."""
 
-    def __init__(self, home: ParentProducer, watch: LayoutWatch) -> None:
-        timeout_s = home.connections.settings.operation_timeout
-        super().__init__(f"producer {home.name} of {watch.topic}", stop_seconds=timeout_s)
-        self._home = home
+    def __init__(
+        self,
+        connections: Connections,
+        spec: ProducerSpec,
+        pending: PendingMessages,
+        watch: LayoutWatch,
+    ) -> None:
+        self._timeout_s = connections.settings.operation_timeout
+        super().__init__(f"producer {spec.name} of {watch.topic}", stop_seconds=self._timeout_s)
+        self._connections = connections
+        self._spec = spec
+        self._pending = pending
         self._watch = watch
         self._loop = asyncio.get_running_loop()
         self._producers: dict[int, SegmentProducer] = {}
@@ -59,9 +70,10 @@ class SegmentProducers(Service):
         self._router: Router
         self._adopted = Signal()
         self._terminated = Signal()
-        settings = home.settings
+        """Advanced by the producers of segments that take no more messages."""
+        settings = spec.settings
         self._turns = RoundRobin(
-            start=home.new_number(),
+            start=large_number(connections.chance),
             window_s=settings.batch_delay if settings.batching else 0.0,
             messages_max=min(settings.batch_messages, BATCH_MESSAGES_MAX)
             if settings.batching
@@ -78,6 +90,7 @@ class SegmentProducers(Service):
     async def _stop(self) -> None:
         """What has no receipt is given up."""
         present = list(self._producers.values())
+        # All are told before one is waited for: they end side by side.
         for each in present:
             each.end()
         try:
@@ -88,18 +101,19 @@ class SegmentProducers(Service):
 
     async def _until_ready(self) -> None:
         """Until there is a producer on every active segment; raises why there cannot be."""
-        timeout_s = self._home.connections.settings.operation_timeout
-        deadline = None if self._home.settings.access_mode.may_wait else timeout_s
+        # One that waits for exclusive access waits as long as another producer has it.
+        deadline = None if self._spec.settings.access_mode.may_wait else self._timeout_s
         try:
             async with asyncio.timeout(deadline):
                 version = self._adopted.version
                 while not await self._are_ready():
                     version = await self._adopted.past(version)
         except TimeoutError as error:
+            # What a segment said last explains more than that time is over.
             failures = [each.failure for each in self._producers.values() if each.failure]
             if failures:
                 raise failures[0] from None
-            text = f"{self._home.name} was not opened within {timeout_s} s"
+            text = f"{self._spec.name} was not opened within {self._timeout_s} s"
             raise DeadlineExceeded(text) from error
 
     async def _are_ready(self) -> bool:
@@ -107,6 +121,8 @@ class SegmentProducers(Service):
         for each in list(self._producers.values()):
             try:
                 await asyncio.shield(each.ready)
+            # A segment that was sealed while it was opened has successors; a regular topic has
+            # none, as far as anybody knows.
             except TopicTerminated:
                 if each.is_regular:
                     raise
@@ -156,9 +172,6 @@ class SegmentProducers(Service):
         for each in self._producers.values():
             each.gave_up()
 
-    def segment_terminated(self) -> None:
-        self._terminated.advance()
-
     def trouble(self) -> MagnetarError | None:
         """Why messages wait, as far as that is known."""
         failures = (each.failure for each in self._producers.values())
@@ -166,6 +179,8 @@ class SegmentProducers(Service):
 
     def _again(self, message: Pending) -> Segment:
         """The segment of a message that had one before."""
+        # Keys, and partitions, are routed as at first. A message without a key stays in the part of
+        # the ring that its first segment had (invariant 2).
         if message.key is not None or self._router.is_legacy:
             key = message.key
             return (
@@ -187,11 +202,12 @@ class SegmentProducers(Service):
     async def _adopt(self) -> None:
         """Go over to the newest layout, once the producers of segments that are gone have ended."""
         while True:
+            # Read again after every wait: only the newest layout is gone over to.
             layout = self._watch.layout
             assert layout is not None, "it has changed"
             if not layout.active:
                 # Messages have nowhere to go; the present producers keep them for the next layout.
-                _LOG.warning("layout-without-active-segments", producer=self._home.name)
+                _LOG.warning("layout-without-active-segments", producer=self._spec.name)
                 return
             active = {segment.segment_id for segment in layout.active}
             gone = [each for number, each in self._producers.items() if number not in active]
@@ -202,6 +218,8 @@ class SegmentProducers(Service):
                 break
             for each in ending:  # meanwhile layouts change, and messages come for the old one
                 await each.is_over.wait()
+        # From here to the end there is no await: no message can be handed in between the old layout
+        # and the new one (invariant 1).
         for each in gone:
             del self._producers[each.segment.segment_id]
         left = [message for each in gone for message in each.left()]
@@ -209,22 +227,31 @@ class SegmentProducers(Service):
         lost: list[Pending] = []
         # Those that may be stored first, by their ids; then the others, as they came.
         for message in sorted(left, key=_place_in_order):
+            # Invariant 3: nobody could tell a repetition of it from the message.
             if message.is_in_doubt and message.txn is not None:
                 lost.append(message)
             else:
                 self.offer(self._again(message), message)
         if lost:
             text = "the connection was lost, and then the segment was replaced by others"
-            self._home.failed(lost, ConnectionLost(text, hint="abort the transaction"))
+            self._pending.failed(lost, ConnectionLost(text, hint="abort the transaction"))
         if gone:
-            _LOG.info("segments-left", producer=self._home.name, moved=len(left), now=len(active))
+            _LOG.info("segments-left", producer=self._spec.name, moved=len(left), now=len(active))
 
     def _set_layout(self, layout: SegmentLayout) -> None:
         self._layout = layout
-        self._router = Router(layout, self._home.settings.routing)
+        self._router = Router(layout, self._spec.settings.routing)
         for segment in layout.active:
+            # Segments that stay keep their producers, with what these have in flight.
             if segment.segment_id not in self._producers and not self.stopping:
-                made = SegmentProducer(self._home, segment, self._watch.topic_of(segment))
+                made = SegmentProducer(
+                    self._connections,
+                    self._spec,
+                    self._pending,
+                    segment,
+                    self._watch.topic_of(segment),
+                    terminated=self._terminated,
+                )
                 self._producers[segment.segment_id] = made
                 self.spawn(made.run(), f"segment {segment.segment_id}")
         self._adopted.advance()
@@ -238,8 +265,9 @@ class SegmentProducers(Service):
             if ended:
                 await asyncio.sleep(TERMINATED_S)
             for each in ended:
+                # Looked at again after the wait: a new layout may have replaced it meanwhile.
                 if self._producers.get(each.segment.segment_id) is each and each.failure:
-                    self._home.fail(each.failure)
+                    self._pending.fail(each.failure)
 
 
 def _is_at_its_end(producer: SegmentProducer) -> bool:

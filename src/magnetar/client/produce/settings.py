@@ -1,4 +1,4 @@
-"""What an application tells a producer.
+"""The options that an application gives a producer.
 
 Owns: `ProducerSettings` and `AccessMode`.
 
@@ -17,6 +17,7 @@ from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import Routing
 from magnetar.errors import InvalidSetting
 
+# Ten full batches: enough to keep a connection busy while receipts are on their way.
 MAX_PENDING: Final = 10_000
 SEND_TIMEOUT_S: Final = 30.0
 
@@ -25,7 +26,7 @@ _NOT_NEGATIVE: Final = ("send_timeout", "batch_delay")
 
 
 class AccessMode(IntEnum):
-    """Who else may produce; the numbers are those of the protocol."""
+    """The right of other producers to a topic; the numbers are those of the protocol."""
 
     SHARED = 0
     """Anybody."""
@@ -38,7 +39,7 @@ class AccessMode(IntEnum):
 
     @property
     def may_wait(self) -> bool:
-        """Opening takes as long as others produce."""
+        """Whether opening takes as long as others produce."""
         return self is AccessMode.WAIT_FOR_EXCLUSIVE
 
 

@@ -41,7 +41,7 @@ class RangeSource:
 class RangePage:
     """Some entries of a range, in order."""
 
-    source: RangeSource
+    _source: RangeSource
     start: RangePosition
     """Of the page."""
     end: RangePosition
@@ -49,27 +49,16 @@ class RangePage:
     next: RangePosition
     """Where the next page begins; `end`, if this is the last one."""
     positions: tuple[Position, ...]
+    """Where each entry stands."""
     sizes: tuple[int, ...]
+    """How many bytes of `data` each entry has."""
     data: bytes
     """All entries, one behind the other."""
 
-    @classmethod
-    def of(
-        cls, source: RangeSource, start: RangePosition, end: RangePosition, answer: ReceivedEntries
-    ) -> RangePage:
-        body = answer.body
-        # Runs on the wire, since entries of a ledger mostly follow each other.
-        positions = tuple(
-            Position(run.ledger_id, entry_id)
-            for run in body.runs
-            for entry_id in range(run.first_entry_id, run.first_entry_id + run.count)
-        )
-        following = position_from(body.next)
-        return cls(source, start, end, following, positions, tuple(body.sizes), answer.data)
-
     @property
     def segment(self) -> RangeSegment:
-        return self.source.segment
+        """The segment that it is of."""
+        return self._source.segment
 
     def __len__(self) -> int:
         """How many entries it has."""
@@ -94,10 +83,24 @@ class RangePage:
         return entries_batch(
             self.entries(),
             entries_schema(names),
-            topic=self.source.topic,
-            segment_id=self.source.segment_id,
-            partition=self.source.partition,
+            topic=self._source.topic,
+            segment_id=self._source.segment_id,
+            partition=self._source.partition,
         )
+
+
+def page_of(
+    source: RangeSource, start: RangePosition, end: RangePosition, answer: ReceivedEntries
+) -> RangePage:
+    """The page that an answer to RANGE_READ brought."""
+    body = answer.body
+    positions = tuple(
+        Position(run.ledger_id, entry_id)
+        for run in body.runs
+        for entry_id in range(run.first_entry_id, run.first_entry_id + run.count)
+    )
+    following = position_from(body.next)
+    return RangePage(source, start, end, following, positions, tuple(body.sizes), answer.data)
 
 
 def position_from(wire: pb.RangePosition) -> RangePosition:

@@ -23,7 +23,13 @@ from magnetar.client.connection.connection import BrokerConnection
 from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.server_errors import is_passing
 from magnetar.client.ranges.brokers import RangeBrokers
-from magnetar.client.ranges.page import RangePage, RangeSource, position_from, wire_position
+from magnetar.client.ranges.page import (
+    RangePage,
+    RangeSource,
+    page_of,
+    position_from,
+    wire_position,
+)
 from magnetar.errors import (
     InvalidSetting,
     MagnetarError,
@@ -276,7 +282,7 @@ class Ranges:
                     start=wire_position(at),
                     end=wire_position(end),
                 )
-                page = RangePage.of(source, at, end, answer)
+                page = page_of(source, at, end, answer)
                 # Waits while the application is behind: this is the back-pressure.
                 await pages.put(page)
                 at = page.next

@@ -1,4 +1,4 @@
-"""Where the coordinators of transactions are, and how they are asked.
+"""The coordinators of transactions: who leads them, and how they are asked.
 
 Owns: `CoordinatorClients`. There are two kinds. Brokers with `supports_tc_metadata_discovery` tell
 a watch (commands 79 to 81) which of them leads which coordinator. Of others the partitions of a
@@ -60,12 +60,15 @@ class CoordinatorClients(Service):
         """Who leads which, as the watch said; without a watch each is looked up."""
         self._is_scalable = True
         self._failure: MagnetarError | None = None
+        # Connections whose broker knows this client at that coordinator (invariant 1), and requests
+        # under way, which are cut short when the coordinator moves.
         self._greeted: dict[int, BrokerConnection] = {}
         self._asking: dict[int, dict[asyncio.Timeout, None]] = {}
         self._turn = int(connections.chance.random() * 2**16)
 
     @property
     def connections(self) -> Connections:
+        """The connections of its client."""
         return self._connections
 
     async def _start(self) -> None:
@@ -116,6 +119,7 @@ class CoordinatorClients(Service):
 
         async def attempt() -> Any:
             nonlocal number
+            # Any broker answers for a group that it leads, or names its coordinator.
             if number is None:
                 service = await self._connections.service()
                 try:
@@ -136,6 +140,7 @@ class CoordinatorClients(Service):
     async def _ask_once(self, number: int, what: str, /, **fields: Any) -> Any:
         asking = self._asking.setdefault(number, {})
         try:
+            # No deadline of its own: `led` sets it to now if the leader changes meanwhile.
             async with asyncio.timeout(None) as until_moved:
                 asking[until_moved] = None
                 try:
@@ -146,6 +151,7 @@ class CoordinatorClients(Service):
         except TimeoutError as error:
             raise TransactionCoordinatorNotFound(f"coordinator {number} has moved") from error
         except MagnetarError as error:
+            # It may not lead there any more: the next attempt greets whoever does.
             if is_passing(error):
                 self._greeted.pop(number, None)
             raise
@@ -161,6 +167,7 @@ class CoordinatorClients(Service):
         if not self._count:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
+            # Woken by a failure too: then it is raised, not waited out.
             await self._news.past(0)
             await self._until_known()
 
@@ -176,6 +183,7 @@ class CoordinatorClients(Service):
     async def _led_by(self, number: int) -> BrokerConnection:
         """The connection to the leader of a coordinator, which knows us there."""
         await self._until_known()
+        # The short way: asked before every request.
         greeted = self._greeted.get(number)
         if greeted is not None and greeted.is_open:
             return greeted
@@ -187,6 +195,7 @@ class CoordinatorClients(Service):
         else:
             leader = await self._connections.lookup(str(ASSIGN_TOPIC.with_partition(number)))
         await leader.request("TC_CLIENT_CONNECT_REQUEST", tc_id=number, **await self._kind())
+        # Only if it still leads: the watch may have told of another one while it was greeted.
         if self._urls.get(number) == url:
             self._greeted[number] = leader
         return leader
@@ -194,6 +203,8 @@ class CoordinatorClients(Service):
     async def _follow(self) -> None:
         backoff = self._connections.backoff()
         while True:
+            # Two kinds (see the head): a watch, which ends with its connection, or a number that
+            # does not change.
             known = self._news.version
             try:
                 if await self._are_watched():
@@ -205,6 +216,8 @@ class CoordinatorClients(Service):
             except MagnetarError as error:
                 _LOG.info("coordinators-not-watched", reason=str(error))
                 self._failure = error
+                # Whoever waits for the first news hears why there is none; later what is known is
+                # kept (invariant 3).
                 if self._count == 0:
                     self._news.advance()
             if self._news.version > known and self._count:
@@ -237,6 +250,7 @@ class CoordinatorClients(Service):
             url = self._connections.url_of(each.broker_service_url, each.broker_service_url_tls)
             if url is not None:
                 urls[each.tc_id] = url
+        # Leaders that changed: requests to the old ones would only time out.
         moved = [number for number, url in self._urls.items() if urls.get(number) != url]
         self._urls, self._count = urls, snapshot.parallelism
         for number in moved:

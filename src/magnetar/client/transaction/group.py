@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from magnetar.client.transaction.coordinators import CoordinatorClients
 from magnetar.client.transaction.transaction import Beginning, Transaction
+from magnetar.client.transaction.transaction_core import TransactionCore
 from magnetar.errors import GroupFenced, InvalidTxnStatus, ProducerFenced, TransactionNotFound
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class GroupTicket(NamedTuple):
-    """What names an open group; any process may begin transactions with it."""
+    """The name of an open group; any process may begin transactions with it."""
 
     application: str
     epoch: int
@@ -36,7 +37,7 @@ class GroupTicket(NamedTuple):
 
 
 class GroupStatus(NamedTuple):
-    """What the server knows of a group."""
+    """A group as the server knows it."""
 
     epoch: int
     generation: str
@@ -73,11 +74,12 @@ class TransactionGroup:
         self._ticket = ticket
         self._begin = begin
         self._committed_sequence = committed_sequence
-        self._members: WeakKeyDictionary[Transaction, int] = WeakKeyDictionary()
+        # The members of this process, by their cores; one that nobody holds any more needs no news.
+        self._members: WeakKeyDictionary[TransactionCore, int] = WeakKeyDictionary()
 
     @property
     def ticket(self) -> GroupTicket:
-        """For `Client.group` in other processes."""
+        """The ticket for `Client.group` in other processes."""
         return self._ticket
 
     @property
@@ -90,7 +92,7 @@ class TransactionGroup:
 
         async def begin() -> Transaction:
             txn = await _fenced(self._begin(self._ticket, sequence, timeout))
-            self._members[txn] = sequence
+            self._members[txn._core] = sequence
             return txn
 
         return Beginning(begin)
@@ -107,8 +109,10 @@ class TransactionGroup:
         chosen = list(transactions)
         for each in chosen:
             if isinstance(each, Transaction):
-                self._members[each] = sequence
+                self._members[each._core] = sequence
         ids = [each.txn_id if isinstance(each, Transaction) else each for each in chosen]
+        # Invariant 2. Those of other processes have been prepared there, before their ids came
+        # here.
         for member in [each for each in self._members if each.txn_id in ids]:
             await member.prepare()
         answer = await _fenced(
@@ -121,10 +125,12 @@ class TransactionGroup:
             )
         )
         self._committed_sequence = max(self._committed_sequence, sequence)
+        # Invariant 3: an earlier commit of the sequence decided, maybe on other transactions.
         if answer.replayed:
             status = await self.status()
             ids = list(status.committed) if status.committed_sequence == sequence else []
         for member, at in list(self._members.items()):
+            # Earlier sequences too: what was not committed with them is aborted now.
             if at <= sequence:
                 member.decided(committed=member.txn_id in ids)
                 del self._members[member]

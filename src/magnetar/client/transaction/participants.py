@@ -1,4 +1,4 @@
-"""What a producer and a transaction know of each other.
+"""The parts of a producer and of a transaction that the other one knows.
 
 Owns: `SendTransaction`, a transaction as producers see it, and `Sender`, a producer as transactions
 see it.

@@ -18,11 +18,18 @@ from magnetar.errors import InvalidTxnStatus
 
 
 class TransactionState(Enum):
+    """The state of a transaction, as its client knows it."""
+
     OPEN = "open"
+    """It takes messages and acknowledgements."""
     COMMITTING = "committing"
+    """A commit was asked for (of a member of a group: it is prepared), and is not known."""
     ABORTING = "aborting"
+    """It is to be aborted, and the coordinator has not said so yet."""
     COMMITTED = "committed"
+    """Everything of it is there for others."""
     ABORTED = "aborted"
+    """Nothing of it will ever be seen."""
     ERROR = "error"
     """The coordinator did not answer: the transaction may have been committed or not."""
     TIMED_OUT = "timed out"
@@ -30,14 +37,18 @@ class TransactionState(Enum):
 
     @property
     def is_final(self) -> bool:
+        """Whether the outcome is known, and cannot change."""
         return self in _FINAL
 
     @property
     def is_aborted(self) -> bool:
+        """Whether nothing of it will ever be seen."""
         return self in (TransactionState.ABORTED, TransactionState.TIMED_OUT)
 
 
 class TxnEvent(Enum):
+    """A step from one state to another, with the verb that an error message has for it."""
+
     COMMIT = "commit"
     ABORT = "abort"
     GIVE_UP = "give up"

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from magnetar.blocking import Client, Transaction, TransactionGroup
 from magnetar.client.client import Client as AsyncClient
+from magnetar.client.client import connections_of
 from magnetar.client.connection.pool import retrying
 from magnetar.client.transaction.group import GroupStatus, GroupTicket
 from magnetar.client.transaction.group import TransactionGroup as AsyncTransactionGroup
@@ -196,7 +197,7 @@ def has_groups(client: Client) -> bool:
     """Whether the server says that it has transaction groups; looked up once for each client."""
 
     async def ask(asked: AsyncClient) -> bool:
-        connections = asked.connections
+        connections = connections_of(asked)
         timeout_s = connections.settings.operation_timeout
         try:
             # Not `patiently`: that one lets its last attempt end, however long it takes. A wrong

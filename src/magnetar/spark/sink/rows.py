@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from magnetar.blocking import Client, Transaction
-from magnetar.client.consume.dead_letter import REAL_TOPIC
+from magnetar.client.consume.core.dead_letter import REAL_TOPIC
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.errors import InvalidTopicName, InvalidValue
 from magnetar.model.names import TopicName

@@ -34,6 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from magnetar.client.client import Client as AsyncClient
+from magnetar.client.client import connections_of
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.spark.links import client_for, close_all, patiently, stop_on_sigterm
 from magnetar.spark.options import Options
@@ -86,7 +87,7 @@ class _Reading:
 
 
 def _schema_of(client: Any, topic: str, version: bytes) -> SchemaInfo | None:
-    found = client.run(lambda asked: asked.connections.schema(topic, version))
+    found = client.run(lambda asked: connections_of(asked).schema(topic, version))
     return None if found is None else SchemaInfo.from_wire(found)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspark.sql.types import StructType
 
-from magnetar.client.client import Client
+from magnetar.client.client import Client, connections_of
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.errors import InvalidSetting
 from magnetar.spark.links import client_for, patiently
@@ -64,6 +64,6 @@ async def _infos(client: Client, options: Options) -> dict[str, SchemaInfo | Non
     found: dict[str, SchemaInfo | None] = {}
     for topic in await watched.names():
         await watched.ranges(topic)  # raises if there is no such topic
-        schema = await client.connections.schema(topic)
+        schema = await connections_of(client).schema(topic)
         found[topic] = None if schema is None else SchemaInfo.from_wire(schema)
     return found

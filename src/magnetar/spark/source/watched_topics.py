@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import re2
 
-from magnetar.client.client import Client
+from magnetar.client.client import Client, connections_of
 from magnetar.client.connection.connection import WATCH
 from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.server_errors import refusal
@@ -192,7 +192,7 @@ class Watched:
             return self._found
         now = asyncio.get_running_loop().time()
         if now >= self._found_at + PATTERN_S:
-            self._found = await self._pattern.topics(self._client.connections)
+            self._found = await self._pattern.topics(connections_of(self._client))
             self._found_at = now
             # A topic that comes back under the same name has another creation id: forget what was
             # known.

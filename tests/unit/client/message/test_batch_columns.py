@@ -106,7 +106,7 @@ def check(batch: Any, messages: list[Message[bytes]]) -> None:
         assert dict(row["properties"]) == message.properties
         assert time == (signed(message.event_time_ms) if message.event_time_ms else None)
         assert row["sequence_id"] == signed(message.sequence_id)
-        assert row["batch_index"] == message.raw_id.batch_index
+        assert row["batch_index"] == message._raw_id.batch_index
 
 
 def as_they_are(data: bytes, _version: bytes) -> bytes:
@@ -136,7 +136,7 @@ def test_parts_are_parts(
     parts = [part for part in (first, rows_of(opened(others)), rest) if part.num_rows]
     check(record_batch(parts), [each for part in parts for each in part.messages(as_they_are)])
     both = [each for part in (first, rest) for each in part.messages(as_they_are)]
-    assert [message.raw_id.batch_index for message in both] == chosen
+    assert [message._raw_id.batch_index for message in both] == chosen
     singles = messages_in(entry)
     assert [message.data for message in both] == [singles[index].payload for index in chosen]
 

@@ -4,42 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from itertools import count
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.message.batch import Stamp, messages_in, open_entry
-from magnetar.client.produce.outbox import UNNUMBERED, Outbox, Pending, PendingSend
+from magnetar.client.message.batch import messages_in, open_entry
+from magnetar.client.produce.outbox import (
+    UNNUMBERED,
+    Outbox,
+    Pending,
+    PendingSend,
+    SequenceIds,
+)
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.segments import Segment, bucket_splits
-
-STAMP = Stamp("p-seg-0", 1000)
+from magnetar.runtime.clock import SystemClock
 
 
 class Sender:
     """An outbox, and the futures of its messages."""
 
     def __init__(self, *, is_regular: bool = False, **settings: object) -> None:
-        self.numbers = count()
+        self.numbers = SequenceIds(0)
         self.loop = asyncio.new_event_loop()
         self.outbox = Outbox(
             Segment(0, FULL_RING, legacy_topic_name="persistent://public/default/t")
             if is_regular
             else Segment(0, FULL_RING, entry_bucket_splits=bucket_splits(4)),
             ProducerSettings(**settings),  # type: ignore[arg-type]
-            stamp=lambda: STAMP,
-            next_sequence=self.next_sequence,
-            new_uuid=lambda message: f"uuid-{message.sequence_id}",
+            producer_name="p-seg-0",
+            sequences=self.numbers,
+            clock=SystemClock(),
+            chance=Random(0),
         )
-
-    def next_sequence(self, count: int) -> int:
-        first, *_ = [next(self.numbers) for _ in range(count)]
-        return first
 
     def message(self, key: str | None, payload: bytes, number: int = UNNUMBERED) -> Pending:
         return Pending(
@@ -79,7 +80,7 @@ def test_numbers_grow_from_entry_to_entry_and_keys_keep_their_order(seed: int) -
             own = last_own = last_own + 1000 + chance.randrange(3)
         sender.outbox.add(sender.message(key, payload, own))
         if own != UNNUMBERED:
-            sender.numbers = count(own + 1)
+            sender.numbers.go_behind(own)
         expected[key].append(payload)
         if chance.random() < 0.2:
             sender.outbox.close_batches()

@@ -27,6 +27,7 @@ from magnetar.errors import MagnetarError, RequestError
 from magnetar.runtime.logs import logger
 from magnetar.wire.messages import TxnId
 
+# Far below what a frame may hold, batch-index sets included.
 ACKS_PER_COMMAND: Final = 1000
 
 _LOG: Final = logger(__name__)
@@ -51,7 +52,7 @@ class AckTransaction(Protocol):
 
 
 class Acks(Protocol):
-    """What is acknowledged: the segment's consumer knows."""
+    """The acknowledgements that wait: the segment's consumer knows them."""
 
     @property
     def has_acks(self) -> bool: ...
@@ -90,7 +91,7 @@ class Ask(Protocol):
 
 
 class AckOutbox:
-    """What is acknowledged in one segment and not confirmed."""
+    """The acknowledgements of one segment that are not confirmed."""
 
     def __init__(self, acks: Acks, topic: str, subscription: str) -> None:
         self._acks = acks
@@ -113,7 +114,7 @@ class AckOutbox:
         return bool(self._group is not None or self._sent or self._txn_groups)
 
     def join(self) -> Acknowledged:
-        """Something was acknowledged: when the broker has it."""
+        """Wait with others for what was just acknowledged: done when the broker has it."""
         if self.joined is None:
             self._group = self._loop.create_future()
             self.joined = Acknowledged((self._group,))
@@ -127,7 +128,9 @@ class AckOutbox:
         cumulative: bool,
         on_end: Callable[[bool], None],
     ) -> Acknowledged:
-        """Something was acknowledged in a transaction; raises if that takes no more."""
+        """Acknowledge something in a transaction; raises if that takes no more."""
+        # What gathers while the transaction's subscription is made known, or while another command
+        # is under way, goes together. A cumulative one is a command of its own: it is not a set.
         group = next((each for each in self._txn_groups if each.takes(txn)), None)
         if group is None or cumulative:
             group = _TxnGroup(txn, {}, cumulative, [], self._loop.create_future())
@@ -135,6 +138,7 @@ class AckOutbox:
             self._txn_groups.append(group)
         group.on_end.append(on_end)
         for item in items:
+            # Two messages of one entry: the broker is to keep what neither of them acknowledged.
             before = group.items.get(item.position)
             unacked = item.unacked if before is None else item.unacked & before.unacked
             group.items[item.position] = item._replace(unacked=unacked)
@@ -142,8 +146,10 @@ class AckOutbox:
 
     async def send(self, ask: Ask) -> None:
         """Send everything that waits, and wait until the broker has it."""
+        # Transactions first: commits wait for theirs.
         while self._txn_groups:
             await self._send_group(ask, self._txn_groups[0])
+        # Whoever joins from here on waits for the next command: this one may not have theirs.
         if self._group is not None:
             self._sent.append(self._group)
             self._group = self.joined = None
@@ -153,6 +159,7 @@ class AckOutbox:
                 await ask(part, cumulative=cumulative)
                 self._acks.confirm_acks(part)
         except RequestError as error:
+            # The broker is not ready, say: the next connection sends them again (invariant 2).
             if is_passing(error):
                 raise
             # Sent again it would be refused again.
@@ -162,6 +169,8 @@ class AckOutbox:
             self._end_sent(None)
 
     async def _send_group(self, ask: Ask, group: _TxnGroup) -> None:
+        # Invariant 3: the coordinator must know the subscription before the broker has an
+        # acknowledgement that it might have to roll back.
         txn_id = group.txn.txn_id
         try:
             await group.txn.enlist_subscription(self._topic, self._subscription)
@@ -175,6 +184,7 @@ class AckOutbox:
                     del group.items[item.position]
         except MagnetarError as error:
             # Unanswered, it stays the first: the next connection repeats it.
+            # Its place at the head is kept, so that the order of groups is.
             if is_lost(error) or is_passing(error):
                 raise
             _fail(group.done, error)

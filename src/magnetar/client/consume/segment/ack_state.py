@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 from magnetar.model.ids import Position
 
+# Of each segment; beyond it acknowledgements get coarser, not wrong (invariant 5).
 HAND_OFFS_MAX: Final = 8192
 
 _UNKNOWN_ROOM: Final = 1000
@@ -103,12 +104,17 @@ class IndividualAcks:
         entry = self._entries.get(position)
         if entry is None:
             return left
+        # Known from before a lost connection: what the application has, or has acknowledged, is not
+        # for it again (invariant 1).
         left &= entry.open & ~entry.held
+        # A transaction that is not decided has it: if it is aborted, the delivery that is passed
+        # over now must be asked for again.
         entry.missed |= left & entry.pending
         return left & ~entry.pending
 
     def admit(self, position: Position, size: int, unacked: int = 0) -> int:
-        """As `arrived`; and all that is to be handed out is the application's from now on."""
+        """Let an entry in: what is to be handed out of it is the application's from now on."""
+        # The short way below is that of nearly every message: new, alone in its entry.
         if position in self._entries or unacked or size > 1:
             mask = self.arrived(position, size, unacked)
             if mask:
@@ -123,7 +129,7 @@ class IndividualAcks:
         self._entry(position, size).held |= bit_of(index)
 
     def handed_all(self, position: Position, mask: int, size: int) -> None:
-        """As `handed`, for those messages of an entry that are set in `mask`."""
+        """Note that the application has those messages of an entry that are set in `mask`."""
         self._entry(position, size).held |= mask
 
     def held_among(self, position: Position, mask: int) -> int:
@@ -142,6 +148,7 @@ class IndividualAcks:
         """
         entry = self._entries.get(position)
         if entry is None:
+            # Of an id that was stored: nothing of its entry was delivered here.
             entry = self._entries[position] = _Entry(size_from(index, size))
         bits = all_of(entry.size) if index == WHOLE else bit_of(index)
         held = entry.held & bits
@@ -151,7 +158,7 @@ class IndividualAcks:
         return held != 0
 
     def ack_all(self, position: Position, mask: int, size: int) -> None:
-        """As `ack`, for those messages of an entry that are set in `mask`."""
+        """Acknowledge those messages of an entry that are set in `mask`."""
         entry = self._entry(position, max(size, mask.bit_length()))
         entry.open &= ~mask
         entry.held &= ~mask
@@ -171,6 +178,7 @@ class IndividualAcks:
         missed = entry.missed & mask
         entry.pending &= ~mask
         entry.missed &= ~mask
+        # The broker merged it with the decision: nothing is left to be sent.
         if committed:
             entry.open &= ~mask
             entry.confirmed &= ~mask
@@ -185,7 +193,7 @@ class IndividualAcks:
             self._tidy(position, entry)
 
     def give_back_all(self, position: Position) -> None:
-        """As `give_back`, for every message of an entry."""
+        """Give back every message of an entry."""
         entry = self._entries.get(position)
         if entry is not None:
             entry.held = 0
@@ -197,6 +205,7 @@ class IndividualAcks:
         for position in [each for each in self._entries if each <= mark.position]:
             entry = self._entries[position]
             covered = entry.held
+            # The mark stands in the middle of a batch: only those up to it.
             if position == mark.position and mark.place[1] < entry.size - 1:
                 covered &= all_of(mark.batch_index + 1)
             if covered:
@@ -212,6 +221,7 @@ class IndividualAcks:
     def take(self, limit: int) -> list[AckItem]:
         """What is to be sent now; it is in flight until `confirm` or `reconnected`."""
         positions = list(self._waiting)
+        # Not all of them fit; the others keep their order.
         if limit < len(positions):
             positions = positions[:limit]
             for position in positions:
@@ -230,6 +240,8 @@ class IndividualAcks:
         for item in items:
             entry = self._entries.get(item.position)
             if entry is not None:
+                # More may have been acknowledged since it was sent: then it waits once more, and is
+                # kept.
                 entry.confirmed &= item.unacked
                 if entry.confirmed == entry.open:
                     self._sent.discard(item.position)
@@ -237,6 +249,7 @@ class IndividualAcks:
 
     def reconnected(self) -> None:
         """What was in flight is sent again; what was not handed out comes again."""
+        # Whether the broker had them, the lost connection did not say; an ACK can be repeated.
         self._waiting = {**dict.fromkeys(sorted(self._sent)), **self._waiting}
         self._sent.clear()
         for position, entry in list(self._entries.items()):
@@ -255,6 +268,7 @@ class IndividualAcks:
         return entry
 
     def _tidy(self, position: Position, entry: _Entry) -> None:
+        # What nobody has, and nobody has to be told, is forgotten: memory is that of what is open.
         is_known = position in self._waiting or position in self._sent
         if not entry.held and not entry.pending and not is_known:
             del self._entries[position]
@@ -269,7 +283,7 @@ class SegmentMark(NamedTuple):
 
     @property
     def place(self) -> tuple[Position, int]:
-        """For comparisons, among them with the same message under an id without its index."""
+        """A key for comparisons, with the same message under an id without its index too."""
         ends_entry = self.batch_index == WHOLE or self.batch_index == self.batch_size - 1
         return (self.position, (1 << 31) if ends_entry else self.batch_index)
 
@@ -300,11 +314,12 @@ class CumulativeAcks:
 
     @property
     def acked_through(self) -> SegmentMark:
+        """The last message that is acknowledged, with all before it."""
         return self._acked
 
     @property
     def is_settled(self) -> bool:
-        """Everything that was handed out is acknowledged, and the broker has that."""
+        """Whether all that was handed out is acknowledged, and the broker has that."""
         return self._confirmed.place >= self._handed.place
 
     @property
@@ -315,11 +330,13 @@ class CumulativeAcks:
     def arrived(self, position: Position, size: int, unacked: int = 0) -> int:
         """An entry was delivered: the set of its messages that are to be handed out."""
         left = all_of(size) & (unacked or ~0)
+        # After a rewind `_handed` has gone back; a commit since then has moved `_acked`.
         known = max(self._handed, self._acked, key=_place)
         if position < known.position:
             return 0
         if position > known.position:
             return left
+        # The entry in which the application stands: the rest of a batch, if there is one.
         if known.place[1] >= size - 1:
             return 0
         return left & ~all_of(known.batch_index + 1)
@@ -339,6 +356,7 @@ class CumulativeAcks:
 
     def settle_through(self, mark: SegmentMark) -> None:
         """Nothing up to here is the application's: it, or a transaction, has acknowledged it."""
+        # In the middle of a batch the entry is still the application's.
         ends_entry = ack_item(mark).unacked == 0
         entries = self._open
         while entries and (
@@ -347,7 +365,7 @@ class CumulativeAcks:
             entries.popleft()
 
     def rewind(self) -> None:
-        """Everything that is not acknowledged is to be handed out again."""
+        """Hand out again, from the first one, what is not acknowledged."""
         self._handed = self._acked
         self._open.clear()
 
@@ -389,7 +407,7 @@ def ack_item(mark: SegmentMark) -> AckItem:
 
 
 class HandOffs:
-    """When messages of one segment were handed out, by a count over all segments."""
+    """The turns at which messages of one segment were handed out, counted over all segments."""
 
     def __init__(self, limit: int = HAND_OFFS_MAX) -> None:
         self._limit = limit
@@ -415,7 +433,7 @@ class HandOffs:
         return found
 
     def last_before(self, turn: int) -> SegmentMark | None:
-        """As `through`, without a change."""
+        """The last message handed out up to this turn; nothing changes."""
         found = None
         for at, mark in tuple(self._items):  # other threads ask too
             if at > turn:

@@ -29,20 +29,22 @@ class Acknowledged:
         return cls([part for one in dict.fromkeys(each) for part in one._parts])
 
     def done(self) -> bool:
+        """Whether the broker has it, or never will."""
         return all(part.done() for part in self._parts)
 
     def raise_failure(self) -> None:
-        """Of one that is done: raise why the broker will never have it, if that is so."""
+        """Raise why the broker will never have it, if that is so and it is done."""
         for part in self._parts:
             part.result()
 
     @property
     def has_failed(self) -> bool:
-        """The broker never had it, or refused it."""
+        """Whether the broker never had it, or refused it."""
         return any(part.done() and part.exception() is not None for part in self._parts)
 
     def __await__(self) -> Generator[None, None, None]:
         for part in self._parts:
+            # Shielded: many wait for one command's answer (invariant 2).
             yield from asyncio.shield(part).__await__()
 
 

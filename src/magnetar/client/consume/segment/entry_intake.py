@@ -1,9 +1,9 @@
-"""From what a broker delivers to messages in the receive queue, for one segment.
+"""The intake of one segment: what a broker delivers becomes messages in the receive queue.
 
 Owns: `EntryIntake`: batches, chunks, what is acknowledged already, and what cannot be read.
 
 Invariants:
-1. Of an entry, exactly the messages that its feed admits get into the receive queue, in their
+1. Of an entry, exactly the messages that its segment admits get into the receive queue, in their
    order.
 2. Permits for what does not get there are given back at once.
 3. What cannot be read gets there all the same, as one message whose value raises: nothing is lost
@@ -38,6 +38,7 @@ from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 _LOG: Final = logger(__name__)
+# Of 64 messages each: what a broker says of more than that is not believed.
 _ACK_SET_WORDS: Final = 1024
 _ROWS_FROM: Final = 8
 """Smaller batches are taken apart faster message by message."""
@@ -58,7 +59,7 @@ class Admission(MessageSource, Protocol):
         ...
 
     def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
-        """These chunks cannot become a message here; whether they will be delivered again."""
+        """Give up chunks that cannot become a message here; whether they will come again."""
         ...
 
     @property
@@ -74,17 +75,17 @@ class Admission(MessageSource, Protocol):
 
 
 class EntryIntake:
-    """What one segment's consumer does with each entry."""
+    """Takes the entries of one segment apart."""
 
     def __init__(
         self,
-        feed: Admission,
+        segment: Admission,
         receive_queue: ReceiveQueue[Any],
         *,
         chunked_messages_max: int,
         chunk_timeout: float,
     ) -> None:
-        self._feed = feed
+        self._segment = segment
         self._receive_queue = receive_queue
         self._decode: Callable[[bytes, bytes], Any] = receive_queue.schemas.decode
         self._loop = asyncio.get_running_loop()
@@ -102,7 +103,7 @@ class EntryIntake:
         """Give up messages whose next chunk does not come."""
         given_up = self._chunks.expired(now)
         if given_up:
-            self._feed.give_up_chunks(given_up)
+            self._segment.give_up_chunks(given_up)
 
     def reconnected(self) -> None:
         self._chunks.clear()
@@ -112,12 +113,15 @@ class EntryIntake:
         try:
             if not delivered.checksum_ok:
                 raise UnreadableMessage(f"the checksum of {delivered.position} does not hold")
+            # Most entries are one message without anything rare: their metadata stays bytes until
+            # somebody asks for it.
             plain = plain_layout(data)
             if plain is not None:
                 start, stop = plain
                 self._take_single(delivered, data[start:stop], data[stop:], self._decode)
                 return
             opened = open_entry(data)
+            # One chunk of a large message, a batch, or a single message that had to be looked at.
             if opened.metadata.num_chunks_from_msg > 1:
                 self._take_chunk(delivered, opened)
             elif opened.is_batch:
@@ -127,10 +131,11 @@ class EntryIntake:
         except UnreadableMessage as error:
             _LOG.warning(
                 "message-unreadable",
-                topic=self._feed.wire_topic,
+                topic=self._segment.wire_topic,
                 position=str(delivered.position),
                 reason=str(error),
             )
+            # Invariant 3: a stand-in with the raw bytes, whose value raises.
             metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
             self._take_single(delivered, metadata, data, Unreadable(error))
 
@@ -142,12 +147,13 @@ class EntryIntake:
         decode: Callable[[bytes, bytes], Any],
         chunk_ids: tuple[MessageId, ...] = (),
     ) -> None:
-        feed, position = self._feed, delivered.position
-        if not feed.admit(position, 1, 0):
-            feed.give_permits(1)
+        segment, position = self._segment, delivered.position
+        # The application has it, or has acknowledged it: this is a repetition.
+        if not segment.admit(position, 1, 0):
+            segment.give_permits(1)
             return
         message: Message[Any] = Message(
-            feed,
+            segment,
             position,
             data,
             metadata,
@@ -157,31 +163,34 @@ class EntryIntake:
             WHOLE,
             0,
             delivered.redelivery_count,
-            feed.generation,
+            segment.generation,
             chunk_ids,
         )
-        feed.deliver(message)
+        segment.deliver(message)
 
     def _take_batch(self, delivered: Delivered, opened: OpenedEntry) -> None:
-        feed = self._feed
+        segment = self._segment
+        # As rows there is no object for each message before it is asked for. Whoever looks at each
+        # message (dead letters, shared streams) does not take them.
         is_large = opened.num_messages >= _ROWS_FROM or self._receive_queue.takes_rows
-        if is_large and feed.takes_rows and self._take_rows(delivered, opened):
+        if is_large and segment.takes_rows and self._take_rows(delivered, opened):
             return
         singles = messages_in(opened)
         size = len(singles)
         position = delivered.position
         unacked = unacked_of(delivered.ack_set, _ACK_SET_WORDS) if delivered.ack_set else 0
-        mask = feed.admit(position, size, unacked)
+        mask = segment.admit(position, size, unacked)
         added = 0
         for index, (single, payload) in enumerate(singles):
             if not mask & bit_of(index):
                 continue
+            # Compaction left its place in the batch and took the message: nobody is to see it.
             if single.compacted_out:
-                feed.discard(position, index, size)
+                segment.discard(position, index, size)
                 continue
             added += 1
             message: Message[Any] = Message(
-                feed,
+                segment,
                 position,
                 payload,
                 opened.metadata,
@@ -191,58 +200,62 @@ class EntryIntake:
                 index,
                 size,
                 delivered.redelivery_count,
-                feed.generation,
+                segment.generation,
             )
-            feed.deliver(message)
+            segment.deliver(message)
         self._return_permits(size, unacked, added)
 
     def _take_rows(self, delivered: Delivered, opened: OpenedEntry) -> bool:
         """Take a batch as it is; False: some of it is not for the application."""
-        feed, columns = self._feed, columns_in(opened)
+        segment, columns = self._segment, columns_in(opened)
         if columns.compacted_out:
             return False
         size = len(columns)
         position = delivered.position
         unacked = unacked_of(delivered.ack_set, _ACK_SET_WORDS) if delivered.ack_set else 0
-        mask = feed.admit(position, size, unacked)
+        mask = segment.admit(position, size, unacked)
         indexes: Sequence[int] = range(size)
         if mask != all_of(size):
+            # Only some are let in: the others were acknowledged, or the application has them.
             indexes = [index for index in indexes if mask >> index & 1]
         if indexes:
             rows = EntryRows(
-                feed,
+                segment,
                 position,
                 delivered.partition,
                 opened,
                 columns,
                 indexes,
                 delivered.redelivery_count,
-                feed.generation,
+                segment.generation,
             )
-            feed.deliver(rows)
+            segment.deliver(rows)
         self._return_permits(size, unacked, len(indexes))
         return True
 
     def _return_permits(self, size: int, unacked: int, added: int) -> None:
-        """Those of messages that the broker counted and nobody gets."""
+        """Give back the permits of messages that the broker counted and nobody gets."""
         counted = (all_of(size) & (unacked or ~0)).bit_count()
         if added < counted:
-            self._feed.give_permits(counted - added)
+            self._segment.give_permits(counted - added)
 
     def _take_chunk(self, delivered: Delivered, opened: OpenedEntry) -> None:
-        feed, metadata = self._feed, opened.metadata
+        segment, metadata = self._segment, opened.metadata
         message_id = MessageId(*delivered.position, delivered.partition)
         taken = self._chunks.add(metadata, opened.payload, message_id, self._loop.time())
+        # Chunks of a message that was sent twice: the broker must not deliver them again.
         for each in taken.repeated:
-            feed.discard(each.position, WHOLE, 0)
-        comes_again = not taken.given_up or feed.give_up_chunks(taken.given_up)
+            segment.discard(each.position, WHOLE, 0)
+        comes_again = not taken.given_up or segment.give_up_chunks(taken.given_up)
         decode = self._decode
         payload = taken.payload
         if payload is None:
             total = metadata.num_chunks_from_msg
+            # Only the last chunk proves that the message was sent at all (invariant 3); the others
+            # are passed over, or come again where the segment can ask for them.
             is_last = message_id in taken.given_up and metadata.chunk_id == total - 1
             if comes_again or not is_last:
-                feed.give_permits(1)
+                segment.give_permits(1)
                 return
             lost = UnreadableMessage(f"not all of the {total} chunks of {metadata.uuid} came")
             self._take_single(delivered, metadata, opened.payload, Unreadable(lost))

@@ -22,21 +22,26 @@ from magnetar.model.ids import Position
 
 NACK_DELAY_S: Final = 60.0
 
+# Below this the old times in the heap cost less than cleaning up.
 _TIDY_FROM: Final = 64
+# 2.0 to the 64th is beyond any limit; a redelivery count may be anything.
 _EXPONENT_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryDelay:
-    """How long to wait before a message is delivered again; times are in seconds.
+    """The time to wait before a message is delivered again, in seconds.
 
     RedeliveryDelay(1.0)                                # always a second
     RedeliveryDelay(1.0, factor=2.0, most=60.0)         # 1, 2, 4, ... up to 60
     """
 
     first: float = NACK_DELAY_S
+    """Before the second delivery."""
     factor: float = 1.0
+    """How much longer it is from one delivery to the next."""
     most: float = 600.0
+    """It does not grow beyond this."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.first <= self.most < float("inf") and 1 <= self.factor < float("inf")):
@@ -77,7 +82,7 @@ class Deadlines:
             heapify(self._queue)
 
     def drop(self, position: Position) -> None:
-        """It has no time any more."""
+        """Forget the time of an entry."""
         self._times.pop(position, None)
 
     def clear(self) -> None:
@@ -88,6 +93,8 @@ class Deadlines:
     def next_at(self) -> float | None:
         """The earliest time; None: there is none."""
         queue = self._queue
+        # The heap keeps times that were set anew or dropped; they are passed over when they come
+        # up.
         while queue and self._times.get(queue[0][1]) != queue[0][0]:
             heappop(queue)
         return queue[0][0] if queue else None

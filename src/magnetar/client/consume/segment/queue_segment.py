@@ -73,13 +73,14 @@ class QueueSegment(SegmentConsumer):
 
     def __init__(
         self,
-        home: ParentConsumer,
+        parent: ParentConsumer,
         spec: SegmentSpec,
         *,
         dead_letters: DeadLetterBox | None = None,
         takes_redelivery_ids: bool = True,
     ) -> None:
-        super().__init__(home, spec)
+        super().__init__(parent, spec)
+        # What the application has, per entry; what is to come again, and when.
         self._acks = IndividualAcks()
         self._nacked = Deadlines()
         self._processing = Deadlines()
@@ -88,6 +89,7 @@ class QueueSegment(SegmentConsumer):
         """How many messages of each entry the application has."""
         self._chunks: dict[Position, tuple[MessageId, ...]] = {}
         """The chunks of the large messages among them, by the entry of the last one."""
+        # What does not reach the application: put aside, or before its time of delivery.
         self._dead_letters = dead_letters
         self._put_aside: set[MessageId] = set()
         """On their way to the dead letters."""
@@ -122,11 +124,13 @@ class QueueSegment(SegmentConsumer):
         """Acknowledge one message in a transaction; an abort brings it back."""
         parts: list[AckItem] = []
         masks: list[int] = []
+        # A large message is acknowledged with all its chunks: each is an entry.
         for each in chunk_ids or (message_id,):
             size = size_from(each.batch_index, each.batch_size) if each.batch_index >= 0 else 1
             left = all_of(size) & ~bit_of(each.batch_index)
             parts.append(AckItem(each.position, left, each.batch_size))
             masks.append(bit_of(each.batch_index))
+        # First, because it raises if the transaction takes no more: then nothing has changed here.
         acked = self._acked_in(txn, parts, masks)
         self._settle(message_id.position, message_id.batch_index)
         self._now_pending(parts, masks)
@@ -139,6 +143,7 @@ class QueueSegment(SegmentConsumer):
         generation = self.generation
 
         def on_end(committed: bool) -> None:
+            # After a seek nothing that was received before it counts.
             if generation != self.generation:
                 return
             for item, mask in zip(items, masks, strict=True):
@@ -164,7 +169,7 @@ class QueueSegment(SegmentConsumer):
     def ack_rows_in(
         self, txn: AckTransaction, position: Position, mask: int, size: int
     ) -> Acknowledged:
-        """As `ack_rows`, in a transaction."""
+        """Acknowledge messages of an entry in a transaction; an abort brings them back."""
         items, masks = [AckItem(position, all_of(size) & ~mask, size)], [mask]
         acked = self._acked_in(txn, items, masks)
         self._settle_rows(position, mask)
@@ -172,6 +177,7 @@ class QueueSegment(SegmentConsumer):
         return acked
 
     def _settle_rows(self, position: Position, mask: int) -> None:
+        # Rows may be acknowledged twice: only those that the application has are counted off.
         left = self._held.get(position, 0) - self._acks.held_among(position, mask)
         if left > 0:
             self._held[position] = left
@@ -181,6 +187,8 @@ class QueueSegment(SegmentConsumer):
     def ack_through(self, message_id: MessageId) -> Acknowledged:
         """Acknowledge everything that was handed out of this segment up to a message."""
         mark = SegmentMark(message_id.position, message_id.batch_index, message_id.batch_size)
+        # Entries of which nothing is the application's any more, the chunks of large messages with
+        # them.
         for position in self._acks.ack_through(mark):
             for each in self._chunks.get(position, ()):
                 self._acks.ack(each.position, each.batch_index, each.batch_size)
@@ -188,7 +196,7 @@ class QueueSegment(SegmentConsumer):
         return self.acked()
 
     def ack_through_in(self, txn: AckTransaction, message_id: MessageId) -> Acknowledged:
-        """As `ack_through`, in a transaction; an abort brings everything back."""
+        """Acknowledge up to a message in a transaction; an abort brings everything back."""
         generation = self.generation
 
         def on_end(committed: bool) -> None:
@@ -204,23 +212,25 @@ class QueueSegment(SegmentConsumer):
 
     def has(self, message: Message[Any]) -> bool:
         """Whether the application has it, and has not settled it."""
-        raw = message.raw_id
+        raw = message._raw_id
         is_had = self._acks.is_held(raw.position, raw.batch_index) and raw not in self._put_aside
-        return is_had and message.generation == self.generation and not self.has_ended
+        return is_had and message._generation == self.generation and not self.has_ended
 
     def nack(self, message: Message[Any]) -> None:
         """Have it delivered again after a while."""
         if not self.has(message):
             return  # it is given back, or settled, already
+        # Invariant 3: given back for the last time, it is put aside at once and not delivered
+        # again.
         if self._dead_letters is not None and self._dead_letters.wants(message, is_given_back=True):
             self._put(message, lambda: None)
             return
         self.give_back_later(message, self.settings.nack_delay.after(message.redelivery_count))
 
     def give_back_later(self, message: Message[Any], delay_s: float) -> None:
-        """As `nack`, after a time of the caller's choice, and never to the dead letters."""
+        """Have it delivered again after this time, and never send it to the dead letters."""
         at = self.loop.time() + delay_s
-        for each in message.chunk_ids or (message.raw_id,):
+        for each in message._chunk_ids or (message._raw_id,):
             self._nacked.set(each.position, at)
         self._give_back(message)
         self.news.advance()
@@ -234,7 +244,7 @@ class QueueSegment(SegmentConsumer):
         self._begin_anew()
 
     async def _until_sent(self) -> None:
-        timeout_s = self.home.connections.settings.operation_timeout
+        timeout_s = self.connections.settings.operation_timeout
         try:
             async with asyncio.timeout(timeout_s):
                 await self.acked()
@@ -246,6 +256,7 @@ class QueueSegment(SegmentConsumer):
 
     def _begin_anew(self) -> None:
         """Nothing that was received counts any more: the broker decides what comes."""
+        # Acknowledgements of messages of the old generation do nothing from now on.
         self.generation += 1
         self._acks.forget()
         self._nacked.clear()
@@ -268,7 +279,8 @@ class QueueSegment(SegmentConsumer):
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
         if self._keeps_times and isinstance(message, Message) and message.deliver_at_ms is not None:
-            wait_s = (message.deliver_at_ms - self.home.connections.clock.now_ms()) / 1000
+            # Invariant 4. It takes no permit meanwhile, but room among `unacked_max`.
+            wait_s = (message.deliver_at_ms - self.connections.clock.now_ms()) / 1000
             if wait_s > EARLY_S:
                 self._early_count += 1
                 heappush(self._early, (self.loop.time() + wait_s, self._early_count, message))
@@ -286,24 +298,26 @@ class QueueSegment(SegmentConsumer):
         return self._takes_ids and self._open is not None and self._open[0].is_magnetar
 
     def _deliver(self, message: Message[Any] | EntryRows) -> None:
+        # Without dead letters there is nothing to look at; with them no rows come (`takes_rows`).
         if isinstance(message, EntryRows) or self._dead_letters is None:
-            self._receive_queue.add(message)
-        elif message.raw_id in self._put_aside:
+            self.receive_queue.add(message)
+        # Delivered again while it is on its way there (a lost connection, an early redelivery).
+        elif message._raw_id in self._put_aside:
             self.give_permits(1)
         elif self._dead_letters.wants(message, is_given_back=False):
             self._put(message, lambda: self.give_permits(1))
         else:
-            self._receive_queue.add(message)
+            self.receive_queue.add(message)
 
     def _put(self, message: Message[Any], then: Callable[[], None]) -> None:
-        """To the dead letters, once."""
+        """Put a message aside for the dead letters, once."""
 
         def is_over() -> None:
-            self._put_aside.discard(message.raw_id)
+            self._put_aside.discard(message._raw_id)
             then()
 
         assert self._dead_letters is not None, "it wants the message"
-        self._put_aside.add(message.raw_id)
+        self._put_aside.add(message._raw_id)
         self._dead_letters.put(message, then=is_over)
 
     def discard(self, position: Position, index: int, size: int) -> None:
@@ -311,6 +325,8 @@ class QueueSegment(SegmentConsumer):
         self.news.advance()
 
     def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
+        # Chunks are delivered again like messages that were given back: the rest may have come by
+        # then.
         at = self.loop.time() + self.settings.nack_delay.after(0)
         for each in ids:
             self._nacked.set(each.position, at)
@@ -318,15 +334,16 @@ class QueueSegment(SegmentConsumer):
         return True
 
     def _handed_out(self, message: Message[Any]) -> None:
-        if message.chunk_ids:
-            self._chunks[message.position] = message.chunk_ids
-        self._count_held(message.position, 1, message.redelivery_count)
+        if message._chunk_ids:
+            self._chunks[message._position] = message._chunk_ids
+        self._count_held(message._position, 1, message.redelivery_count)
 
     def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
         self._count_held(rows.position, rows.num_rows, rows.redelivery_count)
 
     def _count_held(self, position: Position, count: int, redelivery_count: int) -> None:
         self._held[position] = self._held.get(position, 0) + count
+        # Per entry, from its last message that was handed out.
         if self._has_deadlines:
             settings = self.settings
             extra = 0.0
@@ -337,7 +354,7 @@ class QueueSegment(SegmentConsumer):
 
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
         for message in messages:
-            self._acks.give_back(message.position, message.batch_index)
+            self._acks.give_back(message._position, message._batch_index)
 
     def _settle(self, position: Position, index: int) -> None:
         if self._acks.is_held(position, index):
@@ -364,8 +381,8 @@ class QueueSegment(SegmentConsumer):
             self.give_permits(0)  # there may be room for more
 
     def _give_back(self, message: Message[Any]) -> None:
-        self._settle(message.position, message.batch_index)
-        for each in message.chunk_ids or (message.raw_id,):
+        self._settle(message._position, message._batch_index)
+        for each in message._chunk_ids or (message._raw_id,):
             self._acks.give_back(each.position, each.batch_index)
 
     # --- acknowledgements and redelivery
@@ -399,12 +416,15 @@ class QueueSegment(SegmentConsumer):
         self._nacked.clear()
 
     def _next_due(self) -> float | None:
+        # While it is released nothing is handed out, so nothing becomes due.
         early = self._early[0][0] if self._early and not self.is_releasing else None
         dues = (super()._next_due(), self._nacked.next_at, self._processing.next_at, early)
         return min((each for each in dues if each is not None), default=None)
 
     def _do_due(self, now: float) -> None:
         super()._do_due(now)
+        # Three things become due: messages whose time has come, entries that were given back, and
+        # entries that the application has had for too long.
         while self._early and self._early[0][0] <= now and not self.is_releasing:
             self._returned -= 1  # it is given once more when the message is handed out
             self._deliver(heappop(self._early)[2])
@@ -414,6 +434,8 @@ class QueueSegment(SegmentConsumer):
             self._acks.give_back_all(position)
             self._forget(position)
             positions += chunks or [position]
+        # Exclusive and Failover subscriptions cannot redeliver single entries: the broker would
+        # deliver out of order. Everything that is not acknowledged comes again.
         if positions and not self._takes_ids:
             self.restart()
             return
@@ -426,8 +448,8 @@ class QueueSegment(SegmentConsumer):
 class SharedStreamSegment(QueueSegment):
     """A segment of a stream consumer, shared with others by entry buckets."""
 
-    def __init__(self, home: ParentConsumer, spec: SegmentSpec) -> None:
-        super().__init__(home, spec)
+    def __init__(self, parent: ParentConsumer, spec: SegmentSpec) -> None:
+        super().__init__(parent, spec)
         self._order: deque[tuple[int, MessageId, tuple[MessageId, ...]]] = deque()
 
     @property
@@ -441,7 +463,7 @@ class SharedStreamSegment(QueueSegment):
 
     def _handed_out(self, message: Message[Any]) -> None:
         super()._handed_out(message)
-        self._order.append((message.turn, message.raw_id, message.chunk_ids))
+        self._order.append((message._turn, message._raw_id, message._chunk_ids))
 
     def ack_turns(self, turn: int, txn: AckTransaction | None) -> Acknowledged:
         """Acknowledge what was handed out up to this turn."""

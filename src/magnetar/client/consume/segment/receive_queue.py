@@ -1,4 +1,4 @@
-"""Where the messages of all segments of a consumer wait for the application.
+"""The receiver queue: messages of all segments of a consumer wait here for the application.
 
 Owns: `ReceiveQueue`.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from magnetar.client.consume.segment.schema_versions import SchemaVersions
 from magnetar.client.message.entry_rows import EntryRows
@@ -47,14 +47,16 @@ class ReceiveQueue(Generic[T]):
 
     def add(self, message: Message[T] | EntryRows) -> None:
         self._waiting.append(message)
+        # Asked for every message: mostly the application is busy, and nobody waits.
         if self.arrivals.waiters:
             self.arrivals.advance()
 
-    def drop(self, feed: MessageSource) -> list[Message[T]]:
-        """Take out what a feed put in and nobody has: it is returned."""
-        dropped = [each for each in self._waiting if each.source is feed]
+    def drop(self, segment: MessageSource) -> list[Message[T]]:
+        """Take out what a segment put in and nobody has: it is returned."""
+        dropped = [each for each in self._waiting if _source_of(each) is segment]
         if dropped:
-            self._waiting = deque(each for each in self._waiting if each.source is not feed)
+            kept = (each for each in self._waiting if _source_of(each) is not segment)
+            self._waiting = deque(kept)
         return [message for each in dropped for message in self._messages_of(each)]
 
     def _messages_of(self, waiting: Message[T] | EntryRows) -> list[Message[T]]:
@@ -83,7 +85,7 @@ class ReceiveQueue(Generic[T]):
             raise DeadlineExceeded(f"no message came within {timeout_s} s") from error
 
     async def take_many(self, messages_max: int, timeout_s: float | None) -> list[Message[T]]:
-        """As many as are there, up to a limit; waits for the first one only."""
+        """Take as many as are there, up to a limit; waits for the first one only."""
         taken = [await self.take(timeout_s)]
         while len(taken) < messages_max:
             message = self.take_now()
@@ -98,22 +100,24 @@ class ReceiveQueue(Generic[T]):
         if not waiting:
             return None
         first = waiting[0]
+        # It keeps its place: `_wait` asks the registry, and others must not overtake it.
         if self._needs_writer and not self.schemas.is_known(first.schema_version):
             return None
         waiting.popleft()
         if isinstance(first, EntryRows):
+            # Invariant 5: the batch is taken apart, and its rest waits as messages in its place.
             first, *others = first.messages(self.schemas.decode)
             others.reverse()
             waiting.extendleft(others)
         self._turn += 1
-        first.turn = self._turn
-        first.source.handing_out(first)
+        first._turn = self._turn
+        first._source.handing_out(first)
         return first
 
     async def take_rows(
         self, rows_max: int, timeout_s: float | None
     ) -> list[Message[T] | EntryRows]:
-        """As `take_many`, with batches as they came; their values are not decoded."""
+        """Take as many rows as are there, batches as they came; values are not decoded."""
         self.takes_rows = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -125,6 +129,7 @@ class ReceiveQueue(Generic[T]):
         while self._waiting and rows_max > 0:
             first = self._waiting.popleft()
             if isinstance(first, EntryRows):
+                # Cut, and the rest stays in front: nobody gets more rows than were asked for.
                 if first.num_rows > rows_max:
                     first, rest = first.take(rows_max)
                     self._waiting.appendleft(rest)
@@ -134,21 +139,27 @@ class ReceiveQueue(Generic[T]):
             else:
                 self._turn += 1
                 rows_max -= 1
-                first.turn = self._turn
-                first.source.handing_out(first)
+                first._turn = self._turn
+                first._source.handing_out(first)
             taken.append(first)
         return taken
 
     async def _wait(self) -> None:
+        # Something is there whose schema nobody knows yet; it is looked for in the step before it
+        # is handed out, not when it arrives.
         if self._waiting:
             first = self._waiting[0]
-            await self.schemas.learn(first.source.wire_topic, first.schema_version)
+            await self.schemas.learn(_source_of(first).wire_topic, first.schema_version)
             return
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if (ended := self.end()) is not None:
             raise ended
         await self.arrivals.past(self.arrivals.version)
+
+
+def _source_of(waiting: Message[Any] | EntryRows) -> MessageSource:
+    return waiting.source if isinstance(waiting, EntryRows) else waiting._source
 
 
 def _no_end() -> MagnetarError | None:

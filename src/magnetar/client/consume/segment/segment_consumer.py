@@ -12,7 +12,8 @@ Invariants:
 4. Released: nothing more is handed out, and the segment is given up once everything that was handed
    out is settled, or after `release_timeout`. Closed: only acknowledgements are waited for.
 
-Relies on: `run` being the only task that speaks on the connection, but for FLOW.
+Relies on: `run` being the only task that speaks on the connection, but for FLOW; its
+`ParentConsumer` for ids alone. That it is over, and why (`failure`), its parent sees by `ends`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _CLOSED: Final = TYPES["CLOSE_CONSUMER"]
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
-    """What a consumer wants of one segment."""
+    """One segment as a consumer wants it: another spec is another subscription."""
 
     wire_topic: str
     topic: str
@@ -68,27 +69,27 @@ class SegmentSpec:
     """None: a regular topic, or a partition of one."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerContext:
+    """The things that all segments of one consumer share."""
+
+    connections: Connections
+    settings: ConsumerSettings
+    receive_queue: ReceiveQueue[Any]
+    waits_for_others: bool
+    """Whether another consumer on a segment is waited for, and no error."""
+
+
 class ParentConsumer(Protocol):
-    """What a segment's consumer needs of the consumer that it belongs to."""
+    """The consumer that a segment's consumer belongs to: all that may be asked of it."""
 
     @property
-    def connections(self) -> Connections: ...
-
-    @property
-    def settings(self) -> ConsumerSettings: ...
-
-    @property
-    def receive_queue(self) -> ReceiveQueue[Any]: ...
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether another consumer on the segment is waited for, and no error."""
+    def context(self) -> ConsumerContext:
+        """Read once, when the segment's consumer is made."""
         ...
 
-    def id_of(self, feed: SegmentConsumer, message_id: MessageId, turn: int) -> AnyMessageId: ...
-
-    def failed(self, feed: SegmentConsumer, error: MagnetarError) -> None:
-        """The segment cannot be consumed, and no retry will help."""
+    def id_of(self, segment: SegmentConsumer, message_id: MessageId, turn: int) -> AnyMessageId:
+        """The id of a message for the application: it may name other segments too."""
         ...
 
 
@@ -99,44 +100,53 @@ class _Restart(Exception):
 class SegmentConsumer(ABC):
     """One segment. `run` is its life."""
 
-    def __init__(self, home: ParentConsumer, spec: SegmentSpec) -> None:
+    def __init__(self, parent: ParentConsumer, spec: SegmentSpec) -> None:
+        context = parent.context
+        self.parent = parent
         self.spec = spec
+        self.settings = context.settings
+        self.connections = context.connections
+        self.receive_queue = context.receive_queue
+        self.loop = asyncio.get_running_loop()
+        # What others see of its life: they wait for these signals, and look at these flags.
         self.news = Signal()
         self.ends = Signal()
         """Advances when the topic has reached its end, and when this consumer is over."""
         self.is_subscribed = False
         """It was, at least once."""
         self.has_ended = False
+        self.failure: MagnetarError | None = None
+        """Why it cannot be consumed, and no retry will help; known before it has ended."""
         self.reached_end = False
         """The topic takes no more messages, and everything of it is acknowledged."""
         self.end_is_final = False
         """It has reached its end, and nothing came in its place."""
         self.generation = 0
         """Counts how often everything was delivered anew on purpose: by a seek or a rewind."""
-        self.home = home
-        self.settings = home.settings
-        self.loop = asyncio.get_running_loop()
+        # The present connection, and what happened to it.
         self._open: tuple[BrokerConnection, int] | None = None
         self.trouble: MagnetarError | None = None
         self._is_restarting = False
         self._is_closed_by_broker = False
         self._sending: asyncio.Timeout | None = None
         """A broker that closed the consumer does not answer: `lost` ends the wait."""
+        # Permits that the broker may be given: half a queue at a time, as Pulsar's clients do.
         self._returned = 0
-        self._returned_enough = max(1, home.settings.queue_size // 2)
+        self._returned_enough = max(1, context.settings.queue_size // 2)
         self._release_by: float | None = None
         self._waits_for_application = True
-        self.traffic = home.connections.metrics.received_from(spec.topic, spec.subscription)
-        self._interceptors = home.connections.interceptors
+        self._waits_for_others = context.waits_for_others
+        connections = context.connections
+        self.traffic = connections.metrics.received_from(spec.topic, spec.subscription)
+        self._interceptors = connections.interceptors
         self._is_watched = bool(self._interceptors)
-        self._backoff = home.connections.backoff()
-        self._receive_queue = home.receive_queue
+        self._backoff = connections.backoff()
         self._outbox = AckOutbox(self, spec.wire_topic, spec.subscription)
         self._intake = EntryIntake(
             self,
-            home.receive_queue,
-            chunked_messages_max=home.settings.chunked_messages_max,
-            chunk_timeout=home.settings.chunk_timeout,
+            context.receive_queue,
+            chunked_messages_max=context.settings.chunked_messages_max,
+            chunk_timeout=context.settings.chunk_timeout,
         )
 
     # --- what subclasses decide
@@ -151,7 +161,7 @@ class SegmentConsumer(ABC):
 
     @abstractmethod
     def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
-        """These chunks cannot become a message here; whether they will be delivered again."""
+        """Give up chunks that cannot become a message here; whether they will come again."""
 
     @property
     @abstractmethod
@@ -183,7 +193,7 @@ class SegmentConsumer(ABC):
 
     @abstractmethod
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
-        """These left the receive queue, but not to the application."""
+        """Note messages that left the receive queue, but not to the application."""
 
     @abstractmethod
     def _reconnected(self) -> None:
@@ -206,30 +216,36 @@ class SegmentConsumer(ABC):
 
     @property
     def topic(self) -> str:
+        """The topic as the application knows it."""
         return self.spec.topic
 
     @property
     def wire_topic(self) -> str:
+        """The topic as the broker knows it: that of the segment."""
         return self.spec.wire_topic
 
     @property
     def segment_id(self) -> int | None:
+        """The number of the segment; None: of a regular topic."""
         return self.spec.segment_id
 
     @property
     def is_releasing(self) -> bool:
+        """Whether it hands out no more, and is to end."""
         return self._release_by is not None
 
     def id_of(self, message_id: MessageId, turn: int) -> AnyMessageId:
+        # Regular topics have plain ids, which nothing has to be added to.
         if self.spec.segment_id is None:
             return message_id
-        return self.home.id_of(self, message_id, turn)
+        return self.parent.id_of(self, message_id, turn)
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
         """What arrived and was let in."""
-        self._receive_queue.add(message)
+        self.receive_queue.add(message)
 
     def handing_out(self, message: Message[Any]) -> None:
+        # Called for every message: permits are only counted, and given half a queue at a time.
         self._handed_out(message)
         self._returned += 1
         if self._returned >= self._returned_enough:
@@ -262,16 +278,18 @@ class SegmentConsumer(ABC):
 
     def release(self, *, wait: bool = True) -> None:
         """Hand out no more, and end: with `wait`, once the application has settled what it has."""
+        # Closing overrides a release that waits: not the other way round.
         self._waits_for_application &= wait
         if self._release_by is None:
             self._release_by = self.loop.time() + self.settings.release_timeout
-            self._dropped(self.home.receive_queue.drop(self))
+            self._dropped(self.receive_queue.drop(self))
         self.news.advance()
 
     def restart(self) -> None:
         """Open the subscription anew: the broker delivers everything that is not acknowledged."""
         self._is_restarting = True
-        self._dropped(self.home.receive_queue.drop(self))
+        # What waits was delivered by the old subscription; the new one delivers it again.
+        self._dropped(self.receive_queue.drop(self))
         self.news.advance()
 
     async def ask(self, type_name: str, **fields: Any) -> Any:
@@ -296,14 +314,14 @@ class SegmentConsumer(ABC):
         return await connection.request("ACK", encode=encode)
 
     async def ask_again(self, type_name: str, **fields: Any) -> Any:
-        """As `ask`, over lost connections too; for what can be repeated."""
+        """Ask until there is an answer, over lost connections too; for what can be repeated."""
 
         async def attempt() -> Any:
             if self.has_ended:
                 raise self._ended_error()
             return await self.ask(type_name, **fields)
 
-        connections = self.home.connections
+        connections = self.connections
         timeout_s = connections.settings.operation_timeout
         what = f"{type_name} of {self.wire_topic}"
         return await retrying(what, attempt, connections.backoff(), timeout_s)
@@ -324,7 +342,8 @@ class SegmentConsumer(ABC):
     # --- acknowledging, for subclasses
 
     def acked(self) -> Acknowledged:
-        """Something was acknowledged: when the broker has it."""
+        """Have what was just acknowledged sent: done when the broker has it."""
+        # Others have acknowledged since the last command: the same answer is for all of them.
         joined = self._outbox.joined
         if joined is not None:
             return joined
@@ -341,7 +360,7 @@ class SegmentConsumer(ABC):
         cumulative: bool,
         on_end: Callable[[bool], None],
     ) -> Acknowledged:
-        """Something was acknowledged in a transaction."""
+        """Have an acknowledgement sent in a transaction."""
         if self.has_ended:
             raise self._ended_error()
         joined = self._outbox.join_txn(txn, items, cumulative=cumulative, on_end=on_end)
@@ -349,10 +368,10 @@ class SegmentConsumer(ABC):
         return joined
 
     def refuse_stale(self, message: Message[Any]) -> None:
-        """In a transaction it would be a second result of the same message."""
-        if message.generation != self.generation:
+        """Raise if a message is of an older generation: it would have two results."""
+        if message._generation != self.generation:
             raise TransactionConflict(
-                f"{message.raw_id} is delivered again since another transaction was aborted"
+                f"{message._raw_id} is delivered again since another transaction was aborted"
             )
 
     def _ended_error(self) -> MagnetarError:
@@ -368,6 +387,7 @@ class SegmentConsumer(ABC):
             while not self._is_over():
                 try:
                     await self._serve()
+                # Opened anew on purpose (a seek, a rewind): at once, and without a pause.
                 except _Restart:
                     self._disconnected()
                 except MagnetarError as error:
@@ -376,6 +396,7 @@ class SegmentConsumer(ABC):
                         return
                     _LOG.info("consumer-interrupted", topic=self.wire_topic, reason=str(error))
                     await self._pause()
+                # Released, and closed at the broker: that is the end.
                 else:
                     return
         finally:
@@ -384,6 +405,7 @@ class SegmentConsumer(ABC):
     def _is_over(self) -> bool:
         if self._release_by is None:
             return False
+        # Invariant 4: an application that does not settle must not hold the segment forever.
         if self.loop.time() >= self._release_by:
             return True
         is_open = self._waits_for_application and not self.is_settled
@@ -391,13 +413,16 @@ class SegmentConsumer(ABC):
 
     def _may_go_on(self, error: MagnetarError) -> bool:
         self.trouble = error
+        # Passing: the broker restarts, the topic moves. While it is released nobody waits for
+        # anything else. All else depends on whether it was ever subscribed: a refusal at first is
+        # told at once, later it may be a matter of time.
         if is_passing(error):
             return True
         if self.is_releasing:
             return False
-        if may_open(error, was_open=self.is_subscribed or self.home.waits_for_others):
+        if may_open(error, was_open=self.is_subscribed or self._waits_for_others):
             return True
-        self.home.failed(self, error)
+        self.failure = error
         return False
 
     async def _pause(self) -> None:
@@ -413,8 +438,8 @@ class SegmentConsumer(ABC):
             return
 
     async def _serve(self) -> None:
-        """On one connection, until everything is released; raises why it ended before."""
-        connection = await self.home.connections.lookup(self.wire_topic)
+        """Consume on one connection until all is released; raises why it ended before."""
+        connection = await self.connections.lookup(self.wire_topic)
         number = connection.register(CONSUMER, self)
         self._is_restarting = self._is_closed_by_broker = False
         self.trouble = None
@@ -422,6 +447,8 @@ class SegmentConsumer(ABC):
         try:
             await self._subscribe(connection, number)
             self._raise_trouble()
+            # Before anything is asked for: acknowledgements first, so that the broker does not
+            # deliver what is acknowledged (invariant 2).
             self._reconnected()
             self._open = (connection, number)
             if self._outbox.has_work:
@@ -431,12 +458,15 @@ class SegmentConsumer(ABC):
             self._returned = self.settings.queue_size  # it has none on a new connection
             self.give_permits(0)
             await self._until_over()
+            # No permits from here on: what the broker still delivers is dropped, and goes to
+            # others.
             self._open = None
             await connection.request("CLOSE_CONSUMER", consumer_id=number)
             is_closed = True
         finally:
             self._open = None
             connection.unregister(CONSUMER, number)
+            # It ended in the middle of something: the broker may have a consumer of ours.
             if not is_closed and not self._is_closed_by_broker:
                 connection.tell_request("CLOSE_CONSUMER", consumer_id=number)
 
@@ -457,13 +487,14 @@ class SegmentConsumer(ABC):
             "subscription_properties": _pairs(settings.subscription_properties),
             **spec.fields,
         }
-        wire = self.home.receive_queue.schemas.schema.info.to_wire()
+        wire = self.receive_queue.schemas.schema.info.to_wire()
         if wire is not None:
             fields["schema"] = wire
         return fields
 
     async def _until_over(self) -> None:
         while True:
+            # The version first: what happens while it looks wakes the wait at the end.
             version = self.news.version
             self._raise_trouble()
             if self._outbox.has_work:
@@ -472,6 +503,8 @@ class SegmentConsumer(ABC):
             if self._is_over():
                 return
             now = self.loop.time()
+            # Redeliveries, expired chunks, messages whose time of delivery comes; or the end of
+            # patience.
             dues = (self._next_due(), self._release_by)
             due = min((each for each in dues if each is not None), default=None)
             if due is not None and due <= now:
@@ -487,6 +520,7 @@ class SegmentConsumer(ABC):
         try:
             async with asyncio.timeout(None) as self._sending:
                 await self._outbox.send(self._ask_acks)
+        # `lost` set the deadline to now: the answer will not come.
         except TimeoutError:
             self._raise_trouble()
             raise
@@ -503,7 +537,7 @@ class SegmentConsumer(ABC):
             raise _Restart
 
     def _disconnected(self) -> None:
-        self._dropped(self.home.receive_queue.drop(self))
+        self._dropped(self.receive_queue.drop(self))
         self._intake.reconnected()
 
     def _end(self) -> None:
@@ -516,7 +550,7 @@ class SegmentConsumer(ABC):
     # --- permits
 
     def give_permits(self, count: int) -> None:
-        """So many messages left the queue."""
+        """Count messages that left the queue, and give the broker permits when it is time."""
         self._returned += count
         is_due = self._returned >= self._returned_enough
         if is_due and self._open is not None and not self.is_releasing and self._may_ask:
@@ -527,6 +561,8 @@ class SegmentConsumer(ABC):
 
     def take(self, command: Command) -> None:
         if isinstance(command, Delivered):
+            # What comes after a release or a seek is not for the application: the broker gives it
+            # to others, or delivers it anew.
             if self._release_by is None and not self._is_restarting:
                 self._backoff.reset()
                 self._intake.take(command)

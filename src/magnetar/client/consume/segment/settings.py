@@ -1,4 +1,4 @@
-"""What an application tells a consumer.
+"""The options that an application gives a consumer.
 
 Owns: `ConsumerSettings`, which all kinds of consumers share, and `DeadLetterPolicy`.
 
@@ -16,7 +16,9 @@ from magnetar.client.message.chunks import EXPIRE_S, PENDING_MESSAGES_MAX
 from magnetar.errors import InvalidSetting
 from magnetar.model.subscriptions import InitialPosition
 
+# As Pulsar's clients have it (receiverQueueSize).
 QUEUE_SIZE: Final = 1000
+# Entries; as Pulsar's brokers limit a consumer (maxUnackedMessagesPerConsumer).
 UNACKED_MAX: Final = 50_000
 RELEASE_TIMEOUT_S: Final = 30.0
 
@@ -26,7 +28,7 @@ _NOT_NEGATIVE: Final = ("processing_timeout", "release_timeout", "chunk_timeout"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterPolicy:
-    """Where messages go that fail again and again.
+    """A policy for messages that fail again and again: how often, and then where to.
 
     DeadLetterPolicy(max_redeliveries=3, topic="topic://public/default/orders-DLQ")
     """

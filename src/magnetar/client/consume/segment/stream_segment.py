@@ -50,9 +50,9 @@ class StreamSegment(SegmentConsumer):
     """One segment, in order."""
 
     def __init__(
-        self, home: ParentConsumer, spec: SegmentSpec, start: SegmentMark = BEFORE_ALL
+        self, parent: ParentConsumer, spec: SegmentSpec, start: SegmentMark = BEFORE_ALL
     ) -> None:
-        super().__init__(home, spec)
+        super().__init__(parent, spec)
         self._acks = CumulativeAcks(start)
         self._hand_offs = HandOffs()
         self._in_transactions: list[SegmentMark] = []
@@ -68,13 +68,16 @@ class StreamSegment(SegmentConsumer):
 
     def ack_through(self, mark: SegmentMark) -> Acknowledged:
         """Acknowledge everything up to a message."""
+        # Acknowledged before, and the broker has it: there is nothing to wait for.
         if not self._acks.ack_through(mark) and not self._outbox.is_waited_for:
             return NOTHING_TO_DO
         self.give_permits(0)  # there may be room for more
         return self.acked()
 
     def ack_through_in(self, txn: AckTransaction, mark: SegmentMark) -> Acknowledged:
-        """As `ack_through`, in a transaction."""
+        """Acknowledge everything up to a message in a transaction."""
+        # Another transaction has acknowledged up to here or further, and may still be aborted: then
+        # its abort brings everything back.
         latest = max([self._acks.acked_through, *self._in_transactions], key=lambda m: m.place)
         if mark.place <= latest.place:
             return NOTHING_TO_DO
@@ -86,6 +89,7 @@ class StreamSegment(SegmentConsumer):
             if committed:
                 self._acks.confirmed_elsewhere(mark)
                 self.news.advance()
+            # Invariant 2: the first abort brings everything back; a later one finds it on its way.
             elif generation == self.generation:
                 self.rewind()
 
@@ -117,16 +121,16 @@ class StreamSegment(SegmentConsumer):
         return self._acks.arrived(position, size, unacked)
 
     def discard(self, position: Position, index: int, size: int) -> None:
-        """It is covered by the next acknowledgement."""
+        """Do nothing: the next cumulative acknowledgement covers it."""
 
     def give_up_chunks(self, ids: Sequence[MessageId]) -> bool:
         """Later messages were handed out: what comes before them does not come again."""
         return False
 
     def _handed_out(self, message: Message[Any]) -> None:
-        mark = SegmentMark(message.position, message.batch_index, message.batch_size)
+        mark = SegmentMark(message._position, message._batch_index, message._batch_size)
         self._acks.handed(mark)
-        self._hand_offs.add(message.turn, mark)
+        self._hand_offs.add(message._turn, mark)
 
     def _handed_out_rows(self, rows: EntryRows, turn: int) -> None:
         mark = _mark(rows.last_id)
@@ -134,7 +138,7 @@ class StreamSegment(SegmentConsumer):
         self._hand_offs.add(turn, mark)
 
     def _dropped(self, messages: Sequence[Message[Any]]) -> None:
-        """They come again, in their order."""
+        """Do nothing: what was dropped comes again, in its order."""
 
     # --- acknowledgements
 
@@ -166,9 +170,14 @@ class ReaderSegment(StreamSegment):
     """One segment without a subscription, from a position on."""
 
     def __init__(
-        self, home: ParentConsumer, spec: SegmentSpec, *, start: MessageId, inclusive: bool = False
+        self,
+        parent: ParentConsumer,
+        spec: SegmentSpec,
+        *,
+        start: MessageId,
+        inclusive: bool = False,
     ) -> None:
-        super().__init__(home, spec, _begin(start, inclusive=inclusive))
+        super().__init__(parent, spec, _begin(start, inclusive=inclusive))
         self._start = start
         self._start_ms: int | None = None
         """It is to begin at what was published then or later; None: its place is known."""
@@ -189,6 +198,7 @@ class ReaderSegment(StreamSegment):
 
         It is there when it is subscribed again.
         """
+        # `until_subscribed` waits for the new place.
         self.generation += 1
         self.is_subscribed = False
         self._start_ms = published_from_ms
@@ -199,6 +209,7 @@ class ReaderSegment(StreamSegment):
         self.restart()
 
     def deliver(self, message: Message[Any] | EntryRows) -> None:
+        # Invariant 5: its own messages are counted, those of other segments in the queue are not.
         self._waiting += message.num_rows if isinstance(message, EntryRows) else 1
         super().deliver(message)
 
@@ -230,12 +241,15 @@ class ReaderSegment(StreamSegment):
         self._acks.started_anew()
 
     def _may_go_on(self, error: MagnetarError) -> bool:
+        # Retention took the segment with all its messages: its children may be read now.
         if isinstance(error, TopicNotFound) and self.spec.segment_id is not None:
             self.reached_end = True  # a segment that is deleted has nothing more to read
             return False
         return super()._may_go_on(error)
 
     async def _subscribe(self, connection: BrokerConnection, number: int) -> None:
+        # The latest message, or one by time, is known to the broker alone: it is made a position
+        # first, so that a lost connection goes on from there (invariant 3).
         if self._start_ms is not None:
             await self._find_time(connection, number, self._start_ms)
         elif self.position == LATEST:
@@ -243,11 +257,12 @@ class ReaderSegment(StreamSegment):
         await self._subscribe_at(connection, number, self.position)
 
     async def _find_latest(self, connection: BrokerConnection, number: int) -> None:
-        """From here on it has a place of its own, which a checkpoint can name."""
+        """Find the last message, so that there is a place that a checkpoint can name."""
         await self._subscribe_at(connection, number, LATEST)
         last = await connection.request("GET_LAST_MESSAGE_ID", consumer_id=number)
         await connection.request("CLOSE_CONSUMER", consumer_id=number)
         found = id_from(last.last_message_id)
+        # The topic is empty: whatever comes is later.
         if found.entry_id < 0:
             self._start = EARLIEST
             return
@@ -255,7 +270,8 @@ class ReaderSegment(StreamSegment):
         self._acks = CumulativeAcks(SegmentMark(found.position))
 
     async def _find_time(self, connection: BrokerConnection, number: int, start_ms: int) -> None:
-        """As `_find_latest`, for the place behind all that was published before."""
+        """Find the place behind all that was published before a time."""
+        # By a consumer of its own, because a seek ends the one that asks for it.
         mover = connection.register(CONSUMER, _Deaf())
         try:
             await self._subscribe_at(connection, mover, EARLIEST)
@@ -299,7 +315,7 @@ class _Deaf:
         """Nothing was asked for."""
 
     def lost(self, error: MagnetarError) -> None:
-        """Whoever waits for an answer hears of it."""
+        """Do nothing: the request that waits for an answer raises it."""
 
 
 def _begin(start: MessageId, *, inclusive: bool) -> SegmentMark:

@@ -1,4 +1,4 @@
-"""Moves a subscription in segments that nobody consumes at the moment.
+"""Moving a subscription in segments that nobody consumes at the moment.
 
 Owns: `SegmentSeek`, for one segment: it takes the segment for itself, and then moves it.
 
@@ -45,6 +45,7 @@ class SegmentSeek:
         """Move it; it is not occupied any more then."""
 
         async def attempt() -> None:
+            # Occupied again if the connection was lost meanwhile: a seek needs a consumer.
             connection, number = self._occupied or await self._occupy()
             try:
                 await connection.request("SEEK", consumer_id=number, **fields)
@@ -54,6 +55,7 @@ class SegmentSeek:
         await self._retrying("moving", attempt)
 
     def leave(self) -> None:
+        """Let go of the segment; nobody waits for the answer."""
         if self._occupied is not None:
             connection, number = self._occupied
             self._occupied = None
@@ -71,6 +73,8 @@ class SegmentSeek:
                 subscription=self._subscription,
                 consumer_name=self._consumer_name,
                 consumer_id=number,
+                # Exclusive: refused while another member has it, and keeps others away (invariant
+                # 1).
                 subType=int(SubscriptionType.EXCLUSIVE),
                 initialPosition=int(InitialPosition.LATEST),
                 force_topic_creation=False,

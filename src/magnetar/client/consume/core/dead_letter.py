@@ -27,6 +27,7 @@ from magnetar.model.names import TopicName
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
 
+# The names are those of Pulsar's clients, so that theirs understand these letters.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -36,6 +37,7 @@ RETRIES: Final = "RECONSUMETIMES"
 DELAY_MS: Final = "DELAY_TIME"
 """Properties of a message that was put off: how often, and how long the last time."""
 
+# Before a message whose letter could not be stored is delivered again.
 RETRY_S: Final = 5.0
 
 _LOG: Final = logger(__name__)
@@ -59,22 +61,28 @@ class DeadLetters:
         self._arrived = Signal()
 
     def wants(self, message: Message[Any], *, is_given_back: bool) -> bool:
+        """Whether a message was delivered too often."""
         most = self._policy.max_redeliveries
         return (
+            # Given back, it would be delivered once more: that delivery is counted already
+            # (invariant 2).
             message.redelivery_count >= most if is_given_back else message.redelivery_count > most
         )
 
     def put(self, message: Message[Any], *, then: Callable[[], None]) -> None:
+        """Store a message with the dead letters soon; `then` is called in any case."""
         self._waiting.append((message, then))
         self._arrived.advance()
 
     async def run(self) -> None:
+        """Put messages aside as they come, one at a time."""
         version = 0
         while True:
             while self._waiting:
                 message, then = self._waiting.popleft()
                 try:
                     await self._put_aside(message)
+                # Whatever became of it, its segment goes on: the permit is given back.
                 finally:
                     then()
             version = await self._arrived.past(version)
@@ -86,16 +94,17 @@ class DeadLetters:
                 parts.push_async_callback(producer.close)
 
     async def _put_aside(self, message: Message[Any]) -> None:
-        feed = message.source
-        assert isinstance(feed, QueueSegment), "only they have dead letters"
+        segment = message._source
+        assert isinstance(segment, QueueSegment), "only they have dead letters"
         topic = self.topic_for(message)
         try:
             await self._store(message, topic, self._properties(message))
         except MagnetarError as error:
-            _LOG.error("dead-letter-failed", error, topic=topic, message=str(message.raw_id))
-            feed.give_back_later(message, RETRY_S)
+            _LOG.error("dead-letter-failed", error, topic=topic, message=str(message._raw_id))
+            segment.give_back_later(message, RETRY_S)
             return
-        feed.ack(message.raw_id, message.chunk_ids)
+        # Only now (invariant 1).
+        segment.ack(message._raw_id, message._chunk_ids)
 
     async def retry(
         self, message: Message[Any], delay_s: float, properties: Mapping[str, str]
@@ -108,6 +117,8 @@ class DeadLetters:
             RETRIES: str(times),
             DELAY_MS: str(round(delay_s * 1000)),
         }
+        # Put off as often as it may be: it goes where it is consumed by nobody of this
+        # subscription.
         if times > self._policy.max_redeliveries:
             await self._store(message, self.topic_for(message), letter)
         else:
@@ -126,6 +137,7 @@ class DeadLetters:
         try:
             await producer.send(
                 None if message.is_null else message.data,
+                # A key that is not text travels as bytes: its copy must have the same one.
                 key=message.key_bytes if message.key is None else message.key,
                 ordering_key=message.ordering_key,
                 properties=properties,
@@ -144,13 +156,14 @@ class DeadLetters:
 
     def _origin(self, message: Message[Any]) -> str:
         """The topic that it was sent to at first."""
+        # A message that was put off says where it came from; else its topic does.
         if str(TopicName.parse(message.topic).without_partition()) == self.retry_topic:
             return message.properties.get(REAL_TOPIC, message.topic)
         return message.topic
 
     def _properties(self, message: Message[Any]) -> dict[str, str]:
         message_id = message.id
-        raw = message.raw_id
+        raw = message._raw_id
         text = f"{raw.ledger_id}:{raw.entry_id}:{raw.partition}:{raw.batch_index}"
         if isinstance(message_id, ScalableMessageId):
             text = f"{message_id.segment_id}:{text}"

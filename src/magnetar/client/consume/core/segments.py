@@ -34,23 +34,25 @@ SUCCESSOR_S: Final = 5.0
 
 
 class SegmentPlan(Protocol):
-    """What a kind of consumer wants."""
+    """The decisions of a kind of consumer: which segments, made how."""
 
     def wanted(self) -> Mapping[SegmentKey, SegmentSpec]:
         """The segments that should be consumed now."""
         ...
 
-    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer: ...
+    def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
+        """Make the consumer of one segment."""
+        ...
 
-    def left(self, key: SegmentKey, feed: SegmentConsumer) -> None:
+    def left(self, key: SegmentKey, segment: SegmentConsumer) -> None:
         """A consumer is over."""
         ...
 
-    def failed(self, feed: SegmentConsumer, error: MagnetarError) -> None:
+    def failed(self, segment: SegmentConsumer, error: MagnetarError) -> None:
         """A segment cannot be consumed: it is not wanted any more."""
         ...
 
-    def tolerates(self, feed: SegmentConsumer, error: MagnetarError) -> bool:
+    def tolerates(self, segment: SegmentConsumer, error: MagnetarError) -> bool:
         """Whether the others can be consumed without this one."""
         ...
 
@@ -70,34 +72,38 @@ class ConsumedSegments(Service):
         self._reconciled = Signal()
 
     async def _start(self) -> None:
+        # So that the first look comes without waiting for a change.
         self.stirred.advance()
         self.spawn(self._keep_in_step(), "reconcile")
         try:
             async with asyncio.timeout(self._open_timeout):
+                # Invariant 3: what the first look wanted, and only that; segments that come later
+                # open by themselves.
                 await self._reconciled.past(0)
-                for feed in list(self.present.values()):
-                    await self._until_subscribed(feed)
+                for segment in list(self.present.values()):
+                    await self._until_subscribed(segment)
         except TimeoutError as error:
-            troubles = [str(feed.trouble) for feed in self.present.values() if feed.trouble]
+            troubles = [str(each.trouble) for each in self.present.values() if each.trouble]
             cause = f": {troubles[0]}" if troubles else ""
             text = f"{self.name} was not open within {self._open_timeout} s{cause}"
             raise DeadlineExceeded(text) from error
 
-    async def _until_subscribed(self, feed: SegmentConsumer) -> None:
+    async def _until_subscribed(self, segment: SegmentConsumer) -> None:
         try:
-            await feed.until_subscribed()
+            await segment.until_subscribed()
         except MagnetarError as error:
             # Released: it is not wanted any more, or not in this way.
-            if not feed.is_releasing and not self._plan.tolerates(feed, error):
+            if not segment.is_releasing and not self._plan.tolerates(segment, error):
                 raise
 
     async def _stop(self) -> None:
-        feeds = list(self.present.values())
-        for feed in feeds:
-            feed.release(wait=False)
-        for feed in feeds:
-            while not feed.has_ended:
-                await feed.ends.past(feed.ends.version)
+        present = list(self.present.values())
+        # All at once, then each is waited for: their last acknowledgements go side by side.
+        for segment in present:
+            segment.release(wait=False)
+        for segment in present:
+            while not segment.has_ended:
+                await segment.ends.past(segment.ends.version)
 
     def follow(self, changes: Signal, what: str) -> asyncio.Task[None]:
         """Look again whenever this signal advances, until it is closed with `AlreadyClosed`."""
@@ -108,6 +114,7 @@ class ConsumedSegments(Service):
         while True:
             try:
                 version = await changes.past(version)
+            # A topic that is consumed no more: nothing of it will change.
             except AlreadyClosed:
                 return
             self.stirred.advance()
@@ -116,40 +123,50 @@ class ConsumedSegments(Service):
         version = -1
         while True:
             version = await self.stirred.past(version)
+            # While it stops nothing may be opened; whoever waits for the first look goes on all the
+            # same.
             if not self.stopping:
                 self._reconcile()
             self._reconciled.advance()
 
     def _reconcile(self) -> None:
         wanted = self._plan.wanted()
-        for key, feed in self.present.items():
-            if wanted.get(key) != feed.spec:
-                feed.release()
+        # Not wanted, or with another spec (other entry buckets, another topic under the number): it
+        # goes, and comes back only after it is over (invariant 1).
+        for key, segment in self.present.items():
+            if wanted.get(key) != segment.spec:
+                segment.release()
         for key, spec in wanted.items():
             if key not in self.present:
-                feed = self.present[key] = self._plan.make(key, spec)
-                self.spawn(self._run(key, feed), f"segment {key[1]} of {key[0]}")
-                self.spawn(self._notice(feed), f"end of segment {key[1]} of {key[0]}")
+                # In `present` before its task runs: the next look must find it.
+                segment = self.present[key] = self._plan.make(key, spec)
+                self.spawn(self._run(key, segment), f"segment {key[1]} of {key[0]}")
+                self.spawn(self._notice(segment), f"end of segment {key[1]} of {key[0]}")
 
-    async def _run(self, key: SegmentKey, feed: SegmentConsumer) -> None:
+    async def _run(self, key: SegmentKey, segment: SegmentConsumer) -> None:
         try:
-            await feed.run()
+            await segment.run()
+            # Before it leaves `present`: who is told looks there for what failed.
+            if segment.failure is not None:
+                self._plan.failed(segment, segment.failure)
         except Exception as error:
-            broken = f"the consumer of {feed.wire_topic} crashed: {error!r}"
-            self._plan.failed(feed, InvariantBroken(broken))
+            # A bug of ours: the application must hear, or its receive would wait forever.
+            broken = f"the consumer of {segment.wire_topic} crashed: {error!r}"
+            self._plan.failed(segment, InvariantBroken(broken))
             raise
         finally:
-            if self.present.get(key) is feed:
+            if self.present.get(key) is segment:
                 del self.present[key]
-            self._plan.left(key, feed)
+            self._plan.left(key, segment)
             self.stirred.advance()
 
-    async def _notice(self, feed: SegmentConsumer) -> None:
+    async def _notice(self, segment: SegmentConsumer) -> None:
         """Look again once its topic has reached its end."""
-        while not feed.reached_end and not feed.has_ended:
-            await feed.ends.past(feed.ends.version)
+        while not segment.reached_end and not segment.has_ended:
+            await segment.ends.past(segment.ends.version)
         self.stirred.advance()
-        if feed.reached_end:
+        if segment.reached_end:
+            # A topic that is migrated is terminated first; its successor stands in the next layout.
             await asyncio.sleep(SUCCESSOR_S)
-            feed.end_is_final = True
-            feed.home.receive_queue.arrivals.advance()
+            segment.end_is_final = True
+            segment.receive_queue.arrivals.advance()
