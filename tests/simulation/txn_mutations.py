@@ -14,7 +14,7 @@ import pytest
 
 from harness.simulation.txn.run import Course
 from harness.simulation.txn.truth import place_of
-from magnetar.broker.subscribe.pending_messages import PendingMessages
+from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
 from magnetar.broker.subscribe.txn_acks import TransactionalAcks
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.transactions import TopicTransactions, Waiting
@@ -318,7 +318,7 @@ async def _last_writer_wins(self: TxnStore, txn: TxnId, segment: str, last: Posi
     await self.metadata.put(aborted_key(segment, txn), encode(record), indexes=indexes)
 
 
-def _stay_held(self: PendingMessages, txn: TxnId, acks: object, cumulative: bool) -> None:
+def _stay_held(self: PendingAckMessages, txn: TxnId, acks: object, cumulative: bool) -> None:
     return None
 
 
@@ -540,7 +540,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Course(hosts=3, troubles=("usurp",)),
     ),
     "an intent that was not written holds nothing": Mutation(
-        set_method(PendingMessages, "release", _stay_held),
+        set_method(PendingAckMessages, "release", _stay_held),
         (names.ALL_OR_NOTHING,),
         Course(hosts=1, troubles=("weather",), rest_seconds=30.0),
         first=8,

@@ -32,9 +32,9 @@ from magnetar.client.consumer_factory import Closable, ConsumerFactory
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.routing import Routing
-from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.producer import Producer
 from magnetar.client.produce.producer_core import ProducerCore
+from magnetar.client.produce.semaphore import WeightedSemaphore
 from magnetar.client.produce.settings import AccessMode, ProducerSettings
 from magnetar.client.ranges.ranges import Ranges
 from magnetar.client.schema import BYTES, Schema, SchemaInfo

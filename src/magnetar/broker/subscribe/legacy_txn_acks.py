@@ -23,7 +23,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
-from magnetar.broker.subscribe.pending_messages import PendingMessages
+from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
 from magnetar.errors import (
     ServiceNotReady,
     TransactionConflict,
@@ -57,7 +57,7 @@ class LegacyTxnAcks:
     def __init__(
         self,
         cursor: Cursor,
-        messages: PendingMessages,
+        messages: PendingAckMessages,
         logs: PendingAckLogs,
         outcomes: Outcomes,
         ends: Counter[State],

@@ -36,7 +36,7 @@ from magnetar.broker.dispatch.membership import Membership
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.policy.stats import Rate, SubscriptionStats
 from magnetar.broker.subscribe.ack import Ack, run_end
-from magnetar.broker.subscribe.pending_messages import PendingMessages
+from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
 from magnetar.broker.subscribe.txn_acks import AckParts, TransactionalAcks
 from magnetar.broker.subscribe.visible_cursor import VisibleCursor
 from magnetar.errors import (
@@ -134,7 +134,7 @@ class Subscription:
         self._dispatcher = Dispatcher(
             topic, self._open_cursor, self._membership, wake=self.wake, clock=clock, limits=limits
         )
-        self._held = PendingMessages(
+        self._held = PendingAckMessages(
             topic,
             cursor,
             pending,

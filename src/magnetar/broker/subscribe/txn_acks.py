@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 from magnetar.broker.dispatch.dispatcher import ReadableTopic, messages_in
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.legacy_txn_acks import LegacyTxnAcks
-from magnetar.broker.subscribe.pending_messages import PendingMessages
+from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
 from magnetar.broker.subscribe.txn_kind import TxnKind
 from magnetar.errors import (
     MagnetarError,
@@ -92,7 +92,7 @@ class TransactionalAcks:
         self,
         topic: ReadableTopic,
         cursor: Cursor,
-        held: PendingMessages,
+        held: PendingAckMessages,
         parts: AckParts,
         *,
         tasks: Service,

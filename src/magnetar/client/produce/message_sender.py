@@ -23,10 +23,10 @@ from typing import Final
 from magnetar.client.message.interceptors import Draft
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.message.times import milliseconds
-from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.outbox import UNNUMBERED, Pending, size_of
 from magnetar.client.produce.pending_messages import PendingMessages
 from magnetar.client.produce.segment_producers import SegmentProducers
+from magnetar.client.produce.semaphore import WeightedSemaphore
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.client.transaction.participants import SendTransaction
 from magnetar.errors import InvalidValue, MagnetarError, ProducerQueueFull, SendTimedOut

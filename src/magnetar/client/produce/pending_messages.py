@@ -24,8 +24,8 @@ from typing import Final
 
 from magnetar.client.connection.pool import Connections
 from magnetar.client.message.message import AnyMessageId
-from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.outbox import UNNUMBERED, Pending, PendingBatch, SequenceIds
+from magnetar.client.produce.semaphore import WeightedSemaphore
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import MagnetarError
 from magnetar.runtime.logs import logger

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from magnetar.client.connection.pool import Connections
 from magnetar.client.layout.watch import LayoutWatch
-from magnetar.client.produce.memory_limit import WeightedSemaphore
 from magnetar.client.produce.message_sender import MessageSender
 from magnetar.client.produce.pending_messages import PendingMessages
 from magnetar.client.produce.row_sender import Receipt, RowSender
 from magnetar.client.produce.segment_producer import ProducerSpec
 from magnetar.client.produce.segment_producers import SegmentProducers
+from magnetar.client.produce.semaphore import WeightedSemaphore
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.client.schema.info import Schema
 from magnetar.client.transaction.participants import SendTransaction

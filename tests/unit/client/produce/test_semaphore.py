@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.produce.memory_limit import WeightedSemaphore
+from magnetar.client.produce.semaphore import WeightedSemaphore
 from magnetar.testing.virtual import virtual_time
 
 

@@ -1,6 +1,6 @@
 """Messages of a subscription that transactions hold, and what that means for its consumers.
 
-Owns: `PendingMessages`: the holds in memory, and their effect on cursor and dispatch.
+Owns: `PendingAckMessages`: the holds in memory, and their effect on cursor and dispatch.
 
 Invariants:
 1. A held message stays at its consumer, counted as unacknowledged; it waits for nobody, and goes to
@@ -35,7 +35,7 @@ from magnetar.wire.messages import TxnId
 _LOG: Final = logger(__name__)
 
 
-class PendingMessages:
+class PendingAckMessages:
     """The holds on one subscription."""
 
     def __init__(
