@@ -1,14 +1,14 @@
 """A producer of a scalable topic that keeps the order of each key, whatever happens to segments.
 
-Owns: `ScalableProducer` and its lanes, one for each active segment that it has messages for.
+Owns: `ScalableProducer` and its senders, one for each active segment that it has messages for.
 
 Invariants:
-1. Sequence ids ascend over the whole topic; each lane sends in their order.
-2. A key is in one lane at a time. When a segment is gone from the layout, its lane ends first, and
-   then, in one step, what it has no receipt for moves to the lanes of the new layout, in order and
+1. Sequence ids ascend over the whole topic; each sender sends in their order.
+2. A key is in one sender at a time. When a segment is gone from the layout, its sender ends first, and
+   then, in one step, what it has no receipt for moves to the senders of the new layout, in order and
    before anything newer.
-3. A lane that was closed or lost its connection opens again and sends again all that has no
-   receipt. The lane of a terminated segment waits, with what it has, for the next layout.
+3. A sender that was closed or lost its connection opens again and sends again all that has no
+   receipt. The sender of a terminated segment waits, with what it has, for the next layout.
 4. At most `window` messages have no receipt.
 
 Relies on: `DagWatch` for layouts. One message is one entry.
@@ -94,7 +94,7 @@ class ScalableProducer(Service):
         self._record = record
         self._sequence = first_sequence
         self._layout: SegmentLayout | None = None
-        self._fast_paths: dict[int, _Lane] = {}
+        self._senders: dict[int, _SegmentSender] = {}
         self._unreceipted: dict[int, Handed] = {}
         self._receipts = Signal()
         self._now: Callable[[], float] = asyncio.get_running_loop().time
@@ -106,11 +106,11 @@ class ScalableProducer(Service):
 
     async def _stop(self) -> None:
         """What has no receipt is given up."""
-        fast_paths = list(self._fast_paths.values())  # a new layout may come meanwhile
-        for fast_path in fast_paths:
-            fast_path.end()
-        for fast_path in fast_paths:
-            await fast_path.ended.wait()
+        senders = list(self._senders.values())  # a new layout may come meanwhile
+        for sender in senders:
+            sender.end()
+        for sender in senders:
+            await sender.ended.wait()
         await self._watch.stop()
 
     # --- the application's side
@@ -157,7 +157,7 @@ class ScalableProducer(Service):
             f" ({len(self._unreceipted)} wait, the layout is of epoch {layout})"
         )
 
-    # --- the lanes' side
+    # --- the senders' side
 
     def receipted(self, handed: Handed) -> None:
         if self._unreceipted.pop(handed.sequence, None) is not None:
@@ -184,27 +184,25 @@ class ScalableProducer(Service):
             await self._adopt()
 
     async def _adopt(self) -> None:
-        """Go over to the newest layout, once the lanes of segments that are gone have ended."""
+        """Go over to the newest layout, once the senders of segments that are gone have ended."""
         while True:
             layout = self._watch.layout
             assert layout is not None
             active = {segment.segment_id for segment in layout.active}
-            gone = [
-                fast_path for number, fast_path in self._fast_paths.items() if number not in active
-            ]
-            for fast_path in gone:
-                fast_path.end()
-            ending = [fast_path for fast_path in gone if not fast_path.ended.is_set()]
+            gone = [sender for number, sender in self._senders.items() if number not in active]
+            for sender in gone:
+                sender.end()
+            ending = [sender for sender in gone if not sender.ended.is_set()]
             if not ending:
                 break
             for (
-                fast_path
-            ) in ending:  # meanwhile layouts change, and messages make lanes by the old one
-                await fast_path.ended.wait()
+                sender
+            ) in ending:  # meanwhile layouts change, and messages make senders by the old one
+                await sender.ended.wait()
         self._layout = layout
-        for fast_path in gone:
-            del self._fast_paths[fast_path.segment.segment_id]
-        left = [handed for fast_path in gone for handed in fast_path.left()]
+        for sender in gone:
+            del self._senders[sender.segment.segment_id]
+        left = [handed for sender in gone for handed in sender.left()]
         for handed in sorted(left, key=lambda each: each.sequence):
             self._place(handed)
 
@@ -213,15 +211,15 @@ class ScalableProducer(Service):
         if self.stopping:
             return
         segment = route(self._layout, handed.hash32)
-        fast_path = self._fast_paths.get(segment.segment_id)
-        if fast_path is None:
-            fast_path = _Lane(self, segment, self._watch.topic_of(segment))
-            self._fast_paths[segment.segment_id] = fast_path
-            self.spawn(fast_path.run(), f"segment {segment.segment_id}")
-        fast_path.offer(handed)
+        sender = self._senders.get(segment.segment_id)
+        if sender is None:
+            sender = _SegmentSender(self, segment, self._watch.topic_of(segment))
+            self._senders[segment.segment_id] = sender
+            self.spawn(sender.run(), f"segment {segment.segment_id}")
+        sender.offer(handed)
 
 
-class _Lane:
+class _SegmentSender:
     """The way to one segment, over its connections."""
 
     def __init__(self, producer: ScalableProducer, segment: Segment, topic: str) -> None:
@@ -275,7 +273,7 @@ class _Lane:
         return self._ending or self._terminated
 
     async def _serve(self) -> None:
-        """On one connection, until it ends: raises why, unless the lane is ending."""
+        """On one connection, until it ends: raises why, unless the sender is ending."""
         links = self._producer.links
         line = await links.lookup(self._topic)
         number = line.register("producer_id", self)
@@ -304,7 +302,7 @@ class _Lane:
             line.unregister("producer_id", number)
 
     async def _until_over(self, wait_s: float) -> None:
-        """Until the lane is ending or has failed; with receipts due, each within `wait_s`."""
+        """Until the sender is ending or has failed; with receipts due, each within `wait_s`."""
         self._closed_by_broker = False
         while not self._ending and self._failure is None:
             version, first = self._news.version, self._in_flight[0] if self._in_flight else None

@@ -44,7 +44,7 @@ class StrictSender:
         self._name = name
         self._layout: SegmentLayout
         self._layouts = Signal()
-        self._fast_paths: dict[int, _Lane] = {}
+        self._senders: dict[int, _SegmentSender] = {}
         self._sent = 0
 
     async def open(self) -> StrictSender:
@@ -64,8 +64,8 @@ class StrictSender:
         self._layout = layout_from(body.dag)
         self._layouts.advance()
         active = {each.segment_id for each in self._layout.active}
-        for number in [each for each in self._fast_paths if each not in active]:
-            self._fast_paths.pop(number).close()
+        for number in [each for each in self._senders if each not in active]:
+            self._senders.pop(number).close()
 
     def lost(self, error: Exception) -> None:
         self._layouts.close(error)
@@ -110,15 +110,17 @@ class StrictSender:
 
     async def _send(self, txn: TxnId, key: str, payload: bytes) -> None:
         segment = route(self._layout, key_hash(key))
-        fast_path = self._fast_paths.get(segment.segment_id)
-        if fast_path is None:
-            fast_path = self._fast_paths[segment.segment_id] = _Lane(self.line, self._name, segment)
-        await fast_path.registered(txn)
+        sender = self._senders.get(segment.segment_id)
+        if sender is None:
+            sender = self._senders[segment.segment_id] = _SegmentSender(
+                self.line, self._name, segment
+            )
+        await sender.registered(txn)
         await asyncio.sleep(BATCH_S)
-        await fast_path.send(txn, key, payload)
+        await sender.send(txn, key, payload)
 
 
-class _Lane:
+class _SegmentSender:
     """The producer of one segment."""
 
     def __init__(self, line: Line, name: str, segment: Segment) -> None:

@@ -55,23 +55,23 @@ class DriverProcess:
     @property
     def is_alive(self) -> bool:
         """Whether it, or anything that it started, still runs."""
-        return self.process.poll() is None or bool(self._live_brokers())
+        return self.process.poll() is None or bool(self._living())
 
     def kill(self) -> None:
         """kill -9 of the driver, its JVM and all their processes."""
-        for pid in self._live_brokers():
+        for pid in self._living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         deadline = time.monotonic() + _PATIENCE_S
-        while self._live_brokers() and time.monotonic() < deadline:
+        while self._living() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def ended(self) -> int:
         """Its exit code."""
         return self.process.wait(_PATIENCE_S)
 
-    def _live_brokers(self) -> list[int]:
+    def _living(self) -> list[int]:
         found = []
         for each in _PROC.iterdir():
             if not each.name.isdecimal():

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 PROGRAM = """
 import os, sys
-from magnetar.spark.session import start
+from magnetar.spark.pipeline.session import start
 
 spark = start("without-java")
 rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load()
@@ -27,7 +27,7 @@ spark.stop()
 
 # The command on a machine where the wheel is not installed either.
 COMMAND = """
-from magnetar.spark import java
+from magnetar.spark.pipeline import java
 java.find_spec = lambda name: None
 from magnetar.cli.main import main
 main()

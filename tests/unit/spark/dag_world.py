@@ -108,12 +108,12 @@ class World:
             self.pruned.add(number)
             self.epoch += 1
 
-    def _live_brokers(self, parents: tuple[int, ...]) -> tuple[int, ...]:
+    def _living(self, parents: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(each for each in parents if each in self.segments)
 
     def view(self, place: TopicOffset | None) -> TopicView:
         segments = tuple(
-            RangeSegment(each.number, "", self._live_brokers(each.parents), (), each.is_sealed)
+            RangeSegment(each.number, "", self._living(each.parents), (), each.is_sealed)
             for each in self.segments.values()
         )
         layout = RangeLayout(TOPIC, "id", self.epoch, segments)

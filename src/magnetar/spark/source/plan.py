@@ -226,20 +226,20 @@ def after(
     frozen: Frozen | None = None,
 ) -> TopicOffset:
     """Where the query is once a batch from `place` on has read up to `ends`."""
-    live_brokers = {each.number: each for each in view.layout.segments}
+    by_number = {each.number: each for each in view.layout.segments}
     # A segment that the place names is drained, not in this batch, or read up to `end`.
     segments: dict[int, RangePosition | None] = {}
     for number, position in place.segments.items():
         # Kept only while the layout has it (invariant 4).
         if position is None:
-            if number in live_brokers:
+            if number in by_number:
                 segments[number] = None
             continue
         # A run on `AvailableNow` drains only what was sealed when it began: draining names the
         # children, and those that came later are not in the run.
         end = ends.get(number, position)
         may_drain = frozen is None or number in frozen.sealed
-        is_read = may_drain and _is_read(end, live_brokers[number], view.states[number])
+        is_read = may_drain and _is_read(end, by_number[number], view.states[number])
         segments[number] = None if is_read else end
     _name_children(segments, view, frozen)
     return _place(view, segments)

@@ -370,8 +370,8 @@ class Book:
 class Shared:
     """One broker's view of a `Book`."""
 
-    def __init__(self, open_transactions: Book, url: str) -> None:
-        self._owners = open_transactions.owners
+    def __init__(self, book: Book, url: str) -> None:
+        self._owners = book.owners
         self._url = url
 
     async def claim(self, name: TopicName) -> None:
@@ -389,11 +389,9 @@ class Shared:
 
 def test_a_topic_is_claimed_while_it_is_loaded() -> None:
     async def main() -> None:
-        world, open_transactions = World(), Book()
+        world, book = World(), Book()
         one, two = [
-            await world.topics(
-                dataclasses.replace(world.parts(), ownership=Shared(open_transactions, url))
-            )
+            await world.topics(dataclasses.replace(world.parts(), ownership=Shared(book, url)))
             for url in ("one", "two")
         ]
         ticks = TopicName.parse("non-persistent://public/default/ticks")
@@ -408,18 +406,18 @@ def test_a_topic_is_claimed_while_it_is_loaded() -> None:
         assert one.loaded_changed.version == seen + 3
         await two.get(NAME)
         await two.delete(NAME)
-        assert open_transactions.owners == {ticks: "one"}
+        assert book.owners == {ticks: "one"}
         world.ledgers.fail_next(DiskFailed("broken"), operation="create")
         with pytest.raises(DiskFailed):
             await two.get(NAME)
-        assert open_transactions.owners == {ticks: "one"}
+        assert book.owners == {ticks: "one"}
         await two.get(NAME)
-        open_transactions.owners[NAME] = "one"  # releasing fails: it is gone all the same
+        book.owners[NAME] = "one"  # releasing fails: it is gone all the same
         await two.unload(NAME)
         assert not two.loaded
         await one.stop()
         await two.stop()
-        assert open_transactions.owners == {}
+        assert book.owners == {}
 
     run(main())
 

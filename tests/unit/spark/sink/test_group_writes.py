@@ -39,19 +39,19 @@ class _Client:
 
     def __init__(self, make: Callable[[], Awaitable[_Counted]]) -> None:
         self._make = make
-        self.connections: _Counted
+        self._connections: _Counted
         self.runs = 0
         self.waited_s = 0.0
 
     def run(self, do: Callable[[Any], Awaitable[R]]) -> R:
         async def main() -> R:
-            self.connections = await self._make()
+            self._connections = await self._make()
             start = asyncio.get_running_loop().time()
             try:
                 return await do(self)
             finally:
                 self.waited_s = asyncio.get_running_loop().time() - start
-                await self.connections.close()
+                await self._connections.close()
 
         self.runs += 1
         return virtual_time.run(main(), until=100_000)
@@ -87,7 +87,7 @@ def test_a_service_that_is_not_there_is_waited_for_one_operation_timeout(connect
         _asked(client)
     assert "serviceUrl" in told.value.hint
     assert client.waited_s == pytest.approx(OPERATION_S)
-    assert (client.runs, client.connections.backoffs) == (1, 1), "one series of tries, not two"
+    assert (client.runs, client._connections.backoffs) == (1, 1), "one series of tries, not two"
 
 
 def test_a_connection_that_hangs_for_longer_than_an_operation_may_take_is_cut_off() -> None:
