@@ -4,9 +4,10 @@ Owns: `ScalableProducer` and its senders, one for each active segment that it ha
 
 Invariants:
 1. Sequence ids ascend over the whole topic; each sender sends in their order.
-2. A key is in one sender at a time. When a segment is gone from the layout, its sender ends first, and
-   then, in one step, what it has no receipt for moves to the senders of the new layout, in order and
-   before anything newer.
+2. A key is in one sender at a time. When a segment is gone from the layout, its sender ends first,
+and
+   then, in one step, what it has no receipt for moves to the senders of the new layout, in order
+   and before anything newer.
 3. A sender that was closed or lost its connection opens again and sends again all that has no
    receipt. The sender of a terminated segment waits, with what it has, for the next layout.
 4. At most `window` messages have no receipt.
