@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from harness.crash.patience import PatientDriver as Driver
 from harness.crash.scalable.child import SUBSCRIPTIONS
+from harness.patient_clients import PatientDriver as Driver
 from harness.simulation.scalable.links import CLIENT_VERSION, route
 from magnetar.client.message.layouts import layout_from
 from magnetar.errors import InvariantBroken, RequestError

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from harness.crash.patience import PatientDriver
 from harness.crash.server.history import (
     AUDIT,
     SENTINEL,
@@ -34,6 +33,7 @@ from harness.crash.server.history import (
     all_bits,
 )
 from harness.crash.server.load import HOST, next_entry, next_receipt, open_producer, send, subscribe
+from harness.patient_clients import PatientDriver
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, cast
 
-from harness.crash.patience import PatientAdmin
-from harness.crash.patience import PatientDriver as Driver
 from harness.crash.server.history import (
     AUDIT,
     DEDUP_NAMESPACE,
@@ -32,6 +30,8 @@ from harness.crash.server.history import (
     payload_of,
     sent_of,
 )
+from harness.patient_clients import PatientAdmin
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import InvariantBroken, MagnetarError, RemoteProtocolError, RequestError
 from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position

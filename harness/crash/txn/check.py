@@ -23,8 +23,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from harness.crash.patience import PatientAdmin
-from harness.crash.patience import PatientDriver as Driver
 from harness.crash.server.process import SMALL_LIMITS
 from harness.crash.txn.history import INPUT, OUTPUTS, SUBSCRIPTION, Output, TxnFault, TxnHistory
 from harness.crash.txn.load import (
@@ -35,6 +33,8 @@ from harness.crash.txn.load import (
     subscribe,
 )
 from harness.limits import PATIENCE_S, expire
+from harness.patient_clients import PatientAdmin
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import MagnetarError, WireCode
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType

@@ -25,7 +25,6 @@ from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from harness.crash.patience import PatientDriver as Driver
 from harness.crash.txn.history import (
     ALONG,
     INPUT,
@@ -37,6 +36,7 @@ from harness.crash.txn.history import (
     TxnHistory,
 )
 from harness.limits import PATIENCE_S
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import (
     DeadlineExceeded,
     MagnetarError,

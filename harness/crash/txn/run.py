@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from harness.crash.patience import PatientDriver
 from harness.crash.server.process import SERVE, ServerProcess, died_by_kill
 from harness.crash.txn.check import Server, check_records, check_served, until_forgotten
 from harness.crash.txn.history import ALONG, INPUT, OUTPUTS, SUBSCRIPTION, TxnFault, TxnHistory
 from harness.crash.txn.load import HOST, WORKERS, TxnLoad, publish_all, subscribe
 from harness.limits import PATIENCE_S, expire, reported, within
+from harness.patient_clients import PatientDriver
 from magnetar.errors import MagnetarError, RemoteProtocolError, ServiceNotReady
 from magnetar.model.subscriptions import SubscriptionType
 

@@ -31,9 +31,9 @@ from urllib.request import Request, urlopen
 
 from rich.console import Console
 
-from harness.crash.patience import PatientDriver as Driver
 from harness.crash.server.process import ServerProcess
 from harness.limits import PATIENCE_S, expire, reported
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import DeadlineExceeded, InvariantBroken, MagnetarError, RequestError
 from magnetar.testing.virtual.driver import build_message
 from magnetar.txn.records import ABORTED_RECORDS, HEADERS, OPS

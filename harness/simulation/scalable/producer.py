@@ -80,7 +80,7 @@ class ScalableProducer(Service):
         *,
         first_sequence: int = 0,
         window: int = WINDOW,
-        stall_s: float = STALL_S,
+        stall_s: float | None = None,
         record: Record = unrecorded,
     ) -> None:
         super().__init__(f"producer {name}", stop_seconds=_STOP_S)
@@ -90,7 +90,7 @@ class ScalableProducer(Service):
         """Of each message that has a receipt, in the order of receipts."""
         self._watch = DagWatch(links, topic, f"of {name}", record=record)
         self._window = window
-        self._stall_s = stall_s
+        self._stall_s = max(STALL_S, links.wait_s) if stall_s is None else stall_s
         self._record = record
         self._sequence = first_sequence
         self._layout: SegmentLayout | None = None

@@ -1,8 +1,8 @@
-"""The clients of crash runs: an answer that is late ends the run, and is no finding.
+"""Clients of real server processes: an answer that is late ends the run, and is no finding.
 
-Owns: `PatientDriver` and `PatientAdmin`. A crash run works on real time and real processes, so an
-answer that is late shows nothing (`harness.limits`). Waits that may end without an answer name
-their seconds.
+Owns: `PatientDriver` and `PatientAdmin`. Whoever works on real time and with real processes learns
+nothing from an answer that is late (`harness.limits`). Waits that may end without one name their
+seconds.
 """
 
 from __future__ import annotations
