@@ -44,9 +44,11 @@ _PAUSE_S = 0.01
 _DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
 
 
-# One JVM after the other, and one session for the tests that share it. (Marks of the scheduler's
-# own do not work with this version of pytest.)
+# One JVM after the other, and one session for the tests that share it; one look at the whole tree.
+# (Marks of the scheduler's own do not work with this version of pytest.)
 _TOGETHER = {
+    "tests/meta/test_imports.py": "tree",
+    "tests/meta/test_tidy.py": "tree",
     "tests/integration/spark/test_sink_in_spark.py": "session",
     "tests/integration/spark/test_source_in_spark.py": "session",
     "tests/integration/spark/test_pipeline_run.py": "pipelines",

@@ -385,6 +385,7 @@ def test_a_million_holes_open_fast_and_one_more_ack_writes_one_chunk(
     memory_world_factory.run(main())
 
 
+@pytest.mark.slow
 def test_records_stay_below_the_limit_and_leftovers_are_swept(world_factory: WorldFactory) -> None:
     async def main() -> None:
         world = world_factory()
@@ -444,6 +445,7 @@ def test_a_table_of_very_many_chunks_is_split_too(memory_world_factory: MemoryWo
     memory_world_factory.run(main())
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_point_of_a_write_leaves_a_whole_state(
     memory_world_factory: MemoryWorldFactory,
 ) -> None:

@@ -41,6 +41,7 @@ def test_no_longer_order_does_either(name: str) -> None:
     assert explore(LARGE[name], 3_000_000) > 5_000
 
 
+@pytest.mark.slow
 def test_worlds_that_are_taken_for_one_have_the_same_futures() -> None:
     for model in MODELS.values():
         seen, waiting = {model.first()}, [model.first()]
