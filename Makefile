@@ -27,6 +27,9 @@ TEST_KILLS ?= 5
 TEST_CUTS ?= 15
 TEST_EVERY ?= 10
 
+# Compiled modules are kept, whatever the shell says: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 # A folder that was moved or copied has an environment that points elsewhere: make it anew.
 ifneq ($(shell cat .venv/.made-in 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
@@ -60,7 +63,8 @@ lint: $(STAMP) ## formatting, lint, types and import contracts
 
 .PHONY: check
 check: lint ## lint and the fast tests: below a minute, before every commit
-	$(BIN)/pytest -q -n 2 -m "not slow" --hypothesis-profile=quick tests/unit tests/meta tests/kits
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow" --hypothesis-profile=quick \
+		tests/unit tests/meta tests/kits
 
 .PHONY: test
 test: lint ## everything: check, slow tests, a short simulation, a crash sample

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,21 +18,11 @@ import pytest
 
 from tests.client_e2e.target import SERVER, SERVICE_URL, Feature, Target, targeted
 
-_TEST_SECONDS = 300
 _EXPECTED = Path(__file__).with_name("expected_failures.toml")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*features): what the server has to offer")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A server that was asked for may take its time: to start, and to answer."""
-    if not {SERVER, SERVICE_URL} & os.environ.keys():
-        return
-    for item in items:
-        if item.path.parent == _EXPECTED.parent and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
 
 
 @dataclass(frozen=True)

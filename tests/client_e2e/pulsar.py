@@ -16,14 +16,15 @@ import time
 from pathlib import Path
 from typing import IO, Final
 
+from harness.limits import PATIENCE_S
 from tests.interop.serving import ask_admin
 from tests.interop_java.maven import BuildFailed, MavenProject, lacking
 
 PULSAR: Final = MavenProject(Path(__file__).with_name("pom.xml"), "pulsar")
 
 _HOST: Final = "127.0.0.1"
-_START_SECONDS: Final = 240
-_STOP_SECONDS: Final = 60
+_START_SECONDS: Final = PATIENCE_S
+_STOP_SECONDS: Final = PATIENCE_S
 _PAUSE_SECONDS: Final = 0.25
 _LINES_MAX: Final = 60
 _PACKAGES: Final = (

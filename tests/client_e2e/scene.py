@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
+from harness.limits import PATIENCE_S, within
 from magnetar import Client, InitialPosition, Message, Producer, TransactionState
 from magnetar.client.consume.receiving import Receiving
 from magnetar.client.transaction.transaction import Transaction
@@ -22,9 +23,9 @@ from tests.client_e2e.target import Feature, Target
 
 FIRST: Final = InitialPosition.EARLIEST
 
-COMES_S: Final = 30.0
+COMES_S: Final = PATIENCE_S
 """For what must come: long, because machines are busy."""
-LEAVES_S: Final = 90.0
+LEAVES_S: Final = PATIENCE_S
 """Until the place of a member that left is free: Pulsar keeps it for a minute."""
 _quiet_s: ContextVar[float] = ContextVar("quiet_s")
 """For what must not come."""
@@ -150,7 +151,7 @@ async def silence(consumer: Receiving[Any], seconds: float | None = None) -> Non
 
 async def until(condition: Callable[[], bool]) -> None:
     """What a server does in its own time is looked for again and again."""
-    async with asyncio.timeout(COMES_S):
+    async with within("what a server does in its own time", COMES_S):
         while not condition():  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.1)
 

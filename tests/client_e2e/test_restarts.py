@@ -29,7 +29,6 @@ from tests.client_e2e.test_transactions import WAYS, Way
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(
         SERVER not in os.environ and SERVICE_URL not in os.environ,
         reason="takes minutes: `make e2e` and `make e2e-pulsar` run it",

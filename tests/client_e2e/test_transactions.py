@@ -494,7 +494,6 @@ def test_a_change_amid_a_transaction(target: Target, change: str, outcome: str) 
 @SCALABLE
 @CHANGES
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_sixty_four_at_once_over_splits_and_merges(target: Target) -> None:
     """35 (F19): exactly once, each key in its order, and no commit fails."""
     writers, rounds, each = 64, 4, 5

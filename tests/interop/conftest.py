@@ -18,9 +18,10 @@ from typing import Any
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
+from harness.limits import PATIENCE_S
 from tests.interop.serving import ServerProcess
 
-OPERATION_SECONDS = 10
+OPERATION_SECONDS = round(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,9 @@ from typing import Any
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
-RECEIVE_MS = 10_000
+from harness.limits import PATIENCE_S
+
+RECEIVE_MS = round(1000 * PATIENCE_S)
 NOTHING_MS = 200
 """How long nothing must come for a test to say that nothing comes."""
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from harness.limits import PATIENCE_S
+
 _MAGNETAR = Path(sys.executable).with_name("magnetar")
-_STOP_SECONDS = 20
-_ADMIN_SECONDS = 30
+_STOP_SECONDS = PATIENCE_S
+_ADMIN_SECONDS = PATIENCE_S
 
 
 class ServerProcess:

@@ -12,10 +12,11 @@ import pulsar.asyncio as pulsar_asyncio  # type: ignore[import-untyped]
 import pytest
 from pulsar.schema import JsonSchema, Record, String  # type: ignore[import-untyped]
 
+from harness.limits import PATIENCE_S
 from tests.interop.flows import EARLIEST, numbered
 from tests.interop.serving import ServerProcess
 
-SECONDS = 10
+SECONDS = PATIENCE_S
 MANY = 50_000
 TYPES = (
     pulsar.ConsumerType.Exclusive,

@@ -9,6 +9,7 @@ from typing import Any
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
+from harness.limits import PATIENCE_S
 from tests.interop.flows import (
     EARLIEST,
     assert_nothing_more,
@@ -77,11 +78,11 @@ def test_producers_wait_for_the_topic_in_turn(
         first.send(b"first")
         assert not any(each.done() for each in waiting)
         first.close()
-        second = waiting[0].result(timeout=10)
+        second = waiting[0].result(timeout=PATIENCE_S)
         second.send(b"second")
         assert not waiting[1].done()
         second.close()
-        waiting[1].result(timeout=10).send(b"third")
+        waiting[1].result(timeout=PATIENCE_S).send(b"third")
     assert receive_data(consumer, 3) == [b"first", b"second", b"third"]
 
 

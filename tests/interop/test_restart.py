@@ -11,6 +11,7 @@ from typing import Any
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
+from harness.limits import PATIENCE_S
 from tests.interop.flows import (
     EARLIEST,
     RECEIVE_MS,
@@ -53,7 +54,7 @@ def test_producers_and_consumers_go_on(client: Any, own_server: ServerProcess, h
         for share in (COUNT // 5, COUNT // 2):
             until(partial(_has, results, share))
             _restart(own_server, how)
-        producing.result(timeout=30)
+        producing.result(timeout=PATIENCE_S)
     producer.flush()
     until(lambda: len(results) == COUNT)
     assert set(results) == {pulsar.Result.Ok}

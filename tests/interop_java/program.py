@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, TypeAlias
 
+from harness.limits import PATIENCE_S
 from tests.interop.serving import ServerProcess
 from tests.interop_java.maven import BuildFailed, MavenProject, lacking
 
@@ -27,7 +28,7 @@ Favour: TypeAlias = Callable[[str], None]
 
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER / "src" / "main" / "java"
-_STOP_SECONDS = 20
+_STOP_SECONDS = PATIENCE_S
 NO_FAVOURS: Final[Mapping[str, Favour]] = {}
 # What of the program's own output stands in the report of a failure.
 _LINES_MAX = 40

@@ -21,7 +21,7 @@ from magnetar.model.ids import (
 from tests.interop_java.program import SCALABLE, Program, Shown
 
 # The first test may wait for Maven to fetch the client.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 TOPIC = "topic://public/default/x"
 SINGLE = MessageId(5, 7)

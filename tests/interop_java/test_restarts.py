@@ -12,7 +12,7 @@ from tests.interop_java.program import SCALABLE, V4, Program
 from tests.interop_java.transacting import named, passes
 
 # The first test may wait for Maven to fetch a client.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 LACKING: Mapping[str, str] = {}
 LACKING_V4: Mapping[str, str] = {}

@@ -10,7 +10,7 @@ from tests.interop_java.program import V4, Program
 from tests.interop_java.transacting import named, passes
 
 # The first test may wait for Maven to fetch the client.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 LACKING: Mapping[str, str] = {}
 

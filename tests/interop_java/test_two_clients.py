@@ -8,7 +8,7 @@ from tests.interop_java.program import Program
 from tests.interop_java.transacting import passes
 
 # The first test may wait for Maven to fetch a client.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def test_transactions_of_both_end_apart(program: Program, program_v4: Program) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.errors import MetadataError, OutcomeUnknown, SessionLost, StoreClosed, Unavailable
 from magnetar.metadata.api import EventKind, MetadataStore, SessionEvent
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
@@ -103,7 +104,7 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
     file.write_text(example, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.search(r"\b5\d passed", done.stdout), done.stdout

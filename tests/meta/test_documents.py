@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
+
+from click.testing import CliRunner
 
 import magnetar
+from magnetar.cli.main import main
 from tests.meta.tree import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -64,10 +64,9 @@ def test_make_targets_in_the_readme_exist() -> None:
 def test_verbs_in_the_readme_exist() -> None:
     calls = MAGNETAR_CALL.findall(_shell_lines())
     verbs = {words[0] for call in calls if (words := call.split()) and WORD.fullmatch(words[0])}
-    command = Path(sys.executable).with_name("magnetar")
     for verb in sorted(verbs):
-        done = subprocess.run([command, verb, "--help"], capture_output=True, text=True)
-        assert done.returncode == 0, f"magnetar {verb}: {done.stderr}"
+        done = CliRunner().invoke(main, [verb, "--help"])
+        assert done.exit_code == 0, f"magnetar {verb}: {done.output}"
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

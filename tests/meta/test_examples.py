@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from tests.meta.tree import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -23,7 +24,7 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         [sys.executable, str(example), str(tmp_path / "data")],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

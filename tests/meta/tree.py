@@ -81,7 +81,7 @@ def modules() -> tuple[Module, ...]:
 def _parsed(path: Path) -> Module:
     text = (ROOT / path).read_text("utf-8")
     syntax = ast.parse(text, str(path))
-    nodes = list(ast.walk(syntax))
+    nodes = list(_statements(syntax))
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     return Module(
         path,
@@ -91,6 +91,15 @@ def _parsed(path: Path) -> Module:
         tuple(_definition(node) for node in nodes if isinstance(node, functions)),
         tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
     )
+
+
+def _statements(parent: ast.AST) -> Iterator[ast.AST]:
+    """All below it, without their expressions: those are most of a tree, and nobody asks."""
+    for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+        below = getattr(parent, name, ())
+        for node in below if isinstance(below, list) else ():
+            yield node
+            yield from _statements(node)
 
 
 def _definition(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Definition:

@@ -84,9 +84,16 @@ def test_broken_build_is_caught_releasing_the_journal_too_early(
     settle = Storage.settle
 
     async def release_then_settle(self: Storage) -> None:
-        self._journal.release(self._journal.synced)
-        # Time for the journal to write on over what is nowhere else.
-        await asyncio.sleep(0.02)
+        journal = self._journal
+        journal.release(journal.synced)
+        # The journal writes on over what is nowhere else, as long as the load has something to say.
+        enough = journal.synced + 300
+        for _ in range(100):
+            submitted = journal.next_sequence
+            await asyncio.sleep(0.02)
+            idle = journal.synced + 1 == submitted == journal.next_sequence
+            if idle or journal.synced >= enough:
+                break
         await settle(self)
 
     monkeypatch.setattr(Storage, "settle", release_then_settle)

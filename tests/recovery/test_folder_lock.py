@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.errors import FolderInUse
 from magnetar.server.embedded import open_storage
 from tests.recovery.stores import SMALL, hashes
@@ -45,7 +46,7 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
         assert hashes(tmp_path) == before
         command_line = Path(sys.executable).with_name("magnetar")
         second = subprocess.run(
-            [command_line, "verify", tmp_path], capture_output=True, text=True, timeout=20
+            [command_line, "verify", tmp_path], capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert second.returncode == 1
         assert second.stderr == f"error: {refusal.value}\n"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S, within
 from magnetar.errors import DiskFull, Unavailable
 from magnetar.ledger.api import LedgerWriter
 from magnetar.metadata.api import MetadataStore
@@ -176,7 +177,7 @@ async def _put_until_full(store: MetadataStore, acknowledged: dict[str, bytes]) 
 
 async def _create(storage: Storage) -> LedgerWriter:
     """As soon as the settling has seen that there is space again."""
-    async with asyncio.timeout(20):
+    async with within("there is space again"):
         while True:
             try:
                 return await storage.ledgers.create()
@@ -185,7 +186,7 @@ async def _create(storage: Storage) -> LedgerWriter:
 
 
 async def _until_written(storage: Storage) -> None:
-    async with asyncio.timeout(20), storage.connect() as store:
+    async with within("there is space again"), storage.connect() as store:
         while True:
             try:
                 await store.put("/after", b"full")
@@ -232,7 +233,7 @@ def test_full_disk_by_the_kernel(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(IN_A_SMALL_DISK), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     refused, goes_on = done.stdout.splitlines()

@@ -32,7 +32,6 @@ BROKEN_SERVER = Path(__file__).with_name("broken_server.py")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_server_crash_sample(tmp_path: Path) -> None:
     outcome = asyncio.run(ServerKills(tmp_path, 4, SEED).run())
     assert outcome.texts == []
@@ -42,21 +41,18 @@ def test_server_crash_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_ack_answers_before_the_flush_are_caught(tmp_path: Path) -> None:
     outcome = _run_broken(tmp_path, "ack_answers_before_the_flush")
     assert outcome.faults[ServerFault.CAME_BACK] > 0, outcome.texts
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_receipts_before_the_sync_are_caught(tmp_path: Path) -> None:
     outcome = _run_broken(tmp_path, "receipts_before_the_sync")
     assert outcome.faults[ServerFault.LOST] > 0, outcome.texts
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_dedup_that_forgets_is_caught(tmp_path: Path) -> None:
     outcome = _run_broken(tmp_path, "no_replay_of_dedup")
     assert outcome.faults[ServerFault.FAILED] + outcome.faults[ServerFault.DOUBLED] > 0

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.crash.txn import check, run
 from harness.crash.txn.check import Reading, compare_outputs
 from harness.crash.txn.history import OUTPUTS, Attempt, Output, TxnFault, TxnHistory
 from harness.crash.txn.run import TxnKills, TxnOutcome
@@ -27,7 +26,6 @@ BROKEN_SERVER = Path(__file__).with_name("broken_txn_server.py")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_samples_of_one_seed_run_side_by_side(tmp_path: Path) -> None:
     async def both() -> tuple[TxnOutcome, TxnOutcome]:
         new = TxnKills(tmp_path / "new", 3, SEED)
@@ -48,38 +46,26 @@ def test_samples_of_one_seed_run_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_outputs_of_open_transactions_that_are_seen_are_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = _run_broken(tmp_path, monkeypatch, "pins_are_not_recovered")
+def test_outputs_of_open_transactions_that_are_seen_are_caught(tmp_path: Path) -> None:
+    outcome = _run_broken(tmp_path, "pins_are_not_recovered", TxnFault.EXPOSED)
     assert outcome.history.faults[TxnFault.EXPOSED] > 0, outcome.history.texts
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_acks_that_are_forgotten_are_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = _run_broken(tmp_path, monkeypatch, "acks_are_not_recovered")
+def test_acks_that_are_forgotten_are_caught(tmp_path: Path) -> None:
+    outcome = _run_broken(tmp_path, "acks_are_not_recovered", TxnFault.DOUBLED)
     assert outcome.history.faults[TxnFault.DOUBLED] > 0, outcome.history.texts
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_sends_that_are_stored_again_are_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = _run_broken(tmp_path, monkeypatch, "sends_are_not_recovered")
+def test_sends_that_are_stored_again_are_caught(tmp_path: Path) -> None:
+    outcome = _run_broken(tmp_path, "sends_are_not_recovered", TxnFault.DOUBLED)
     assert outcome.history.faults[TxnFault.DOUBLED] > 0, outcome.history.texts
 
 
-def _run_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> TxnOutcome:
-    # What never becomes quiet need not be waited for.
-    monkeypatch.setattr(check, "QUIET_SECONDS", 1.0)
-    monkeypatch.setattr(run, "DRAIN_SECONDS", 20.0)
+def _run_broken(folder: Path, rule: str, fault: TxnFault) -> TxnOutcome:
     serve = (sys.executable, str(BROKEN_SERVER), rule, "serve")
-    return asyncio.run(TxnKills(folder, 3, SEED, serve=serve).run())
+    return asyncio.run(TxnKills(folder, 3, SEED, serve=serve, looks_for=fault).run())
 
 
 # --- outcomes

@@ -37,7 +37,7 @@ from magnetar.scalable.records import (
 from magnetar.scalable.service import ScalableTopics
 from tests.simulation.search import hinted
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SEEDS = 60
 

@@ -21,6 +21,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from harness.crash.scalable.child import SUBSCRIPTIONS
+from harness.patient_clients import PatientDriver as Driver
 from harness.simulation.scalable.links import CLIENT_VERSION, route
 from magnetar.client.message.layouts import layout_from
 from magnetar.errors import InvariantBroken, RequestError
@@ -29,7 +30,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.scalable.records import segment_topic
-from magnetar.testing.virtual.driver import Driver, build_message
+from magnetar.testing.virtual.driver import build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Delivered, Received, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import time
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -30,8 +30,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import uvloop
 
-from harness.crash.server.process import END_SECONDS, READY_SECONDS, SMALL_LIMITS
+from harness.crash.server.process import SMALL_LIMITS
 from harness.crash.storage.points import CrashCount, CrashingDisk
+from harness.limits import EXIT_CODE, PATIENCE_S, OwnTime, expire, reported, within
 from magnetar.broker.policy.records import dedup_key
 from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topic import Topic
@@ -66,9 +67,9 @@ SUBSCRIPTIONS: Final = ("all", "rest")
 PARTITIONS: Final = 2
 
 _SETTLE_SECONDS: Final = 3.0
-"""A change that takes longer than this is reported as it stands."""
+"""A change that takes longer than this, in the process's own time, is reported as it stands."""
 _LOOK_SECONDS: Final = 0.002
-_ANSWER_SECONDS: Final = 20.0
+_ANSWER_SECONDS: Final = PATIENCE_S
 UNDO: Final = "undo"
 _SEGMENTS: Final = {"split": 2, "merge": 4, "delete": 3, "create": 3, UNDO: 2}
 _MERGED: Final = (0, 1, 2)
@@ -90,7 +91,7 @@ class Settled:
     """What a server has of a topic once nothing is under way."""
 
     seconds: float
-    """From readiness on."""
+    """From readiness on, in the process's own time."""
     unfinished: str
     """What is still under way after all; empty: nothing."""
     layout: LayoutRecord | None
@@ -154,7 +155,7 @@ class Child:
         theirs.close()
 
     async def until_ready(self) -> None:
-        self.port = await self._answer(READY_SECONDS)
+        self.port = await self._answer("readiness")
 
     async def prepare(self, kind: str) -> None:
         await self._ask("prepare", kind)
@@ -186,21 +187,23 @@ class Child:
 
     async def _ended(self) -> int:
         if self._code is None:
-            await asyncio.to_thread(self._process.join, END_SECONDS)
+            await asyncio.to_thread(self._process.join, PATIENCE_S)
             self._pipe.close()
             self._code = self._process.exitcode
             if self._code is None:
-                raise InvariantBroken("the process does not end")
+                expire("the end of a process")
             self._process.close()
+            if self._code == EXIT_CODE:
+                expire("something within a process")
         return self._code
 
     async def _ask(self, verb: str, kind: str) -> Any:
         self._pipe.send((verb, kind))
-        return await self._answer(_ANSWER_SECONDS)
+        return await self._answer(f"the answer to {verb!r}")
 
-    async def _answer(self, seconds: float) -> Any:
-        if not await asyncio.to_thread(self._pipe.poll, seconds):
-            raise ServiceNotReady(f"the process said nothing for {seconds:g} s")
+    async def _answer(self, what: str) -> Any:
+        if not await asyncio.to_thread(self._pipe.poll, _ANSWER_SECONDS):
+            expire(what, _ANSWER_SECONDS)
         answer = self._pipe.recv()
         if isinstance(answer, _Failed):
             raise InvariantBroken(answer.text)
@@ -242,10 +245,14 @@ class _StepCount(CrashCount):
 
 
 def _run(plan: _Plan, pipe: Connection) -> None:
+    def program() -> int:
+        uvloop.run(_serve(plan, pipe))
+        return 0
+
     with plan.folder.with_name(f"{plan.folder.name}.text").open("a") as stream:
         logs.configure(stream, level="warning")
         plan.plant()
-        uvloop.run(_serve(plan, pipe))
+        sys.exit(reported(program))
 
 
 async def _serve(plan: _Plan, pipe: Connection) -> None:
@@ -260,7 +267,8 @@ async def _serve(plan: _Plan, pipe: Connection) -> None:
     machine = _RefusingMachine if plan.refuses else Machine
     server = Server(config, machine=machine(disk=CrashingDisk(count)))
     await server.start()
-    served = _Served(server, count, time.monotonic())
+    own_time = OwnTime()
+    served = _Served(server, count, own_time)
     try:
         pipe.send(int(server.service_url.rpartition(":")[2]))
         while True:
@@ -271,6 +279,7 @@ async def _serve(plan: _Plan, pipe: Connection) -> None:
     except EOFError:
         return  # the parent is gone
     finally:
+        own_time.stop()
         await server.stop()
     pipe.send(None)
 
@@ -278,12 +287,13 @@ async def _serve(plan: _Plan, pipe: Connection) -> None:
 class _Served:
     """What the parent can ask of a server."""
 
-    def __init__(self, server: Server, count: _StepCount, ready_at: float) -> None:
+    def __init__(self, server: Server, count: _StepCount, own_time: OwnTime) -> None:
         assert server.context.scalable is not None, "scalable topics are switched on"
         self._server = server
         self._scalable: ScalableTopics = server.context.scalable
         self._count = count
-        self._ready_at = ready_at
+        self._own_time = own_time
+        """Since it serves."""
 
     async def answer(self, verb: str, kind: str) -> object:
         work: dict[str, Callable[[str], Awaitable[object]]] = {
@@ -347,7 +357,7 @@ class _Served:
 
     async def _until_quiet(self) -> None:
         """Until the elections, which begin with the server, are over."""
-        async with asyncio.timeout(_SETTLE_SECONDS):
+        async with within("the elections of a server that has started"):
             while True:
                 if len(await self._server.metadata.scan_keys(CONTROLLERS)) == SLOTS:
                     return
@@ -355,12 +365,12 @@ class _Served:
 
     async def _settled(self, kind: str) -> Settled:
         topic = topic_of(kind)
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = self._own_time.seconds + _SETTLE_SECONDS
         while True:
             record = await self._scalable.store.read(topic)
-            seconds = time.monotonic() - self._ready_at
+            seconds = self._own_time.seconds
             unfinished = _under_way(record)
-            if not unfinished or time.monotonic() > deadline:
+            if not unfinished or seconds > deadline:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         layout = None if record is None else record.layout

@@ -13,8 +13,8 @@ use the topic; they go on when the server is back at its address, and their mess
 The change `undo` is a split whose children cannot be made by the process that dies.
 
 What must hold (`scalable_crash_check` has the rest):
-1. Within `WITHIN_SECONDS` after the server serves, no change is under way and no topic waits to be
-   deleted; no record is left of a segment that is not in the layout.
+1. Within `WITHIN_SECONDS` of its own time after the server serves, no change is under way and no
+   topic waits to be deleted; no record is left of a segment that is not in the layout.
 2. The change is finished or undone as a whole, and as it was answered, if it was. One that was
    undone succeeds when it is asked for again.
 3. Every segment has every subscription.
@@ -63,6 +63,7 @@ from harness.crash.scalable.child import (
 )
 from harness.crash.scalable.traffic import Traffic
 from harness.crash.server.process import died_by_kill
+from harness.limits import reported
 from magnetar.errors import MagnetarError
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.layout.changes import synthetic_layout
@@ -102,7 +103,7 @@ class ChangeOutcome:
     doubled: int = 0
     """Messages without a receipt that a migration let be stored twice."""
     slowest: float = 0.0
-    """Seconds from readiness until nothing was under way."""
+    """Seconds from readiness until nothing was under way, in the server's own time."""
     violations: list[str] = field(default_factory=list)
 
 
@@ -415,4 +416,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reported(main))

@@ -6,7 +6,7 @@ the recovery. They find the server at the same address again, and are never told
 Invariants:
 1. Sequences follow those of the history, which has every one that was receipted.
 2. `finish` returns once everything that was sent has its receipt and has come to the consumer; the
-   texts that it returns say what did not.
+   texts that it returns say why that cannot be.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import cycle
 from typing import Final
 
 from harness.crash.scalable.check import HOST, PRODUCER, ChangeHistory
+from harness.limits import PATIENCE_S, expire, within
 from harness.simulation.scalable.clients import QueueConsumer
 from harness.simulation.scalable.history import Event, Published, Receipted
 from harness.simulation.scalable.links import Links
@@ -27,9 +28,6 @@ from magnetar.runtime.signal import Signal
 SUBSCRIPTION: Final = "live"
 
 _WINDOW: Final = 4
-_STALL_SECONDS: Final = 10.0
-_ANSWER_SECONDS: Final = 5.0
-_STOP_SECONDS: Final = 30.0
 _MORE: Final = 20
 """Messages that are sent after the recovery."""
 _PAUSE_SECONDS: Final = 0.002
@@ -39,7 +37,7 @@ class Traffic(Service):
     """The clients of one topic, over two lives of its server."""
 
     def __init__(self, port: int, topic: str, history: ChangeHistory) -> None:
-        super().__init__("traffic", stop_seconds=_STOP_SECONDS)
+        super().__init__("traffic", stop_seconds=PATIENCE_S)
         self._history = history
         self._sent: dict[int, str] = {}
         self._got: set[int] = set()
@@ -47,7 +45,7 @@ class Traffic(Service):
         self._to_send: int | None = None
         """How many more; None: until told otherwise."""
         self._sending: asyncio.Task[None] | None = None
-        self._links = Links(f"pulsar://{HOST}:{port}", wait_s=_ANSWER_SECONDS)
+        self._links = Links(f"pulsar://{HOST}:{port}", wait_s=PATIENCE_S)
         self._consumer = QueueConsumer(self._links, topic, SUBSCRIPTION, "c")
         self._producer = ScalableProducer(
             self._links,
@@ -55,7 +53,7 @@ class Traffic(Service):
             PRODUCER,
             first_sequence=history.next_sequence,
             window=_WINDOW,
-            stall_s=_STALL_SECONDS,
+            stall_s=PATIENCE_S,
             record=self._note,
         )
 
@@ -64,7 +62,7 @@ class Traffic(Service):
             await client.start()
         self._sending = asyncio.create_task(self._send(), name="sends")
         self.spawn(self._receive(), "receives")
-        async with asyncio.timeout(_STALL_SECONDS):
+        async with within("the first message"):
             await self._arrivals.past(0)  # from now on it is in the middle of things
 
     async def _stop(self) -> None:
@@ -85,18 +83,13 @@ class Traffic(Service):
         try:
             await self._sending
             await self._producer.flush()
+        except DeadlineExceeded as error:
+            expire(str(error))
         except MagnetarError as error:
             return [f"the producer does not go on: {error}"]
-        missing = await self._missing()
-        return [f"the live consumer did not get {sequence}" for sequence in missing]
-
-    async def _missing(self) -> list[int]:
-        try:
-            async with asyncio.timeout(_STALL_SECONDS):
-                while not self._got.issuperset(self._history.keys):
-                    await self._arrivals.past(self._arrivals.version)
-        except TimeoutError:
-            return sorted(set(self._history.keys) - self._got)
+        while missing := set(self._history.keys) - self._got:
+            async with within(f"{sorted(missing)} come to the live consumer"):
+                await self._arrivals.past(self._arrivals.version)
         return []
 
     async def _send(self) -> None:

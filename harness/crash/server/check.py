@@ -33,9 +33,9 @@ from harness.crash.server.history import (
     all_bits,
 )
 from harness.crash.server.load import HOST, next_entry, next_receipt, open_producer, send, subscribe
+from harness.patient_clients import PatientDriver
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.virtual.driver import Driver
 
 _PERMITS = 10_000_000
 
@@ -93,7 +93,7 @@ async def check_server(history: ServerHistory, port: int) -> ServerVerdict:
 async def _mark_end(topic: TopicHistory, port: int, life: int) -> Position:
     """Publish a message; its place is the end of the topic."""
     producer = topic.producers[SENTINEL]
-    driver = await Driver.connect(HOST, port)
+    driver = await PatientDriver.connect(HOST, port)
     try:
         await open_producer(driver, topic, SENTINEL)
         owed = [sent._replace(attempt=life) for sent in producer.unreceipted.values()]
@@ -113,7 +113,7 @@ async def _read(
     topic: TopicHistory, subscription: SubscriptionHistory, port: int, end: Position
 ) -> list[Entry]:
     """Everything that the subscription delivers up to `end`, in the order in which it came."""
-    driver = await Driver.connect(HOST, port)
+    driver = await PatientDriver.connect(HOST, port)
     try:
         await subscribe(driver, topic, subscription, 1)
         driver.send("FLOW", consumer_id=1, messagePermits=_PERMITS)

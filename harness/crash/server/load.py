@@ -30,18 +30,19 @@ from harness.crash.server.history import (
     payload_of,
     sent_of,
 )
-from magnetar.cli.admin_client import AdminClient
+from harness.patient_clients import PatientAdmin
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import InvariantBroken, MagnetarError, RemoteProtocolError, RequestError
 from magnetar.model.batch_indexes import unacked_of, words_of
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.virtual.driver import Driver, build_message
+from magnetar.runtime.signal import Signal
+from magnetar.testing.virtual.driver import build_message
 from magnetar.wire.commands import NAMES, TYPES
 from magnetar.wire.messages import Command, Delivered, Received, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 HOST: Final = "127.0.0.1"
-REPLY_SECONDS: Final = 20.0
 
 _ENTRIES_PER_LIFE: Final = 250
 _WINDOW_MAX: Final = 40
@@ -59,8 +60,13 @@ _REFUSALS: Final = {TYPES[name] for name in ("CLOSE_PRODUCER", "CLOSE_CONSUMER",
 class Moments:
     """What the one who kills may wait for."""
 
-    first_receipt: asyncio.Event = field(default_factory=asyncio.Event)
+    receipts: Signal = field(default_factory=Signal)
+    """Its version is the number of receipts."""
     first_ack_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    all_sent: asyncio.Event = field(default_factory=asyncio.Event)
+    """Every publisher has the receipts of all that it had to send."""
+    failure: asyncio.Event = field(default_factory=asyncio.Event)
+    """A client has ended before its server: what others wait for may never come."""
 
 
 # --- what the load and the check share
@@ -70,7 +76,7 @@ async def prepare(history: ServerHistory, port: int, admin_url: str) -> None:
     """Make namespace, topics and subscriptions; what a life before has made is there already."""
     if history.prepared:
         return
-    async with AdminClient(admin_url, seconds=REPLY_SECONDS) as admin:
+    async with PatientAdmin(admin_url) as admin:
         path = f"namespaces/{DEDUP_NAMESPACE}"
         if await admin.get_or_none(path) is None:
             await admin.put(path)
@@ -93,7 +99,6 @@ async def subscribe(
 ) -> None:
     await driver.request(
         "SUBSCRIBE",
-        timeout_s=REPLY_SECONDS,
         topic=topic.name,
         subscription=subscription.name,
         subType=subscription.type.value,
@@ -107,7 +112,6 @@ async def open_producer(driver: Driver, topic: TopicHistory, name: str) -> int:
     """Up to which sequence id the server says that it has everything."""
     opened = await driver.request(
         "PRODUCER",
-        timeout_s=REPLY_SECONDS,
         topic=topic.name,
         producer_id=1,
         producer_name=name,
@@ -138,7 +142,7 @@ def send(driver: Driver, topic: TopicHistory, sent: Sent) -> None:
 
 async def next_receipt(driver: Driver) -> tuple[int, Position | None]:
     """Sequence id and place of the next one; no place: it was stored before."""
-    push = await driver.pushes.get(REPLY_SECONDS)
+    push = await driver.pushes.get()
     if not isinstance(push, Received) or push.type != TYPES["SEND_RECEIPT"]:
         raise _unexpected("a publisher", push)
     body = cast("pb.CommandSendReceipt", push.body)
@@ -162,7 +166,7 @@ def entry_of(delivered: Delivered) -> Entry:
 async def next_entry(driver: Driver) -> tuple[int, Entry]:
     """The consumer id and the entry of the next MESSAGE."""
     while True:
-        push = await driver.pushes.get(REPLY_SECONDS)
+        push = await driver.pushes.get()
         if isinstance(push, Delivered):
             return push.body.consumer_id, entry_of(push)
         if isinstance(push, Received) and push.type == TYPES["ACTIVE_CONSUMER_CHANGE"]:
@@ -210,7 +214,7 @@ class _Ack:
 class ServerLoad:
     """The clients of one life. Each ends with its connection, once it has read all that came."""
 
-    def __init__(self, history: ServerHistory, port: int, chance: Random, moments: Moments) -> None:
+    def __init__(self, history: ServerHistory, port: int, chance: Random) -> None:
         self.ending = False
         """Set by the one who kills: connections may break from now on."""
         self.broken: list[str] = []
@@ -220,7 +224,10 @@ class ServerLoad:
         self._history = history
         self._port = port
         self._chance = chance
-        self._moments = moments
+        self.moments = Moments()
+        self._sending = sum(len(topic.producers) for topic in history.topics)
+        self.entries = self._sending * _ENTRIES_PER_LIFE
+        """So many its publishers send at least."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -237,8 +244,10 @@ class ServerLoad:
         except (RemoteProtocolError, RequestError, OSError) as error:
             if not self.ending:
                 self.broken.append(repr(error))
+                self.moments.failure.set()
         except MagnetarError as error:
             self.failures.append(error)
+            self.moments.failure.set()
 
     # --- publishing
 
@@ -250,7 +259,10 @@ class ServerLoad:
                 text = f"{producer.name}: the server has up to {known}, receipted up to"
                 raise InvariantBroken(f"{text} {producer.last_receipted}")
             await self._send_all(driver, topic, producer)
-            await driver.lost(REPLY_SECONDS)
+            self._sending -= 1
+            if not self._sending:
+                self.moments.all_sent.set()
+            await driver.lost()
         finally:
             driver.abort()
 
@@ -276,7 +288,7 @@ class ServerLoad:
                 text = f"{producer.name}: a receipt of {sequence_id} before {expected.sequence_id}"
                 raise InvariantBroken(text)
             topic.receipt(expected, position)
-            self._moments.first_receipt.set()
+            self.moments.receipts.advance()
             if self._chance.random() < 0.1:
                 await asyncio.sleep(self._chance.random() * 0.02)
 
@@ -315,7 +327,11 @@ class ServerLoad:
             driver.abort()
 
     def _react(
-        self, driver: Driver, subscription: SubscriptionHistory, number: int, entries: list[Entry]
+        self,
+        driver: Driver,
+        subscription: SubscriptionHistory,
+        number: int,
+        entries: list[Entry],
     ) -> Iterator[_Ack]:
         """Acknowledge some of what a consumer has got, leave some, want some again."""
         chance = self._chance
@@ -364,8 +380,8 @@ class ServerLoad:
         if not ack.answered:
             driver.send("ACK", **ack.fields())
             return
-        await driver.request("ACK", timeout_s=REPLY_SECONDS, **ack.fields())
-        self._moments.first_ack_answer.set()
+        await driver.request("ACK", **ack.fields())
+        self.moments.first_ack_answer.set()
         for entry, bits in ack.entries:
             subscription.ack_is_durable(entry.position, bits)
             if ack.cumulative:

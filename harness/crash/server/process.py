@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from magnetar.errors import DeadlineExceeded, StorageError
+from harness.limits import PATIENCE_S, expire, within
+from magnetar.errors import StorageError
 
-READY_SECONDS: Final = 20.0
-END_SECONDS: Final = 20.0
 _SAID_CHARACTERS: Final = 1000
 
 SERVE: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "serve")
@@ -76,16 +76,13 @@ class ServerProcess:
             raise
         return cls(process, errors)
 
-    async def until_ready(self, seconds: float = READY_SECONDS) -> bool:
-        """Wait until it serves; False: it died before, or the time is over."""
+    async def until_ready(self) -> bool:
+        """Wait until it serves; False: it died before that."""
         assert self.process.stdout is not None
         started = time.monotonic()
         reading = asyncio.to_thread(self.process.stdout.readline)
-        try:
-            async with asyncio.timeout(seconds):
-                line = await asyncio.shield(asyncio.ensure_future(reading))
-        except TimeoutError:
-            return False
+        async with within("the server serves"):
+            line = await asyncio.shield(asyncio.ensure_future(reading))
         if not line:
             return False
         self.ready_seconds = time.monotonic() - started
@@ -93,6 +90,12 @@ class ServerProcess:
         self.port = int(ready["service_url"].rpartition(":")[2])
         self.admin_url = str(ready["admin_url"] or "")
         return True
+
+    async def part_of_start(self, seconds: float) -> None:
+        """Let it start for so long, whether it is ready then or not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.until_ready()
 
     @property
     def is_alive(self) -> bool:
@@ -119,13 +122,16 @@ class ServerProcess:
     async def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.terminate()
-        if not await self.died_within(END_SECONDS):
+        if not await self.died_within(PATIENCE_S):
             self.kill()
-            raise DeadlineExceeded("the server did not stop")
+            expire("the server stops")
         return self._ended()
 
     def _ended(self) -> int:
-        code = self.process.wait(END_SECONDS)
+        try:
+            code = self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            expire("a killed server is gone")
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.errors.close()

@@ -16,11 +16,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,20 +28,21 @@ from rich.table import Table
 
 from harness.crash.server.check import ServerFault, ServerVerdict, check_server
 from harness.crash.server.history import new_history
-from harness.crash.server.load import Moments, ServerLoad, prepare
+from harness.crash.server.load import ServerLoad, prepare
 from harness.crash.server.process import SERVE, SERVE_TO_A_POINT, ServerProcess, died_by_kill
 from harness.crash.storage.points import CRASH_POINTS
+from harness.limits import PATIENCE_S, reported, within
 from magnetar.errors import MagnetarError, RemoteProtocolError, ServiceNotReady
 
 _STORE_LIVES: Final = 8
 """Kills before a new, empty folder is taken."""
-_LOAD_SECONDS: Final = 1.0
-_EVENT_SECONDS: Final = 3.0
-"""An event or a point that did not come so long after the load began is given up."""
+_LOAD_SHARE_MIN: Final = 0.1
+"""Of the entries of a life, before it ends at random: a sample has something to look for."""
+_POINT_SECONDS: Final = 1.0
+"""A point that is not passed so long after everything was sent is given up."""
 _START_SECONDS: Final = 0.8
+"""About what a start takes, as long as none was seen."""
 _STOP_SECONDS: Final = 0.05
-_DEATH_SECONDS: Final = 5.0
-"""How long after its connections a process that kills itself may be seen alive."""
 _VIOLATIONS_SHOWN: Final = 20
 
 PLANS: Final = ("random", "point", "first receipt", "random", "start", "point", "first ack", "stop")
@@ -148,8 +149,8 @@ class ServerKills:
         reached = True
         try:
             if plan.kind == "start":
-                wait = self._chance.random() * _START_SECONDS
-                await process.until_ready(wait)
+                whole = max(self.outcome.starts, default=_START_SECONDS)
+                await process.part_of_start(self._chance.random() * whole)
             else:
                 reached = await self._serve_until_planned(process, plan)
         except* (RemoteProtocolError, ServiceNotReady, OSError) as lost:
@@ -180,18 +181,18 @@ class ServerKills:
             raise RemoteProtocolError(f"the server did not become ready: {process.said}")
         self.outcome.starts.append(process.ready_seconds)
         await self._check(process)
-        moments = Moments()
-        load = ServerLoad(self._history, process.port, self._chance, moments)
+        load = ServerLoad(self._history, process.port, self._chance)
         running = asyncio.create_task(load.run())
         try:
-            reached = await self._until(plan, moments, running)
+            reached = await self._until(plan, process, load, running)
             load.ending = True
             if plan.kind == "stop":
                 process.process.terminate()
                 await asyncio.sleep(self._chance.random() * _STOP_SECONDS)
             process.kill()
             # What the server had sent before its death is read to the end: it counts.
-            await asyncio.wait({running}, timeout=_DEATH_SECONDS)
+            async with within("clients see that their server is dead"):
+                await asyncio.wait({running})
         finally:
             running.cancel()
             await asyncio.wait({running})
@@ -205,22 +206,35 @@ class ServerKills:
             verdict = await check_server(self._history, process.port)
             self.outcome.add(self._where, verdict)
 
-    async def _until(self, plan: _Plan, moments: Moments, running: asyncio.Task[None]) -> bool:
-        """Wait for the moment to kill, or for the end of the load if it comes before."""
-        event = {
-            "first receipt": moments.first_receipt,
-            "first ack": moments.first_ack_answer,
-        }.get(plan.kind)
-        if event is not None:
-            waiting = asyncio.create_task(event.wait())
-            await asyncio.wait(
-                {running, waiting}, timeout=_EVENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            waiting.cancel()
-            return event.is_set()
-        seconds = _EVENT_SECONDS if plan.point else self._chance.random() * _LOAD_SECONDS
-        await asyncio.wait({running}, timeout=seconds)
-        return running.done() if plan.point else True
+    async def _until(
+        self, plan: _Plan, process: ServerProcess, load: ServerLoad, running: asyncio.Task[None]
+    ) -> bool:
+        """Wait for the moment to kill, or for the end of the load if it comes before.
+
+        Moments are told by what was done, not by the clock: a slow machine does as much.
+        """
+        moments = load.moments
+        share = self._chance.uniform(_LOAD_SHARE_MIN, 1.0)
+        moment: Coroutine[Any, Any, object]
+        match plan.kind:
+            case "point":
+                moment = _after(moments.all_sent, _POINT_SECONDS)
+            case "first receipt":
+                moment = moments.receipts.past(0)
+            case "first ack":
+                moment = moments.first_ack_answer.wait()
+            case _:
+                moment = moments.receipts.past(int(share * load.entries) - 1)
+        waits = [asyncio.create_task(moment), asyncio.create_task(moments.failure.wait())]
+        try:
+            async with within(f"the moment of {self._where}"):
+                await asyncio.wait({running, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        if plan.point:  # it was passed, if that is why connections broke
+            return moments.failure.is_set() and await process.died_within(PATIENCE_S)
+        return waits[0].done()
 
     def _judge_load(self, plan: _Plan, load: ServerLoad, reached: bool) -> None:
         """Connections break with the process, not before."""
@@ -234,7 +248,7 @@ class ServerKills:
         self, process: ServerProcess, plan: _Plan, lost: BaseExceptionGroup[BaseException]
     ) -> None:
         """A check lost its connection: that is so only if the process killed itself."""
-        if not plan.point or not await process.died_within(_DEATH_SECONDS):
+        if not plan.point or not await process.died_within(PATIENCE_S):
             self._failed(lost)
 
     def _failed(self, error: BaseExceptionGroup[BaseException]) -> None:
@@ -259,6 +273,11 @@ class ServerKills:
                 return
             if code != 0:
                 self.outcome.fault(self._where, ServerFault.FAILED, f"exit code {code}")
+
+
+async def _after(event: asyncio.Event, seconds: float) -> None:
+    await event.wait()
+    await asyncio.sleep(seconds)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
@@ -321,4 +340,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reported(main))

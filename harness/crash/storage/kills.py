@@ -21,14 +21,18 @@ from random import Random
 from typing import Final
 
 from harness.crash.storage.check import Fault, Verdict, Violation, check_store
-from harness.crash.storage.history import READY, Event, History, Told, decode_event
+from harness.crash.storage.history import Event, History, Submitted, Told, decode_event
 from harness.crash.storage.load import CRASH_LIMITS
 from harness.crash.storage.points import CRASH_POINTS, CrashPoint
+from harness.limits import PATIENCE_S, expire
 
-_POINT_SECONDS: Final = 2.0
-"""A point that was not passed so long after the start is given up: the child is killed anyway."""
-_RANDOM_SECONDS: Final = 0.6
-_END_SECONDS: Final = 30.0
+_POINT_OPERATIONS: Final = 20_000
+"""A point that so many operations did not pass is given up: the child is killed anyway."""
+_RANDOM_OPERATIONS: Final = 8000
+"""Before a kill at random: told by the work, as a slow machine must have done as much."""
+_START_SECONDS: Final = 0.6
+"""Before a kill at random that may come while the child starts."""
+_START_SHARE: Final = 0.2
 _READ_BYTES: Final = 1 << 16
 _STORE_LIVES: Final = 8
 """Kills before a new, empty folder is taken."""
@@ -54,7 +58,8 @@ class _Lifetime:
     events: int
     history: History
     failure: str = ""
-    is_ready: bool = False
+    operations: int = 0
+    """That the child has begun."""
     _rest: bytes = b""
 
     def read(self, seconds: float) -> bool:
@@ -70,10 +75,9 @@ class _Lifetime:
 
     def _take(self, event: Event) -> None:
         self.history.add(event)
-        if isinstance(event, Told):
-            self.is_ready |= event.what == READY
-            if event.what == "failed":
-                self.failure = event.detail
+        self.operations += isinstance(event, Submitted)
+        if isinstance(event, Told) and event.what == "failed":
+            self.failure = event.detail
 
 
 def kill_loop(folder: Path, kills: int, seed: int) -> Iterator[Kill]:
@@ -109,16 +113,19 @@ def _run_child(
 ) -> tuple[str, bool, str]:
     """How the child was to die, whether it did, and why its load failed if it did that."""
     nth = 0 if point is None else chance.randrange(1, point.often + 1)
-    seconds = _POINT_SECONDS if point is not None else chance.random() * _RANDOM_SECONDS
     child = _start(store, history, point, nth)
     try:
-        alive = _follow(child, seconds, from_ready=point is None and chance.random() < 0.8)
-        reached = alive if point is None else not alive
+        if point is not None:
+            reached = not _follow(child, _POINT_OPERATIONS)
+        elif chance.random() < _START_SHARE:
+            reached = _follow_start(child, chance.random() * _START_SECONDS)
+        else:
+            reached = _follow(child, chance.randrange(_RANDOM_OPERATIONS))
         child.process.kill()
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while child.read(deadline - time.monotonic()):
             if time.monotonic() > deadline:
-                raise TimeoutError("a killed process kept its pipe open")
+                expire("a killed process closes its pipe")
     finally:
         child.process.kill()
         child.process.wait()
@@ -148,13 +155,21 @@ def _start(store: Path, history: History, point: CrashPoint | None, nth: int) ->
     return _Lifetime(process, reading, history)
 
 
-def _follow(child: _Lifetime, seconds: float, *, from_ready: bool) -> bool:
-    """Read until so long after the start (or after it was ready); False: it died before."""
-    deadline = time.monotonic() + (_END_SECONDS if from_ready else seconds)
+def _follow(child: _Lifetime, operations: int) -> bool:
+    """Read until the child has begun so many operations; False: it died before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while child.operations <= operations:
+        if not child.read(deadline - time.monotonic()):
+            return False
+        if time.monotonic() > deadline:
+            expire(f"{operations} operations of a child")
+    return True
+
+
+def _follow_start(child: _Lifetime, seconds: float) -> bool:
+    """Read for so long, whatever the child does then; False: it died before."""
+    deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        was_ready = child.is_ready
         if not child.read(left):
             return False
-        if from_ready and child.is_ready and not was_ready:
-            deadline = time.monotonic() + seconds
     return True

@@ -29,6 +29,7 @@ from harness.crash.storage.check import Fault, Verdict
 from harness.crash.storage.cuts import NOTHING, Cut, RecordedLoad, check_cut, cuts_of, record_load
 from harness.crash.storage.kills import kill_loop
 from harness.crash.storage.points import CRASH_POINTS
+from harness.limits import reported
 
 _CUTS_PER_LOAD: Final = 30
 _VIOLATIONS_SHOWN: Final = 20
@@ -156,4 +157,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reported(main))

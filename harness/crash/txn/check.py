@@ -7,7 +7,7 @@ that was stopped.
 Invariants:
 1. Every input stands in the outputs exactly once, of the transaction whose commit was answered; a
    new subscription and a reader read the same, and all that was seen before stands where it stood.
-2. Within `QUIET_SECONDS` no transaction is open, nothing of the input is unacknowledged, and the
+2. After a while no transaction is open, nothing of the input is unacknowledged, and the
    ceiling of every topic is its end. A message outside of transactions is seen at once.
 3. Every transaction answers END_TXN by its outcome, and the opposite with InvalidTxnStatus.
 4. Of the records under `/txn/op` none is left; headers are final; what is hidden was aborted.
@@ -27,23 +27,21 @@ from harness.crash.server.process import SMALL_LIMITS
 from harness.crash.txn.history import INPUT, OUTPUTS, SUBSCRIPTION, Output, TxnFault, TxnHistory
 from harness.crash.txn.load import (
     HOST,
-    REPLY_SECONDS,
     end_transaction,
     next_message,
     publish_all,
     subscribe,
 )
-from magnetar.cli.admin_client import AdminClient
+from harness.limits import PATIENCE_S, expire
+from harness.patient_clients import PatientAdmin
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import MagnetarError, WireCode
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.server.config import load
 from magnetar.server.embedded import open_storage
-from magnetar.testing.virtual.driver import Driver
 from magnetar.txn.ids import is_metadata
 from magnetar.txn.records import ABORTED_RECORDS, HEADERS, OPS, Aborted, Header, decode
-
-QUIET_SECONDS: Final = 20.0
 
 _POLL_SECONDS: Final = 0.2
 _PERMITS: Final = 10_000_000
@@ -70,7 +68,7 @@ async def check_served(
 
     Of transactions that are forgotten the outcomes are not asked.
     """
-    await _check_quiet(history, server)
+    await _until_quiet(server)
     mark = f"end {round_name}".encode()
     for topic in OUTPUTS:
         await publish_all(server.port, topic, f"mark-{round_name}", [mark])
@@ -86,18 +84,16 @@ async def check_served(
 # --- quiet
 
 
-async def _check_quiet(history: TxnHistory, server: Server) -> None:
-    until = time.monotonic() + QUIET_SECONDS
-    async with AdminClient(server.admin_url, seconds=REPLY_SECONDS) as admin:
+async def _until_quiet(server: Server) -> None:
+    until = time.monotonic() + PATIENCE_S
+    async with PatientAdmin(server.admin_url) as admin:
         while troubles := await _unquiet(admin):
             if time.monotonic() > until:
-                for text in troubles:
-                    history.fault(TxnFault.STUCK, text)
-                return
+                expire(f"nothing is under way any more; {'; '.join(troubles)}")
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _unquiet(admin: AdminClient) -> list[str]:
+async def _unquiet(admin: PatientAdmin) -> list[str]:
     """What is still under way."""
     troubles = []
     found = await admin.get(f"{_TRANSACTIONS}/open")
@@ -121,7 +117,7 @@ async def _unquiet(admin: AdminClient) -> list[str]:
     return troubles
 
 
-async def _unacknowledged(admin: AdminClient, path: str, stats: Any) -> list[str]:
+async def _unacknowledged(admin: PatientAdmin, path: str, stats: Any) -> list[str]:
     troubles = []
     backlog = stats["subscriptions"][SUBSCRIPTION]["msgBacklog"]
     if backlog:
@@ -142,7 +138,7 @@ async def _read(history: TxnHistory, port: int, mark: bytes, *, durable: bool) -
     start = {} if durable else {"start_message_id": _FIRST_MESSAGE}
     found: Reading = {topic: [] for topic in OUTPUTS}
     for topic in OUTPUTS:
-        driver = await Driver.connect(HOST, port, timeout_s=REPLY_SECONDS)
+        driver = await Driver.connect(HOST, port)
         try:
             await subscribe(
                 driver, topic, name, SubscriptionType.EXCLUSIVE, durable=durable, **start
@@ -203,7 +199,7 @@ def _compare_output(history: TxnHistory, topic: str, position: Position, output:
 
 
 async def _check_outcomes(history: TxnHistory, port: int) -> None:
-    driver = await Driver.connect(HOST, port, timeout_s=REPLY_SECONDS)
+    driver = await Driver.connect(HOST, port)
     try:
         for attempt in history.attempts.values():
             commit = attempt.known == "COMMITTED"
@@ -221,14 +217,13 @@ async def _check_outcomes(history: TxnHistory, port: int) -> None:
 
 async def until_forgotten(history: TxnHistory, server: Server) -> None:
     """Wait until a server knows none of the transactions any more."""
-    until = time.monotonic() + QUIET_SECONDS
-    async with AdminClient(server.admin_url, seconds=REPLY_SECONDS) as admin:
+    until = time.monotonic() + PATIENCE_S
+    async with PatientAdmin(server.admin_url) as admin:
         for attempt in history.attempts.values():
             path = f"{_TRANSACTIONS}/transactionMetadata/{attempt.txn.most}/{attempt.txn.least}"
             while await admin.get_or_none(path) is not None:
                 if time.monotonic() > until:
-                    history.fault(TxnFault.LEFT_BEHIND, f"{attempt} is not forgotten")
-                    return
+                    expire(f"{attempt} is forgotten")
                 await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -35,6 +35,8 @@ from harness.crash.txn.history import (
     TxnFault,
     TxnHistory,
 )
+from harness.limits import PATIENCE_S
+from harness.patient_clients import PatientDriver as Driver
 from magnetar.errors import (
     DeadlineExceeded,
     MagnetarError,
@@ -44,7 +46,7 @@ from magnetar.errors import (
 )
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
-from magnetar.testing.virtual.driver import Driver, build_message
+from magnetar.testing.virtual.driver import build_message
 from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.txn.ids import is_metadata
 from magnetar.wire.commands import NAMES, TYPES
@@ -52,7 +54,6 @@ from magnetar.wire.messages import Delivered, Received, TxnId, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 HOST: Final = "127.0.0.1"
-REPLY_SECONDS: Final = 30.0
 WORKERS: Final = 64
 
 _TAKEN_MAX: Final = 3
@@ -63,6 +64,8 @@ _THINK_SECONDS: Final = 0.2
 """Before the end of some transactions: so many more are open when the server dies."""
 _TIMEOUTS_MS: Final = (1500, 4000, 4000)
 """Some are over when a killed server is back."""
+_DRAIN_TIMEOUT_MS: Final = 60_000
+"""In the end all inputs must be transformed, however slow the machine is."""
 _LEFT_ALONE_MS: Final = 1000
 _PERMITS: Final = 1_000_000
 _EARLIEST: Final = 1
@@ -107,7 +110,6 @@ async def subscribe(
 ) -> None:
     await driver.request(
         "SUBSCRIBE",
-        timeout_s=REPLY_SECONDS,
         topic=topic,
         subscription=subscription,
         subType=kind.value,
@@ -121,7 +123,6 @@ async def subscribe(
 async def open_producer(driver: Driver, topic: str, producer_id: int, name: str) -> None:
     await driver.request(
         "PRODUCER",
-        timeout_s=REPLY_SECONDS,
         topic=topic,
         producer_id=producer_id,
         producer_name=name,
@@ -131,7 +132,7 @@ async def open_producer(driver: Driver, topic: str, producer_id: int, name: str)
 
 async def publish_all(port: int, topic: str, name: str, payloads: Iterable[bytes]) -> None:
     """Publish outside of transactions, and await all receipts."""
-    driver = await Driver.connect(HOST, port, timeout_s=REPLY_SECONDS)
+    driver = await Driver.connect(HOST, port)
     try:
         await open_producer(driver, topic, 1, name)
         room = asyncio.Semaphore(_IN_FLIGHT_MAX)
@@ -139,14 +140,14 @@ async def publish_all(port: int, topic: str, name: str, payloads: Iterable[bytes
         async def publish(number: int, payload: bytes) -> None:
             async with room:
                 entry = build_message(payload, producer_name=name, sequence_id=number)
-                await driver.publish(1, number, entry, timeout_s=REPLY_SECONDS)
+                await driver.publish(1, number, entry)
 
         await asyncio.gather(*(publish(*each) for each in enumerate(payloads)))
     finally:
         await driver.close()
 
 
-async def next_message(driver: Driver, seconds: float = REPLY_SECONDS) -> Message:
+async def next_message(driver: Driver, seconds: float = PATIENCE_S) -> Message:
     while True:
         push = await driver.pushes.get(seconds)
         if isinstance(push, Delivered):
@@ -163,7 +164,6 @@ async def end_transaction(driver: Driver, txn: TxnId, *, commit: bool) -> WireCo
     try:
         await driver.request(
             "END_TXN",
-            timeout_s=REPLY_SECONDS,
             txn_action=pb.COMMIT if commit else pb.ABORT,
             **txn_fields(txn),
         )
@@ -195,6 +195,7 @@ class TxnLoad:
     ) -> None:
         self.up = asyncio.Event()
         self.life = 0
+        self.draining = False
         self.ending = False
         self.commit_sent = asyncio.Event()
         self.commit_answered = asyncio.Event()
@@ -220,7 +221,7 @@ class TxnLoad:
             await self.up.wait()
             life, driver = self.life, None
             try:
-                driver = await Driver.connect(HOST, self.port, timeout_s=REPLY_SECONDS)
+                driver = await Driver.connect(HOST, self.port)
                 is_done = await work(driver)
             except (RemoteProtocolError, OSError) as error:
                 if self.up.is_set() and self.life == life:
@@ -315,6 +316,8 @@ class _Worker:
         draw = self._chance.random()
         leave = draw >= _COMMIT_SHARE + _ABORT_SHARE
         timeout_ms = _LEFT_ALONE_MS if leave else self._chance.choice(_TIMEOUTS_MS)
+        if self._load.draining and not leave:
+            timeout_ms = _DRAIN_TIMEOUT_MS
         attempt = await self._begin(driver, messages, timeout_ms)
         if not is_metadata(attempt.txn) and not await self._add(driver, attempt):
             return False
@@ -372,7 +375,6 @@ class _Worker:
         deadline = time.time() + timeout_ms / 1000
         answer = await driver.request(
             "NEW_TXN",
-            timeout_s=REPLY_SECONDS,
             tc_id=self._chance.randrange(PARTITIONS),
             txn_ttl_millis=timeout_ms,
             scalable=self._chance.random() >= self._load.legacy_share,
@@ -388,12 +390,8 @@ class _Worker:
         fields: dict[str, Any] = dict(txn_fields(attempt.txn))
         place = {"topic": INPUT, "subscription": SUBSCRIPTION}
         try:
-            await driver.request(
-                "ADD_PARTITION_TO_TXN", timeout_s=REPLY_SECONDS, partitions=OUTPUTS, **fields
-            )
-            await driver.request(
-                "ADD_SUBSCRIPTION_TO_TXN", timeout_s=REPLY_SECONDS, subscription=[place], **fields
-            )
+            await driver.request("ADD_PARTITION_TO_TXN", partitions=OUTPUTS, **fields)
+            await driver.request("ADD_SUBSCRIPTION_TO_TXN", subscription=[place], **fields)
         except RequestError as error:
             if error.wire_code != WireCode.INVALID_TXN_STATUS or not attempt.may_be_over:
                 raise
@@ -419,7 +417,7 @@ class _Worker:
         )
         producer = OUTPUTS.index(output.topic)
         try:
-            await driver.publish(producer, sequence, entry, timeout_s=REPLY_SECONDS, **fields)
+            await driver.publish(producer, sequence, entry, **fields)
         except RequestError as error:
             if error.wire_code != WireCode.NOT_ALLOWED or not attempt.may_be_over:
                 self._history.fault(TxnFault.FAILED, f"SEND of {attempt}: {error!r}")
@@ -431,7 +429,6 @@ class _Worker:
         try:
             await driver.request(
                 "ACK",
-                timeout_s=REPLY_SECONDS,
                 consumer_id=1,
                 ack_type=pb.CommandAck.Individual,
                 message_id=[_place(message.position)],

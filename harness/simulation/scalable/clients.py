@@ -48,7 +48,6 @@ from magnetar.model.ids import (
 from magnetar.model.segments import SegmentLayout
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.testing.virtual.driver import TIMEOUT_S
 from magnetar.wire.messages import Command, Received
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -77,9 +76,11 @@ class _Consumer(Service):
         self._reconciled = Signal()
         """Advances when they were looked through because of that."""
 
-    async def receive(self, timeout_s: float = TIMEOUT_S) -> Delivery:
+    async def receive(self, timeout_s: float | None = None) -> Delivery:
         """The next message; the application has it from now on."""
-        return await self._receive_queue.take(timeout_s)
+        return await self._receive_queue.take(
+            self._links.wait_s if timeout_s is None else timeout_s
+        )
 
     @abstractmethod
     def _reconcile(self) -> None:
@@ -233,7 +234,7 @@ class StreamConsumer(_Consumer):
         await self.session.leave()
         await self.session.stop()
 
-    async def receive(self, timeout_s: float = TIMEOUT_S) -> Delivery:
+    async def receive(self, timeout_s: float | None = None) -> Delivery:
         delivery = await super().receive(timeout_s)
         feed = delivery.feed
         self._marks[feed.segment_id] = Mark(feed, delivery.generation, delivery.position)

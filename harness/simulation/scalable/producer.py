@@ -5,9 +5,8 @@ Owns: `ScalableProducer` and its senders, one for each active segment that it ha
 Invariants:
 1. Sequence ids ascend over the whole topic; each sender sends in their order.
 2. A key is in one sender at a time. When a segment is gone from the layout, its sender ends first,
-and
-   then, in one step, what it has no receipt for moves to the senders of the new layout, in order
-   and before anything newer.
+   and then, in one step, what it has no receipt for moves to the senders of the new layout, in
+   order and before anything newer.
 3. A sender that was closed or lost its connection opens again and sends again all that has no
    receipt. The sender of a terminated segment waits, with what it has, for the next layout.
 4. At most `window` messages have no receipt.
@@ -81,7 +80,7 @@ class ScalableProducer(Service):
         *,
         first_sequence: int = 0,
         window: int = WINDOW,
-        stall_s: float = STALL_S,
+        stall_s: float | None = None,
         record: Record = unrecorded,
     ) -> None:
         super().__init__(f"producer {name}", stop_seconds=_STOP_S)
@@ -91,7 +90,7 @@ class ScalableProducer(Service):
         """Of each message that has a receipt, in the order of receipts."""
         self._watch = DagWatch(links, topic, f"of {name}", record=record)
         self._window = window
-        self._stall_s = stall_s
+        self._stall_s = max(STALL_S, links.wait_s) if stall_s is None else stall_s
         self._record = record
         self._sequence = first_sequence
         self._layout: SegmentLayout | None = None

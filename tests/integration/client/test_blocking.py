@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar import blocking
 from magnetar.client.blocking import loop_thread
 from magnetar.client.blocking.loop_thread import LoopThread
@@ -301,7 +302,7 @@ with Client(sys.argv[1]) as client:
 )
 def test_a_process_ends(url: str, program: str, printed: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program, url], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program, url], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stdout) == (0, printed), done.stderr
 

@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 
 import magnetar
+from harness.limits import PATIENCE_S
 from tests.integration.client.service import service
 from tests.meta.tree import ROOT
 
@@ -36,7 +37,7 @@ def test_an_example_runs(example: Path, url: str, tmp_path: Path) -> None:
         [sys.executable, "-W", "error", str(example), url],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

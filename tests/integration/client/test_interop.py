@@ -10,6 +10,7 @@ from typing import Any
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.client.client import Client
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.message import MessageId
@@ -67,7 +68,7 @@ def test_payloads_go_both_ways(
     large = bytes(range(256)) * 30_000
 
     async def ours() -> list[Any]:
-        async with Client(server.service_url) as client:
+        async with Client(server.service_url, operation_timeout=PATIENCE_S) as client:
             consumer = await client.consumer(topic, "ours", initial_position=FIRST)
             async with await client.producer(
                 topic, compression=compression, batching=batching, chunking=not batching
@@ -79,7 +80,7 @@ def test_payloads_go_both_ways(
                     await producer.send(large)
             await asyncio.to_thread(send_official)
             count = 2 * len(payloads) + (0 if batching else 1)
-            found = [await consumer.receive(timeout=20.0) for _ in range(count)]
+            found = [await consumer.receive(timeout=PATIENCE_S) for _ in range(count)]
             await consumer.ack_cumulative(found[-1])
             return found
 
@@ -119,9 +120,9 @@ def test_records_go_both_ways(server: ServerProcess, official: Any, kind: str) -
     producer.send(OfficialFirst(id=7, gone="there"))
 
     async def ours() -> First:
-        async with Client(server.service_url) as client:
+        async with Client(server.service_url, operation_timeout=PATIENCE_S) as client:
             reader = await client.reader(topic, schema=made, start=EARLIEST)
-            found: First = (await reader.receive(timeout=20.0)).value
+            found: First = (await reader.receive(timeout=PATIENCE_S)).value
             async with await client.producer(topic, schema=made) as sending:
                 await sending.send(First(8, "here"))
             return found

@@ -90,7 +90,6 @@ def client_objects() -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("clients", [200, pytest.param(1000, marks=pytest.mark.soak)])
 def test_closed_clients_leave_nothing_behind(clients: int) -> None:
     before = client_objects()  # of tests that ran in this process earlier
@@ -101,7 +100,6 @@ def test_closed_clients_leave_nothing_behind(clients: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_memory_does_not_grow_with_the_number_of_clients() -> None:
     def held() -> int:
         snapshot = tracemalloc.take_snapshot()

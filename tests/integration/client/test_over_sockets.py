@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.client.client import Client
 from magnetar.client.connection.settings import TlsSettings
 from magnetar.errors import InvalidServiceUrl, NotConnected, TopicNotFound
@@ -22,7 +23,7 @@ def test_messages_arrive(tmp_path: Path, topic: str) -> None:
     async def story() -> None:
         async with (
             serving(tmp_path) as server,
-            Client(server.service_url) as client,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
             await client.producer(topic) as producer,
         ):
             ids = await asyncio.gather(*(producer.send(b"%d" % n, key="k") for n in range(500)))
@@ -37,7 +38,7 @@ def test_another_client_reads_what_this_one_sent(tmp_path: Path) -> None:
         async with serving(tmp_path) as server:
             driver = await connected(server)
             await subscribed(driver, topic=TOPICS[0])
-            async with Client(server.service_url) as client:
+            async with Client(server.service_url, operation_timeout=PATIENCE_S) as client:
                 producer = await client.producer(TOPICS[0], batching=False)
                 await producer.send(b"hello", key="k")
             assert (await message(driver)).headers_and_payload.endswith(b"hello")
@@ -46,13 +47,12 @@ def test_another_client_reads_what_this_one_sent(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("turns", [30])
 def test_opening_and_closing_leaves_nothing_behind(tmp_path: Path, turns: int) -> None:
     async def story() -> None:
         async with serving(tmp_path) as server:
             for turn in range(turns):
-                async with Client(server.service_url) as client:
+                async with Client(server.service_url, operation_timeout=PATIENCE_S) as client:
                     for _ in range(3):
                         producer = await client.producer(TOPICS[turn % 2])
                         await producer.send(b"x")
@@ -82,7 +82,7 @@ def test_wrong_addresses_are_told_apart(tmp_path: Path) -> None:
             async with Client("pulsar://127.0.0.1:1", operation_timeout=1) as client:
                 with pytest.raises(NotConnected):
                     await client.producer(TOPICS[0])
-            async with Client(server.service_url) as client:
+            async with Client(server.service_url, operation_timeout=PATIENCE_S) as client:
                 with pytest.raises(TopicNotFound):
                     await client.producer("persistent://nobody/nowhere/topic")
 

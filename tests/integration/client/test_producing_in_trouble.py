@@ -131,7 +131,6 @@ def test_topics_that_move_between_brokers(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("group", range(8))
 def test_any_trouble(group: int) -> None:
     """200 seeds: whatever may happen, in any order, with any options."""

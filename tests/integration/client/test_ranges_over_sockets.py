@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.blocking import Client as BlockingClient
 from magnetar.client.client import Client
 from magnetar.client.ranges.ranges import ORIGIN, RangePosition, Ranges
@@ -45,7 +46,10 @@ async def values(
 @pytest.mark.parametrize("topic", TOPICS)
 def test_what_was_sent_is_read(tmp_path: Path, topic: str, batching: bool) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             async with await client.producer(topic, batching=batching) as producer:
                 await asyncio.gather(*(producer.send(b"%d" % n, key="k") for n in range(500)))
             ranges = await client.ranges(topic)
@@ -63,7 +67,10 @@ def test_what_was_sent_is_read(tmp_path: Path, topic: str, batching: bool) -> No
 
 def test_a_topic_that_is_not_there(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             for topic in TOPICS:
                 with pytest.raises(TopicNotFound):
                     await client.ranges(topic)
@@ -73,7 +80,10 @@ def test_a_topic_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_open_transaction_holds_the_end_and_an_aborted_one_is_not_read(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             producer = await client.producer(SCALABLE)
             await producer.send(b"before")
             ranges = await client.ranges(SCALABLE)
@@ -99,7 +109,10 @@ def test_an_open_transaction_holds_the_end_and_an_aborted_one_is_not_read(tmp_pa
 
 def test_a_split_is_news_and_its_parent_ends(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             producer = await client.producer(SCALABLE)
             await producer.send(b"parent")
             ranges = await client.ranges(SCALABLE)
@@ -129,7 +142,10 @@ def test_a_split_is_news_and_its_parent_ends(tmp_path: Path) -> None:
 
 def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             producer = await client.producer(REGULAR)
             await producer.send(b"old")
             ranges = await client.ranges(REGULAR)
@@ -147,7 +163,7 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(tmp_path: Path) -
 
 
 def test_threads_read_ranges(tmp_path: Path) -> None:
-    with service(tmp_path) as url, BlockingClient(url) as client:
+    with service(tmp_path) as url, BlockingClient(url, operation_timeout=PATIENCE_S) as client:
         with client.producer(SCALABLE) as producer:
             for number in range(100):
                 producer.send(b"%d" % number)
@@ -167,7 +183,7 @@ def test_a_message_in_chunks_is_where_its_last_one_is(tmp_path: Path) -> None:
         large = bytes(range(256)) * 40
         async with (
             serving(tmp_path, max_message_bytes=2000) as server,
-            Client(server.service_url) as client,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
             await client.producer(REGULAR, chunking=True, batching=False) as producer,
             await client.producer(REGULAR, batching=False) as other,
         ):
@@ -230,7 +246,7 @@ def test_a_page_is_never_empty_for_being_small(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
             serving(tmp_path, limits=limits) as server,
-            Client(server.service_url) as client,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
             await client.producer(REGULAR, batching=False) as producer,
         ):
             sent = [b"%d" % number * 100 for number in range(10)]
@@ -247,7 +263,10 @@ def test_a_page_is_never_empty_for_being_small(tmp_path: Path) -> None:
 
 def test_names_that_have_no_ranges(tmp_path: Path) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             for topic in ("non-persistent://public/default/x", f"{SCALABLE}/0000-ffff-0"):
                 name = topic.replace("topic://", "segment://")
                 with pytest.raises(NotAllowed, match="use topic://"):
@@ -258,7 +277,7 @@ def test_names_that_have_no_ranges(tmp_path: Path) -> None:
 
 def test_threads_see_the_end_of_their_client_and_may_stop_early(tmp_path: Path) -> None:
     with service(tmp_path) as url:
-        client = BlockingClient(url)
+        client = BlockingClient(url, operation_timeout=PATIENCE_S)
         with client.producer(REGULAR, batching=False) as producer:
             for number in range(10):
                 producer.send(b"%d" % number * 400_000)

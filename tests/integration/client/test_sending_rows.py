@@ -137,7 +137,6 @@ def test_little_room(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("group", range(4))
 def test_any_trouble(group: int) -> None:
     """100 seeds: whatever may happen, in any order, with any options."""

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
+from harness.limits import PATIENCE_S
 from magnetar.client.client import Client
 from magnetar.client.connection.settings import TlsSettings
 from magnetar.errors import InvalidSetting, NotConnected, UntrustedBroker
@@ -81,11 +82,11 @@ async def relay(plain_url: str, context: ssl.SSLContext) -> AsyncIterator[str]:
 
 async def exchange(url: str, tls: TlsSettings) -> None:
     """A message there and back."""
-    async with Client(url, tls=tls, operation_timeout=20) as client:
+    async with Client(url, tls=tls, operation_timeout=PATIENCE_S) as client:
         consumer = await client.queue_consumer(TOPIC, "sub")
         producer = await client.producer(TOPIC)
         await producer.send(b"hello")
-        message = await consumer.receive(timeout=10)
+        message = await consumer.receive(timeout=PATIENCE_S)
         assert message.value == b"hello"
         await consumer.ack(message)
 
@@ -103,7 +104,7 @@ def with_relay(
                 await exchange(url, tls)
                 return
             # What is not trusted is told at once; who is not let in is tried again.
-            seconds = 20.0 if error is UntrustedBroker else 2.0
+            seconds = PATIENCE_S if error is UntrustedBroker else 2.0
             with pytest.raises(error) as raised:
                 async with Client(url, tls=tls, operation_timeout=seconds) as client:
                     await client.producer(TOPIC)

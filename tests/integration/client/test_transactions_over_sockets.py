@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.client.client import Client
 from magnetar.client.transaction.state import TransactionState
 from magnetar.model.names import TopicName
@@ -26,7 +27,10 @@ def test_sixty_four_at_once_over_a_split_and_a_merge(tmp_path: Path) -> None:
     """Exactly once, each key in its order, and no commit fails."""
 
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             scalable = server.context.scalable
             await scalable.create(NAME, 1)
             async with await client.producer(str(NAME)) as producer:
@@ -58,7 +62,7 @@ async def read(client: Client, count: int) -> dict[str | None, list[bytes]]:
         str(NAME), "check", initial_position=InitialPosition.EARLIEST
     ) as consumer:
         for _ in range(count):
-            message = await consumer.receive(timeout=10.0)
+            message = await consumer.receive(timeout=PATIENCE_S)
             found[message.key].append(message.value)
             consumer.ack_cumulative(message)  # children come once their parents are read
         assert await consumer.receive_many(1, timeout=0.5) == []
@@ -68,17 +72,20 @@ async def read(client: Client, count: int) -> dict[str | None, list[bytes]]:
 @pytest.mark.parametrize("scalable", [True, False])
 def test_both_kinds_of_coordinators_on_a_regular_topic(tmp_path: Path, scalable: bool) -> None:
     async def story() -> None:
-        async with serving(tmp_path) as server, Client(server.service_url) as client:
+        async with (
+            serving(tmp_path) as server,
+            Client(server.service_url, operation_timeout=PATIENCE_S) as client,
+        ):
             async with (
                 await client.producer(REGULAR) as producer,
                 await client.consumer(REGULAR, "s") as consumer,
             ):
                 await producer.send(b"input")
-                message = await consumer.receive(timeout=10.0)
+                message = await consumer.receive(timeout=PATIENCE_S)
                 async with client.transaction(scalable=scalable) as txn:
                     await producer.send(b"output", txn=txn)
                     consumer.ack(message, txn=txn)
-                result = await consumer.receive(timeout=10.0)
+                result = await consumer.receive(timeout=PATIENCE_S)
                 assert (result.value, result.transaction) == (b"output", txn.txn_id)
             assert not [each for each in client._open if each is txn._core]
 

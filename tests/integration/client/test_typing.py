@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from tests.meta.tree import ROOT
 
 PROGRAM = """
@@ -84,7 +85,7 @@ def test_wrong_use_is_found_and_right_use_is_not(tmp_path: Path) -> None:
         [sys.executable, "-m", "mypy", str(program)],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=PATIENCE_S,
         cwd=ROOT,
     )
     wanted = {

@@ -12,7 +12,8 @@ from collections import Counter
 from random import Random
 from typing import Any, Final
 
-from magnetar.errors import DeadlineExceeded, MagnetarError
+from harness.limits import PATIENCE_S, within
+from magnetar.errors import MagnetarError
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
@@ -27,7 +28,6 @@ _SPECIAL_IDS: Final = (
     {"ledgerId": 0, "entryId": 0},
     {"ledgerId": 3, "entryId": 2**63},
 )
-_REPLY_SECONDS: Final = 20.0
 _PAUSE_SECONDS: Final = 0.02
 
 
@@ -81,13 +81,9 @@ class ChaosClient:
 
     async def _settle(self) -> None:
         """Wait until everything that was asked is answered, and answered once."""
-        async with asyncio.timeout(_REPLY_SECONDS):
-            while self._asked.keys() - self._replies.keys():
-                try:
-                    self._take(await self._driver.pushes.get(_REPLY_SECONDS))
-                except DeadlineExceeded as error:
-                    missing = {self._asked[each] for each in self._asked.keys() - self._replies}
-                    raise AssertionError(f"no answer to {missing}") from error
+        while missing := {self._asked[each] for each in self._asked.keys() - self._replies.keys()}:
+            async with within(f"answers to {missing}"):
+                self._take(await self._driver.pushes.get(2 * PATIENCE_S))
         self._driver.send("PING")
         while self._take(await self._driver.pushes.get()) != "PONG":
             pass

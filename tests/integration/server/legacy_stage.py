@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.limits import within
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
@@ -145,7 +146,7 @@ class Decided:
         self._state.set_result(state)
 
     async def wait(self) -> State:
-        async with asyncio.timeout(5):
+        async with within("a decision"):
             return await self._state
 
 

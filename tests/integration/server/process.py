@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from magnetar.testing.virtual.driver import Driver
+from harness.limits import PATIENCE_S, expire
+from harness.patient_clients import PatientDriver
 
 MIB = 1024 * 1024
 
 _MAGNETAR = Path(sys.executable).with_name("magnetar")
 _PROC = Path("/proc")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_STOP_SECONDS = 30
 # What only a bug writes.
 _BUG_EVENTS = ("command-failed", "crashed", "session-end-failed", "leaving-failed", "Traceback")
 
@@ -45,8 +45,8 @@ class Running:
         self.was_killed = False
         self._errors = errors
 
-    async def connect(self, **fields: Any) -> Driver:
-        return await Driver.connect(self.host, self.port, **fields)
+    async def connect(self, **fields: Any) -> PatientDriver:
+        return await PatientDriver.connect(self.host, self.port, **fields)
 
     def rss(self) -> int:
         """Bytes of memory that are resident now."""
@@ -86,8 +86,11 @@ class Running:
         self.process.kill()
         self.process.wait()
 
-    def exit_code(self, seconds: float = _STOP_SECONDS) -> int:
-        return self.process.wait(seconds)
+    def exit_code(self) -> int:
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            expire("the end of a server")
 
 
 @contextmanager

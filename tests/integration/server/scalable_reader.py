@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 
+from harness.limits import PATIENCE_S
 from harness.simulation.scalable.clients import CheckpointConsumer
 from harness.simulation.scalable.links import Links
 from magnetar.errors import DeadlineExceeded
@@ -22,12 +23,12 @@ _QUIET_S = 0.3
 async def read(url: str, topic: str, checkpoint: bytes, count: int) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     async with (
-        Links(url) as links,
+        Links(url, wait_s=PATIENCE_S) as links,
         CheckpointConsumer(links, topic, "c", start=checkpoint) as reader,
     ):
         while True:
             try:
-                delivery = await reader.receive(_QUIET_S if len(found) >= count else 10.0)
+                delivery = await reader.receive(_QUIET_S if len(found) >= count else PATIENCE_S)
             except DeadlineExceeded:
                 return found
             found.append((delivery.key, delivery.sequence))

@@ -73,9 +73,7 @@ class StrictSender:
     # --- the application's side
 
     async def begin(self) -> TxnId:
-        answer = await self.line.request(
-            "NEW_TXN", tc_id=0, txn_ttl_millis=TTL_MS, scalable=True, timeout_s=30.0
-        )
+        answer = await self.line.request("NEW_TXN", tc_id=0, txn_ttl_millis=TTL_MS, scalable=True)
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 
     async def send(self, txn: TxnId, count: int) -> list[bytes]:

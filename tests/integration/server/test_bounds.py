@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
@@ -82,6 +83,7 @@ def test_a_producer_that_never_reads_receipts_is_stopped(tmp_path: Path) -> None
     async def scene(server: Running) -> None:
         other = await server.connect()
         await other.request("PRODUCER", topic="other", producer_id=1)
+        alone = await _seconds_of_a_publish(other, first=0)
         deaf = await server.connect()
         await deaf.request("PRODUCER", topic="topic", producer_id=1)
         deaf.detach().pause_reading()
@@ -89,18 +91,22 @@ def test_a_producer_that_never_reads_receipts_is_stopped(tmp_path: Path) -> None
         before = server.rss()
         sent = await _send_until_stuck(deaf, build_message(b"x" * 100))
         grown = server.peak_rss() - before
-        started = time.monotonic()
-        for number in range(100):
-            await other.publish(1, number, build_message(b"x"))
-        each = (time.monotonic() - started) / 100
+        each = await _seconds_of_a_publish(other, first=100)
         figures = f"stuck after {sent} sends, {grown / MIB:.0f} MiB more, others {each:.4f} s"
         assert grown < 150 * MIB, figures
-        assert each < 0.1, figures
+        assert each < 0.1 + 10 * alone, f"{figures}, alone {alone:.4f} s"
         await _closed(other)
         await _cut(deaf)
 
     with served(tmp_path) as server:
         asyncio.run(scene(server))
+
+
+async def _seconds_of_a_publish(driver: Driver, *, first: int) -> float:
+    started = time.monotonic()
+    for number in range(first, first + 100):
+        await driver.publish(1, number, build_message(b"x"))
+    return (time.monotonic() - started) / 100
 
 
 async def _send_until_stuck(driver: Driver, entry: bytes) -> int:
@@ -137,9 +143,9 @@ async def _publish_all(driver: Driver, count: int, size: int) -> None:
     entry = build_message(b"x" * size)
     for number in range(count):
         driver.send("SEND", entry, producer_id=1, sequence_id=number)
-        await driver.drain(30)
+        await driver.drain()
     for number in range(count):
-        receipt = await driver.pushes.get(30)
+        receipt = await driver.pushes.get()
         assert isinstance(receipt, Received)
         assert NAMES[receipt.type] == "SEND_RECEIPT"
         body: Any = receipt.body
@@ -190,14 +196,15 @@ def test_many_topics_and_a_client_that_asks_for_their_list_and_does_not_read(
         lazy.detach().pause_reading()
         server.forget_peak()
         before = server.rss()
+        alone = await _slowest_lookup(driver, lookups=50)
         for number in range(3000):  # 600 MB, would they all be answered
             lazy.send("GET_TOPICS_OF_NAMESPACE", namespace="public/default", request_id=number)
-        slowest = await _slowest_lookup(driver, seconds=2)
+        slowest = await _slowest_lookup(driver, lookups=150)
         grown = server.peak_rss() - before
         figures = f"{each:.0f} bytes per topic; lists: {grown / MIB:.0f} MiB, {slowest:.3f} s"
         assert each < 40_000, figures
         assert grown < 60 * MIB, figures
-        assert slowest < 2, figures
+        assert slowest < 2 + 10 * alone, f"{figures}, alone {alone:.3f} s"
         await _cut(lazy)
         await _closed(driver)
 
@@ -213,13 +220,14 @@ def test_a_client_that_asks_for_a_large_schema_and_does_not_read(tmp_path: Path)
         lazy.detach().pause_reading()
         server.forget_peak()
         before = server.rss()
+        alone = await _slowest_lookup(driver, lookups=50)
         for number in range(2000):  # 800 MB, would they all be answered
             lazy.send("GET_SCHEMA", topic="topic", request_id=number)
-        slowest = await _slowest_lookup(driver, seconds=2)
+        slowest = await _slowest_lookup(driver, lookups=150)
         grown = server.peak_rss() - before
         figures = f"{grown / MIB:.0f} MiB more, {slowest:.3f} s"
         assert grown < 60 * MIB, figures
-        assert slowest < 2, figures
+        assert slowest < 2 + 10 * alone, f"{figures}, alone {alone:.3f} s"
         await _cut(lazy)
         await _closed(driver)
 
@@ -227,9 +235,10 @@ def test_a_client_that_asks_for_a_large_schema_and_does_not_read(tmp_path: Path)
         asyncio.run(scene(server))
 
 
-async def _slowest_lookup(driver: Driver, seconds: float) -> float:
-    slowest, end = 0.0, time.monotonic() + seconds
-    while time.monotonic() < end:
+async def _slowest_lookup(driver: Driver, lookups: int) -> float:
+    """Seconds; how much slower they are beside somebody is told by those of a server alone."""
+    slowest = 0.0
+    for _ in range(lookups):
         asked = time.monotonic()
         await driver.request("LOOKUP", topic="topic")
         slowest = max(slowest, time.monotonic() - asked)
@@ -267,14 +276,12 @@ def test_a_length_of_two_gigabytes_before_the_handshake_costs_nothing(tmp_path: 
         before = server.rss()
         for _ in range(50):
             driver = await server.connect(handshake=False)
-            started = time.monotonic()
             driver.send_bytes(struct.pack(">I", 2**31 - 1) + b"x" * MIB)
-            await driver.lost()
-            assert time.monotonic() - started < 1
+            await driver.lost()  # at once: the deadline of a handshake is later than a test's limit
         grown = server.peak_rss() - before
         assert grown < 10 * MIB, f"{grown / MIB:.1f} MiB more"
 
-    with served(tmp_path) as server:
+    with served(tmp_path, connection_handshake_seconds=2 * PATIENCE_S) as server:
         asyncio.run(scene(server))
 
 
@@ -283,9 +290,9 @@ def test_a_handshake_that_drips_is_cut_at_its_deadline(tmp_path: Path) -> None:
         hello = command("CONNECT", client_version="slow" * 100, protocol_version=21)
         driver = await server.connect(handshake=False)
         started = time.monotonic()
-        with pytest.raises(MagnetarError):
+        with pytest.raises(MagnetarError):  # long before it has said all of it
             await _drip(driver, hello)
-        assert 0.3 < time.monotonic() - started < 3
+        assert time.monotonic() - started > 0.3
         await driver.lost()
 
     with served(tmp_path, connection_handshake_seconds=0.5) as server:
@@ -309,7 +316,10 @@ def test_a_peer_that_answers_no_ping_is_cut_and_one_that_does_is_not(tmp_path: P
         await _closed(lively)
 
     with served(
-        tmp_path, connection_handshake_seconds=0.3, connection_keepalive_seconds=0.3
+        # The lively one must find the time to answer, also on a busy machine.
+        tmp_path,
+        connection_handshake_seconds=3,
+        connection_keepalive_seconds=3,
     ) as server:
         asyncio.run(scene(server))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import within
 from magnetar.errors import WireCode
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.testing.virtual.driver import Driver, build_message
@@ -172,7 +173,7 @@ def test_keys_keep_their_order_when_a_third_consumer_joins(tmp_path: Path, seed:
             publisher = await connected(server)
             for name in "ac":
                 await _share(drivers[name], name)
-            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            async with within("all messages"), asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(_consume(each, name, traffic))
                     for name, each in drivers.items()

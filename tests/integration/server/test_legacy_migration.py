@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from harness.simulation.scalable.clients import QueueConsumer
 from harness.simulation.scalable.links import Links
 from harness.simulation.scalable.producer import ScalableProducer
@@ -115,7 +116,7 @@ async def ended(server: Server, topic: str = REGULAR) -> None:
 async def check(server: Server, *, first: int = 0) -> None:
     """What subscribers of the scalable topic get of messages 0 to 9, and of those from 10 on."""
     async with (
-        Links(server.service_url) as links,
+        Links(server.service_url, wait_s=PATIENCE_S) as links,
         ScalableProducer(links, SCALABLE, "p", first_sequence=10) as producer,
         QueueConsumer(links, SCALABLE, "s", "c") as old,
         QueueConsumer(links, SCALABLE, "new", "c") as new,
@@ -166,7 +167,7 @@ def test_consumers_that_wait_at_the_migration_see_the_ends(tmp_path: Path) -> No
         await filled(server)
         await migrate(server)
         async with (
-            Links(server.service_url) as links,
+            Links(server.service_url, wait_s=PATIENCE_S) as links,
             QueueConsumer(links, SCALABLE, "s", "c") as consumer,
         ):
             assert [each.sequence for each in await read(consumer, 1)] == [2]

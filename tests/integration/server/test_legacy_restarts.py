@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.split import Served, serving
+from harness.limits import PATIENCE_S, within
 from harness.simulation.scalable.clients import QueueConsumer
 from harness.simulation.scalable.links import Links
 from magnetar.errors import RequestError, WireCode
@@ -21,7 +22,6 @@ from tests.integration.server.scalable_stage import nothing_comes, read
 PATH = "public/default/orders"
 REGULAR = f"persistent://{PATH}"
 SCALABLE = f"topic://{PATH}"
-READY_SECONDS = 20.0
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ async def ended(served: Served, txns: list[TxnId]) -> None:
     """Once their coordinator has read its log; it says so until then."""
     client = await client_of(served)
     for txn, commit in zip(txns, (True, False, True, False), strict=True):
-        async with asyncio.timeout(READY_SECONDS):
+        async with within("the server is ready"):
             while True:
                 try:
                     await client.end(txn, commit=commit)
@@ -70,7 +70,7 @@ async def ended(served: Served, txns: list[TxnId]) -> None:
 
 async def check_scalable(served: Served) -> None:
     async with (
-        Links(served.url) as links,
+        Links(served.url, wait_s=PATIENCE_S) as links,
         QueueConsumer(links, SCALABLE, "sub", "c") as old,
         QueueConsumer(links, SCALABLE, "new", "c") as new,
     ):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from harness.simulation.scalable.clients import QueueConsumer
 from harness.simulation.scalable.links import Links
 from magnetar.errors import ServiceNotReady, WireCode
@@ -230,7 +231,7 @@ def test_who_waits_too_long_is_told_and_may_ask_again(
         await client.end(txn)
         assert await client.payloads(1) == [b"1"]
 
-    limits = Limits(journal_file_bytes=1024 * 1024, close_seconds=5, txn_end_wait_seconds=0.5)
+    limits = Limits(journal_file_bytes=1024 * 1024, close_seconds=60, txn_end_wait_seconds=0.5)
     play(tmp_path, scene, limits=limits)
 
 
@@ -440,7 +441,7 @@ def test_ends_after_the_topic_became_scalable(tmp_path: Path) -> None:
     async def read_again(server: Server, client: V4) -> None:
         for name in ("first", "second"):
             async with (
-                Links(server.service_url) as links,
+                Links(server.service_url, wait_s=PATIENCE_S) as links,
                 QueueConsumer(links, A.replace("persistent", "topic"), name, "c") as consumer,
             ):
                 assert {each.sequence for each in await read(consumer, 2)} == {1, 4}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.split import Served, next_merge, next_split, parts_of, serving
+from harness.limits import PATIENCE_S, within
 from harness.simulation.scalable.clients import (
     FROM_LATEST,
     CheckpointConsumer,
@@ -70,14 +71,14 @@ async def _drain(scene: _Scene, *consumers: Consumer) -> int:
             if not isinstance(consumer, CheckpointConsumer):
                 consumer.ack(delivery)
 
-    async with asyncio.timeout(30):
+    async with within("all messages"):
         await asyncio.gather(*map(read, consumers))
     return len(seen)
 
 
 def _run(folder: Path, scene: Callable[[_Scene], Coroutine[Any, Any, None]]) -> None:
     async def whole(served: Served) -> None:
-        async with Links(served.url) as links:
+        async with Links(served.url, wait_s=PATIENCE_S) as links:
             made = _Scene(served, links)
             await scene(made)
             assert violations(made.events) == []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.split import Served, next_merge, next_split, parts_of, serving
+from harness.limits import PATIENCE_S
 from harness.simulation.scalable.clients import CheckpointConsumer, QueueConsumer, StreamConsumer
 from harness.simulation.scalable.links import Links
 from harness.simulation.scalable.producer import ScalableProducer
@@ -23,7 +24,6 @@ from tests.integration.server.scalable_stage import owned, read, send, until
 PATH = "public/default/restarts"
 TOPIC = f"topic://{PATH}"
 ROOT = Path(__file__).parents[3]
-READER_SECONDS = 30
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def kill(served: Served) -> None:
 
 async def produced(served: Served, count: int, first: int) -> None:
     async with (
-        Links(served.url) as links,
+        Links(served.url, wait_s=PATIENCE_S) as links,
         ScalableProducer(links, TOPIC, "p", first_sequence=first) as producer,
     ):
         await send(producer, count)
@@ -53,7 +53,7 @@ def test_a_checkpoint_is_restored_in_a_new_process_exactly_and_in_order(tmp_path
     async def begin(served: Served) -> tuple[bytes, set[int]]:
         await produced(served, 200, 0)
         async with (
-            Links(served.url) as links,
+            Links(served.url, wait_s=PATIENCE_S) as links,
             CheckpointConsumer(links, TOPIC, "c") as reader,
         ):
             before = {each.sequence for each in await read(reader, 80)}
@@ -71,7 +71,7 @@ def test_a_checkpoint_is_restored_in_a_new_process_exactly_and_in_order(tmp_path
         reader = subprocess.run(
             [sys.executable, "-m", "tests.integration.server.scalable_reader", served.url, TOPIC,
              checkpoint.hex(), "320"],
-            cwd=ROOT, capture_output=True, text=True, timeout=READER_SECONDS, check=True,
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
         )  # fmt: skip
     found = json.loads(reader.stdout)
     assert sorted(sequence for _, sequence in found) == sorted(set(range(400)) - before)
@@ -86,7 +86,7 @@ def test_assignments_and_places_survive_a_crash_of_the_server(tmp_path: Path) ->
 
     async def first_life(served: Served) -> dict[str, list[int]]:
         async with (
-            Links(served.url) as links,
+            Links(served.url, wait_s=PATIENCE_S) as links,
             StreamConsumer(links, TOPIC, "s", "s1") as one,
             StreamConsumer(links, TOPIC, "s", "s2") as two,
             QueueConsumer(links, TOPIC, "q", "q1") as queue,
@@ -104,7 +104,7 @@ def test_assignments_and_places_survive_a_crash_of_the_server(tmp_path: Path) ->
 
     async def second_life(served: Served) -> dict[str, list[int]]:
         async with (
-            Links(served.url) as links,
+            Links(served.url, wait_s=PATIENCE_S) as links,
             StreamConsumer(links, TOPIC, "s", "s2") as two,
         ):
             places = {"s2": owned(two)}

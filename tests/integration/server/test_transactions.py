@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import within
 from magnetar.errors import WireCode
 from magnetar.model.ids import Position
 from magnetar.server.app import Server
@@ -75,7 +76,7 @@ class Outcome:
         self._state.set_result(state)
 
     async def wait(self) -> State:
-        async with asyncio.timeout(3):
+        async with within("a decision"):
             return await self._state
 
 
@@ -337,7 +338,7 @@ def test_a_group_outlives_a_restart(tmp_path: Path) -> None:
 
 async def _gone(server: Server, key: str) -> None:
     """Wait until a record is deleted."""
-    async with asyncio.timeout(5), server.metadata.watch(key=key) as watch:
+    async with within(f"{key} is deleted"), server.metadata.watch(key=key) as watch:
         while await server.metadata.get(key) is not None:
             await anext(watch)
 

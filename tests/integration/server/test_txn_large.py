@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered, TxnId
 from tests.integration.server.process import MIB, Running, measured, served
@@ -47,7 +48,7 @@ async def delivered(driver: Driver, count: int) -> int:
 
 
 def outstanding_ops(server: Running) -> float:
-    with urllib.request.urlopen(f"{server.admin_url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.admin_url}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     name = "pulsar_txn_metadata_store_outstanding_op_records"
     (line,) = [each for each in lines if each.startswith(name)]
@@ -83,5 +84,5 @@ def test_memory_and_records_do_not_grow_with_the_messages(tmp_path: Path) -> Non
         url = f"{server.admin_url}/admin/v2/namespaces/{NAMESPACES[1]}"
         request = urllib.request.Request(url, method="PUT", data=b"{}")
         request.add_header("Content-Type", "application/json")
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
         asyncio.run(scene(server))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.limits import within
 from magnetar.broker.publish.producer import Producer
 from magnetar.errors import MagnetarError, WireCode
 from magnetar.server.app import Server
@@ -178,7 +179,7 @@ def test_sends_that_wait_for_a_pin_are_as_few_as_others_in_flight(
             entry = build_message(bytes(20_000), sequence_id=number, **ids(txn))
             driver.send("SEND", entry, producer_id=1, sequence_id=number, **ids(txn))
         (session,) = server.context.sessions
-        async with asyncio.timeout(10):
+        async with within("the session stops reading"):
             while session._is_read:  # noqa: ASYNC110  it tells nobody
                 await asyncio.sleep(0)
         producer = session.producers[1].producer

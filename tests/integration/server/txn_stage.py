@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from harness.simulation.scalable.links import route
 from harness.simulation.scalable.world import Host
 from magnetar.errors import DeadlineExceeded, MagnetarError, WireCode
@@ -23,7 +24,7 @@ from magnetar.model.hashing import key_hash
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
 from magnetar.server.authority import Authority, Principal
-from magnetar.testing.virtual.driver import TIMEOUT_S, Driver, build_message
+from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.txn.records import ABORTED_RECORDS, GROUPS, OPS, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import Delivered, TxnId, payload_offset
@@ -129,7 +130,7 @@ class Reader:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
-    async def get(self, seconds: float = TIMEOUT_S) -> Got:
+    async def get(self, seconds: float = PATIENCE_S) -> Got:
         while True:
             push = await self.driver.pushes.get(seconds)
             if isinstance(push, Delivered):
@@ -433,7 +434,7 @@ class Queue:
                 self.readers[segment] = reader
         return self
 
-    async def take(self, count: int, seconds: float = TIMEOUT_S) -> list[Got]:
+    async def take(self, count: int, seconds: float = PATIENCE_S) -> list[Got]:
         """So many messages, of any segment."""
         found: list[Got] = []
 

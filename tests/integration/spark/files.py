@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.integration.spark.stage import Row
 
-PATIENCE_S: Final = 240
+PATIENCE_S: Final = 300
 """For a machine that does much else."""
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from harness.limits import PATIENCE_S
 from magnetar import InitialPosition
 from magnetar.blocking import Client
 from magnetar.client.blocking.loop_thread import LoopThread
@@ -16,7 +17,6 @@ from magnetar.errors import DeadlineExceeded
 LoopThread().stop()  # the first loop of a process opens a pipe for signals that stays
 
 _SILENCE_S = 0.3
-_PATIENCE_S = 30.0
 
 
 def messages(client: Client, topic: str, count: int) -> list[Message[bytes]]:
@@ -31,7 +31,7 @@ def messages(client: Client, topic: str, count: int) -> list[Message[bytes]]:
     found: list[Message[bytes]] = []
     with consumer:
         while True:
-            wait_s = _PATIENCE_S if len(found) < count else _SILENCE_S
+            wait_s = PATIENCE_S if len(found) < count else _SILENCE_S
             try:
                 found.append(consumer.receive(timeout=wait_s))
             except DeadlineExceeded:

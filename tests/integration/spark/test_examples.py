@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.limits import PATIENCE_S
 from magnetar import FROM_EARLIEST
 from magnetar.blocking import Client
 from tests.integration.client.service import service
@@ -24,7 +25,7 @@ def test_what_is_sent_can_be_settled_and_read(tmp_path: Path) -> None:
             client.producer(TOPIC.format("settled")) as settled,
         ):
             for _ in range(10):
-                order = json.loads(orders.receive(timeout=30).value)
+                order = json.loads(orders.receive(timeout=PATIENCE_S).value)
                 settled.send(order["id"].encode(), key=order["customer"])
         lines = _run("read_settled.py", url).splitlines()
     assert sorted(lines) == sorted(f"c{number % 3} o{number}" for number in range(10))
@@ -35,7 +36,7 @@ def _run(name: str, url: str) -> str:
         [sys.executable, "-W", "error", str(ROOT / "examples" / "spark" / name), url],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

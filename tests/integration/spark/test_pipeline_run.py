@@ -15,10 +15,12 @@ from urllib.request import urlopen
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+from harness.limits import PATIENCE_S
+
+pytestmark = pytest.mark.slow
 
 MAGNETAR: Final = (sys.executable, "-c", "from magnetar.cli.main import main; main()", "pipeline")
-WAIT_SECONDS: Final = 200.0
+WAIT_SECONDS: Final = PATIENCE_S
 # Twenty rows per batch, whenever it runs: what comes out is known from the number of batches.
 PIPELINE: Final = """
 name: doubled
@@ -62,7 +64,7 @@ def test_a_pipeline_goes_on_after_a_kill_and_ends_on_request(file: Path, tmp_pat
         seen = _until(file, lambda state: state["queries"]["out"]["batch"] >= 1, process)
         assert seen["running"]
         assert seen["pid"] == process.pid
-        with urlopen(seen["metrics_url"], timeout=10) as answer:
+        with urlopen(seen["metrics_url"], timeout=PATIENCE_S) as answer:
             assert b'magnetar_pipeline_batches_total{sink="out"}' in answer.read()
         refused = _pipeline("run", file)
         assert refused.returncode == 1

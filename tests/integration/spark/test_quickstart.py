@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow]
 SEGMENTS = {"orders": [1, 2, 4, 1], "payments": [1, 2], "settled": [1, 2, 4, 1]}
 
 
-@pytest.mark.timeout(600)
 def test_the_main_job(tmp_path: Path) -> None:
     found, text = _run(tmp_path, seconds=10, rate=100, kills=1, limit=580)
     assert found["expected"] == found["found"] > 900

@@ -57,7 +57,6 @@ def found(spark, views):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_executors_run_what_the_driver_sent(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 

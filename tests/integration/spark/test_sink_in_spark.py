@@ -17,7 +17,7 @@ from magnetar.spark import foreach_batch_writer
 from tests.integration.spark.reading import check_numbers, messages
 from tests.integration.spark.stage import Stage, stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 OUTPUT = "topic://public/default/copies"
 _PATIENCE_S = 300

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from harness.limits import PATIENCE_S
 from magnetar.client.schema import AutoSchema, AvroSchema, JsonSchema
 from magnetar.errors import (
     CheckpointMismatch,
@@ -276,7 +277,7 @@ def test_fields_are_encoded_by_the_schema_of_the_topic(writing: Writing, kind: A
     )
     sink.commit(0, [sink.write(iter([batch]), write_id(0))])
     with writing.client.reader(topic, schema=AutoSchema(), start=_first()) as reader:
-        found = [reader.receive(timeout=20).value for _ in range(3)]
+        found = [reader.receive(timeout=PATIENCE_S).value for _ in range(3)]
     assert [each["number"] for each in found] == [1, 2, 4]
     assert found[1] == {"number": 2, "note": "second", "count": 0}
     (letter,) = writing.found(1, f"{topic}-letters")

@@ -15,7 +15,7 @@ from tests.integration.spark.files import PATIENCE_S, Files
 from tests.integration.spark.stage import TOPIC, Stage, check
 from tests.integration.spark.test_source_times import let_time_pass
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

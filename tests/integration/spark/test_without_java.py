@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+from harness.limits import PATIENCE_S
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import os, sys
@@ -53,7 +55,7 @@ def test_spark_runs_on_the_java_of_the_wheel(hidden: dict[str, str], tmp_path: P
         env=hidden,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     home, answer = done.stdout.split()
@@ -76,7 +78,7 @@ def test_with_nothing_to_run_on_one_line_says_what_to_install(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
+from harness.limits import PATIENCE_S
 from magnetar.cli.main import main
 from magnetar.runtime.limits import Limits
 from magnetar.server.admin import create_admin
@@ -17,7 +18,7 @@ from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 
 _MIB = 1024 * 1024
-_SECONDS = 30.0
+_SECONDS = PATIENCE_S
 
 
 class Running:

@@ -12,6 +12,7 @@ from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
 from magnetar.scalable.records import LayoutRecord, ScalableRecord
 from magnetar.server.admin.scalable.state import record_json
+from tests.examples import examples
 
 TOPIC = TopicName.parse("topic://public/default/x")
 
@@ -53,7 +54,7 @@ def test_sixty_four_segments_fit_a_terminal() -> None:
     assert merged[-1].text.endswith("from 63-126  64 buckets")
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=30))
 def test_every_segment_has_one_line_below_its_parents(steps: list[tuple[bool, int]]) -> None:
     layout = SegmentLayout.create(2, now_ms=0)

@@ -16,6 +16,7 @@ from magnetar.managed_ledger.acked import (
     StoredChunk,
 )
 from magnetar.model.ids import Position
+from tests.examples import examples
 
 # Entry ids around the beginning of a ledger and around the border of two chunks.
 ENTRY_IDS = st.one_of(st.integers(0, 12), st.integers(CHUNK_ENTRIES - 6, CHUNK_ENTRIES + 6))
@@ -92,7 +93,7 @@ def content(acked: AckedSet) -> tuple[list[AckedRange], list[tuple[Position, int
     return list(acked.ranges()), list(acked.partial()), acked.count
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STEPS)
 def test_behaves_as_the_model_and_survives_storing(
     steps: list[tuple[str, Position, int]],
@@ -126,7 +127,7 @@ def test_behaves_as_the_model_and_survives_storing(
     assert content(storage.load(dropped)) == content(acked)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(POSITIONS, st.integers(0, 9)), max_size=12), POSITIONS)
 def test_run_end_is_the_last_of_consecutive_positions(
     ranges: list[tuple[Position, int]], start: Position

@@ -10,6 +10,7 @@ from magnetar.errors import InvariantBroken
 from magnetar.managed_ledger.cursor_state import NOTHING, CursorState
 from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan
 from magnetar.model.ids import Position
+from tests.examples import examples
 
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 POSITIONS = st.builds(Position, st.integers(0, 12), st.integers(-1, 6))
@@ -58,7 +59,7 @@ class Model:
         self.ack(position, unacked, there)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(COUNTS, STEPS)
 def test_behaves_as_the_model(counts: list[int], steps: list[tuple[str, Position, int]]) -> None:
     ledgers = ledgers_of(counts)

@@ -380,15 +380,16 @@ def test_a_million_holes_open_fast_and_one_more_ack_writes_one_chunk(
         assert len(after) == 2
 
         state = CursorState(EARLIEST, 0)
-        started = time.perf_counter()
+        started = time.process_time()
         state = await cursor._store.load() if cursor._store is not None else state
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 1.5  # of the processor; it takes milliseconds
         assert state.acked.count == CHUNK_ENTRIES + 1
         assert state.backlog(longer) == CHUNK_ENTRIES - 1
 
     memory_world_factory.run(main())
 
 
+@pytest.mark.slow
 def test_records_stay_below_the_limit_and_leftovers_are_swept(world_factory: WorldFactory) -> None:
     async def main() -> None:
         world = world_factory()
@@ -448,6 +449,7 @@ def test_a_table_of_very_many_chunks_is_split_too(memory_world_factory: MemoryWo
     memory_world_factory.run(main())
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_point_of_a_write_leaves_a_whole_state(
     memory_world_factory: MemoryWorldFactory,
 ) -> None:

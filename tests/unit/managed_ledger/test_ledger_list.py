@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from magnetar.errors import InvariantBroken
 from magnetar.managed_ledger.ledger_list import LedgerList, LedgerSpan, Retention, Rollover
 from magnetar.model.ids import Position
+from tests.examples import examples
 
 COUNTS = st.lists(st.integers(0, 4), max_size=6)
 POSITIONS = st.builds(Position, st.integers(0, 16), st.integers(-2, 6))
@@ -25,7 +26,7 @@ def ledgers_of(counts: list[int]) -> LedgerList:
     return LedgerList(spans)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(COUNTS, POSITIONS, POSITIONS, st.integers(0, 3))
 def test_positions_are_those_of_a_plain_list(
     counts: list[int], position: Position, other: Position, more: int

@@ -24,6 +24,7 @@ from magnetar.metadata.sqlite_home import (
 )
 from magnetar.metadata.sqlite_rows import encode_row
 from magnetar.runtime.disk import LocalDisk
+from tests.examples import examples
 from tests.unit.journal.support import ScriptedDisk
 
 
@@ -112,7 +113,7 @@ _BATCHES = st.lists(
 
 
 @given(_BATCHES)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_records_and_index_entries_agree_both_ways(
     tmp_path_factory: pytest.TempPathFactory, batches: list[dict[str, StoredRecord | None]]
 ) -> None:

@@ -20,6 +20,7 @@ from magnetar.model.ids import (
     SegmentPosition,
     TopicPositions,
 )
+from tests.examples import examples
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _INT31 = st.integers(-1, 2**31 - 1)
@@ -142,7 +143,7 @@ def test_message_id_round_trip(message_id: MessageId) -> None:
     assert again.batch_size == message_id.batch_size
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(_SCALABLE_IDS)
 def test_scalable_id_round_trip(message_id: ScalableMessageId) -> None:
     again = ScalableMessageId.from_bytes(message_id.to_bytes())

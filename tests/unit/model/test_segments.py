@@ -17,6 +17,7 @@ from magnetar.model.segments import (
     SegmentState,
     bucket_splits,
 )
+from tests.examples import examples
 
 
 def ranges(layout: SegmentLayout) -> list[str]:
@@ -216,7 +217,7 @@ def random_change(layout: SegmentLayout, data: st.DataObject, now_ms: int) -> Se
     return layout.prune(data.draw(st.sets(st.sampled_from(roots), min_size=1)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 5), st.integers(1, 16), st.data())
 def test_random_histories_keep_the_invariants(
     count: int, buckets: int, data: st.DataObject

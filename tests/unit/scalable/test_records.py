@@ -56,6 +56,7 @@ def migrated() -> ScalableRecord:
     return committed(begun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beginning", [created, migrated])
 def test_the_largest_topic_fits_while_a_change_is_under_way(
     beginning: Callable[[], ScalableRecord],

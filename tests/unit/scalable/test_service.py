@@ -220,6 +220,7 @@ def test_a_deleted_topic_leaves_nothing() -> None:
     on_a_broker(scenario)
 
 
+@pytest.mark.slow
 def test_drained_segments_are_pruned_when_their_time_has_come() -> None:
     async def scenario(world: ScalableWorld, broker: Broker) -> None:
         await broker.scalable.create(TOPIC)
@@ -241,6 +242,7 @@ def test_drained_segments_are_pruned_when_their_time_has_come() -> None:
     on_a_broker(scenario)
 
 
+@pytest.mark.slow
 def test_a_collection_reads_policies_and_subscriptions_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -292,6 +294,7 @@ def test_a_watch_of_a_sealed_segment_that_crashes_is_not_silent(
     run(main())
 
 
+@pytest.mark.slow
 def test_sealed_segments_are_kept_for_readers_without_a_subscription() -> None:
     async def scenario(world: ScalableWorld, broker: Broker) -> None:
         await broker.scalable.create(TOPIC)

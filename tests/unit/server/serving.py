@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.patient_clients import PatientDriver
 from magnetar.errors import MagnetarError
 from magnetar.runtime.limits import Limits
 from magnetar.server.app import Server
@@ -17,7 +18,7 @@ from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import NAMES
 from magnetar.wire.messages import Delivered, Received
 
-LIMITS = Limits(journal_file_bytes=1024 * 1024, close_seconds=5)
+LIMITS = Limits(journal_file_bytes=1024 * 1024, close_seconds=60)
 
 
 @asynccontextmanager
@@ -35,7 +36,7 @@ async def connected(server: Server, **fields: Any) -> Driver:
     url = urlsplit(server.service_url)
     assert url.hostname is not None
     assert url.port is not None
-    return await Driver.connect(url.hostname, url.port, **fields)
+    return await PatientDriver.connect(url.hostname, url.port, **fields)
 
 
 async def subscribed(driver: Driver, consumer_id: int = 0, **fields: Any) -> None:

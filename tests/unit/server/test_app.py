@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from harness.limits import PATIENCE_S, within
 from magnetar.cli.main import main
 from magnetar.errors import ConfigError, FolderInUse, StorageFenced
 from magnetar.runtime.limits import Limits
@@ -97,7 +97,7 @@ def test_storage_that_failed_ends_the_server(tmp_path: Path) -> None:
         failure = StorageFenced("a sync failed")
         assert isinstance(server.storage, Storage)
         server.storage._journal.fence(failure)
-        async with asyncio.timeout(5):
+        async with within("the server has failed"):
             await server.failed.past(0)
         with pytest.raises(StorageFenced):
             await server.stop()
@@ -141,7 +141,7 @@ def test_serve_says_where_it_is_and_stops_when_told(tmp_path: Path) -> None:
         assert ready["data"] == str(tmp_path)
         assert ready["pid"] == process.pid
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
 
 

@@ -294,6 +294,7 @@ def test_a_delete_without_space_leaves_a_ledger_that_can_be_fenced(tmp_path: Pat
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ledger", "index"])
 def test_one_flipped_bit_costs_at_most_one_entry(tmp_path: Path, name: str) -> None:
     """Of a closed ledger, wherever the bit is; nothing is deleted, nothing is wrong."""

@@ -188,7 +188,7 @@ def test_a_damaged_message_is_refused_and_the_next_is_not(tmp_path: Path) -> Non
 def test_a_taken_name_is_busy_until_its_connection_turns_out_dead(tmp_path: Path) -> None:
     async def scene() -> None:
         limits = Limits(
-            journal_file_bytes=1024 * 1024, close_seconds=5, connection_liveness_seconds=0.05
+            journal_file_bytes=1024 * 1024, close_seconds=60, connection_liveness_seconds=0.3
         )
         async with serving(tmp_path, limits=limits) as server:
             first, second = await connected(server), await connected(server)
@@ -318,7 +318,7 @@ def test_a_producer_that_never_waits_is_slowed_and_loses_nothing(tmp_path: Path)
 def test_a_consumer_that_never_reads_stays_bounded(tmp_path: Path) -> None:
     async def scene() -> None:
         limits = Limits(
-            journal_file_bytes=4 * 1024 * 1024, connection_write_bytes=64 * 1024, close_seconds=5
+            journal_file_bytes=4 * 1024 * 1024, connection_write_bytes=64 * 1024, close_seconds=60
         )
         async with serving(tmp_path, limits=limits) as server:
             lazy = await connected(server)

@@ -203,7 +203,7 @@ def test_what_a_subscribe_may_not_ask_for(
 def test_an_exclusive_subscription_goes_over_from_a_dead_connection(tmp_path: Path) -> None:
     async def scene() -> None:
         limits = Limits(
-            journal_file_bytes=1024 * 1024, close_seconds=5, connection_liveness_seconds=0.05
+            journal_file_bytes=1024 * 1024, close_seconds=60, connection_liveness_seconds=0.3
         )
         async with serving(tmp_path, limits=limits) as server:
             first, second = await connected(server), await connected(server)

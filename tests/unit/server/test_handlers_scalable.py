@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.patient_clients import PatientDriver
 from magnetar.broker.policy.policies import AutoTopicCreation
 from magnetar.broker.topic.topics import topics_hash
 from magnetar.errors import WireCode
@@ -94,7 +95,7 @@ def test_the_server_says_that_it_has_them(tmp_path: Path) -> None:
             )
             async with Server(config) as server:
                 port = int(server.service_url.rpartition(":")[2])
-                driver = await Driver.connect("127.0.0.1", port, handshake=False)
+                driver = await PatientDriver.connect("127.0.0.1", port, handshake=False)
                 answer = await driver.request("CONNECT", client_version="c", protocol_version=21)
                 flags = answer.feature_flags
                 assert flags.supports_scalable_topics is enabled

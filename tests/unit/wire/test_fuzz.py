@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from harness.fuzz.wire import main, run_input
 from magnetar.errors import ProtocolError
+from tests.examples import examples
 from tests.unit.wire.support import open_client, open_server
 
 INPUTS = 10_000
@@ -18,7 +19,7 @@ def test_streams_with_and_without_damage() -> None:
     assert commands > INPUTS / 2, "the fuzz no longer reaches what it is meant to test"
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes(data: bytes, server: bool) -> None:
     connection = open_server() if server else open_client()

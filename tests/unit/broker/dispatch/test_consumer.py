@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from harness.limits import PATIENCE_S
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.dispatch.dispatch_state import DispatchState
@@ -109,6 +110,6 @@ def test_the_session_is_woken_by_each_kind_of_event() -> None:
                 consumer.tell_end()
             else:
                 consumer.stop()
-            await asyncio.wait_for(waiting, 1)
+            await asyncio.wait_for(waiting, PATIENCE_S)
 
     asyncio.run(main())

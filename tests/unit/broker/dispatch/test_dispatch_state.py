@@ -12,6 +12,7 @@ from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.plan import DispatchLimits, DispatchPlan, MembershipChange
 from magnetar.model.ids import Position
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
+from tests.examples import examples
 from tests.unit.broker.dispatch_world import (
     LIMITS,
     BucketMachine,
@@ -39,7 +40,7 @@ from tests.unit.broker.dispatch_world import (
 )
 def test_random_lives(machine: type[DispatchMachine]) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=60, stateful_step_count=50, deadline=None)
+        machine, settings=settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
     )
 
 

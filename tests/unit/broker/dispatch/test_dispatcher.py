@@ -213,6 +213,7 @@ def test_failover_switches_after_a_pause_and_tells_everybody() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_keys_keep_their_order_while_consumers_come_and_go() -> None:
     for seed in range(12):
         limits = Limits().override({"subscription_look_ahead_entries": 30})

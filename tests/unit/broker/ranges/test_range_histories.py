@@ -14,6 +14,7 @@ from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import MagnetarError
 from magnetar.model.ranges import ORIGIN, RangePosition
 from magnetar.testing.virtual.virtual_time import run
+from tests.examples import examples
 from tests.unit.broker.range_history import LIMITS, RangeHistory
 from tests.unit.broker.txn_world import TxnWorld
 
@@ -26,15 +27,14 @@ def live(seed: int, count: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=examples(8), derandomize=True, deadline=None)
 def test_ranges_are_what_the_list_of_messages_says(seed: int) -> None:
     live(seed, 40)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @given(st.integers(0, 2**32), st.integers(1, 100))
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=examples(60), derandomize=True, deadline=None)
 def test_ranges_are_what_the_list_of_messages_says_for_long(seed: int, count: int) -> None:
     live(seed, count)
 

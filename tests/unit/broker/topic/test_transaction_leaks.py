@@ -165,7 +165,9 @@ def left_behind(seed: int, count: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))]
+)
 def test_the_store_returns_to_its_baseline(seed: int) -> None:
     assert left_behind(seed, 200) == Counter()
 
@@ -174,6 +176,7 @@ async def _kept(self: MetadataTransactionBuffer, *_: object) -> None:
     return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "rule", "directory"),
     [

@@ -25,6 +25,7 @@ from magnetar.server.embedded import open_storage
 STREAM = "records-0-0"
 
 
+@pytest.mark.slow
 def test_what_is_there_is_compared_with_what_was_reported(tmp_path: Path) -> None:
     ledger_id = asyncio.run(_write(tmp_path, entries=3, records=2))
     sound = _compare(tmp_path, f"ledger-{ledger_id}", acknowledged=2, submitted=2)

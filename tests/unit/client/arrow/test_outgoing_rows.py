@@ -24,6 +24,7 @@ from magnetar.client.message.compression import Compression
 from magnetar.client.message.routing import Router, entry_bucket_hash
 from magnetar.errors import InvalidValue
 from magnetar.model.segments import SegmentLayout
+from tests.examples import examples
 
 pa: Any = import_module("pyarrow")
 
@@ -70,7 +71,7 @@ def rows_of(batch: Any) -> OutgoingRows:
     return made
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ROWS, SEQUENCES, st.booleans(), st.integers(0, 5), st.sampled_from(sorted(LAYOUTS)))
 def test_the_bytes_are_those_of_messages(
     rows: list[Any], first: int, as_bytes: bool, skip: int, layout: str

@@ -35,6 +35,7 @@ from magnetar.errors import InvalidValue, UnreadableMessage
 from magnetar.model.ids import Position
 from magnetar.wire.messages import encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
+from tests.examples import examples
 from tests.unit.client.nowhere import Nowhere
 
 pa: Any = import_module("pyarrow")
@@ -125,7 +126,7 @@ def test_messages_as_programs_send_them_are_not_read_by_protobuf(messages: list[
     assert columns_in(entry).data is entry.payload
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(MESSAGES | ALIKE, MESSAGES, st.integers(0, 2**20 - 1), st.integers(0, 20))
 def test_parts_are_parts(
     messages: list[Outgoing], others: list[Outgoing], mask: int, cut: int

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.limits import within
 from magnetar.errors import NotAllowed
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.model.ids import Position
@@ -199,7 +199,7 @@ def test_a_story(tmp_path: Path) -> None:
 
 async def settled(world: World, txn: TxnId) -> None:
     """Until no op record of a transaction is left."""
-    async with asyncio.timeout(10):
+    async with within("no op record is left"):
         while True:
             found = await story(world, txn)
             if not found["pins"] and not found["acks"]:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.patient_clients import PatientDriver
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered, TxnId
 
@@ -92,7 +93,7 @@ async def txn_client(service_url: str) -> AsyncIterator[TxnClient]:
     url = urlsplit(service_url)
     assert url.hostname is not None
     assert url.port is not None
-    driver = await Driver.connect(url.hostname, url.port)
+    driver = await PatientDriver.connect(url.hostname, url.port)
     try:
         yield TxnClient(driver)
     finally:

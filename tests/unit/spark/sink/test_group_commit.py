@@ -57,7 +57,6 @@ def test_no_order_of_events_loses_or_repeats_a_row(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LARGE)
 def test_no_longer_order_does_either(name: str) -> None:
     assert explore(LARGE[name]) > 10_000

@@ -36,12 +36,12 @@ def test_no_order_of_events_loses_or_repeats_a_row(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LARGE)
 def test_no_longer_order_does_either(name: str) -> None:
     assert explore(LARGE[name], 3_000_000) > 5_000
 
 
+@pytest.mark.slow
 def test_worlds_that_are_taken_for_one_have_the_same_futures() -> None:
     for model in MODELS.values():
         seen, waiting = {model.first()}, [model.first()]

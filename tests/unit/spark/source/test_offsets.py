@@ -57,6 +57,7 @@ def test_a_sentinel_is_kept_as_it_is() -> None:
     assert parse_start(format_sentinel(Sentinel("latest"))) == Sentinel("latest")
 
 
+@pytest.mark.slow
 def test_ten_thousand_segments_fit() -> None:
     segments = {number: RangePosition(123_456, 99_999, 0) for number in range(10_000)}
     text = json.dumps(format_offset(Offset({"topic://a/b/c": TopicOffset("id", 9, segments)})))

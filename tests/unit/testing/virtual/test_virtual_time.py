@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from harness.limits import PATIENCE_S
 from magnetar.errors import DeadlineExceeded, InvariantBroken, NotSupported
 from magnetar.testing.virtual.virtual_time import VirtualTimeLoop, run
 
@@ -22,7 +23,7 @@ def test_a_long_sleep_takes_no_time() -> None:
 
     started = time.monotonic()
     assert run(main()) == pytest.approx(86_400)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_timers_fire_in_order_and_exactly() -> None:

@@ -20,6 +20,7 @@ from magnetar.txn.acks.pending_acks import (
     combined,
 )
 from magnetar.wire.messages import TxnId
+from tests.examples import examples
 
 T1, T2, T3 = (TxnId(0, number) for number in (1, 2, 3))
 
@@ -311,7 +312,7 @@ STEPS = st.lists(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(STEPS)
 def test_every_message_goes_the_way_of_the_model(
     steps: list[tuple[str, TxnId, Acked, bool]],

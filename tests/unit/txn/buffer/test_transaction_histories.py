@@ -19,6 +19,7 @@ from magnetar.txn.buffer.segment_transactions import PinnedTransaction
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.store import StoredOp, TxnStore
+from tests.examples import examples
 from tests.unit.broker.txn_history import History, Step, random_steps
 from tests.unit.broker.txn_world import TxnWorld
 
@@ -32,7 +33,7 @@ def live(seed: int, steps: list[Step], *, local: bool) -> None:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.booleans(), st.integers(1, 60))
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=examples(150), derandomize=True, deadline=None)
 def test_consumers_see_exactly_what_is_committed(seed: int, local: bool, count: int) -> None:
     live(seed, random_steps(random.Random(seed), count), local=local)
 

@@ -382,6 +382,7 @@ def test_a_member_that_is_stored_too_late_is_refused() -> None:
 # --- its end
 
 
+@pytest.mark.slow
 def test_a_group_is_remembered_and_then_forgotten() -> None:
     limits = Limits(close_seconds=5, txn_group_retention_seconds=4000.0)
 

@@ -201,7 +201,6 @@ def test_random_histories(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("seeds", [30, pytest.param(100, marks=pytest.mark.soak)])
 def test_many_random_histories(seeds: int) -> None:
     for seed in range(12, seeds):

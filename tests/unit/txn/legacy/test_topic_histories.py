@@ -16,6 +16,7 @@ from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer, MarkedTransaction
 from magnetar.txn.legacy.stream_store import StreamStore
 from magnetar.txn.store import TxnStore
+from tests.examples import examples
 from tests.unit.broker.legacy_history import LegacyHistory
 from tests.unit.broker.txn_history import Step, random_steps
 from tests.unit.broker.txn_world import TxnWorld
@@ -30,7 +31,7 @@ def live(seed: int, steps: list[Step]) -> None:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 60))
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=examples(150), derandomize=True, deadline=None)
 def test_consumers_see_exactly_what_is_committed(seed: int, count: int) -> None:
     live(seed, random_steps(random.Random(seed), count))
 

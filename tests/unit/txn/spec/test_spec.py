@@ -61,7 +61,7 @@ GLANCE: Final = 6_000
 
 
 def _marked(name: str) -> ParameterSet:
-    marks = [] if name in QUICK else [pytest.mark.slow, pytest.mark.timeout(300)]
+    marks = [] if name in QUICK else [pytest.mark.slow]
     marks += [pytest.mark.soak] if name in LARGE else []
     return pytest.param(name, marks=marks, id=name)
 
@@ -86,7 +86,6 @@ def test_nothing_breaks_at_the_beginning_of_a_large_one(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [rule.name for rule in RULES])
 def test_each_rule_is_needed(name: str) -> None:
     rule = next(rule for rule in RULES if rule.name == name)
@@ -118,7 +117,6 @@ def test_invariants_are_the_twelve_and_each_is_protected() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_scenarios_use_every_action_and_diagrams_show_every_change() -> None:
     fired: set[str] = set()
     changes: set[tuple[str, str, str]] = set()

@@ -46,6 +46,7 @@ async def _published(world: ScalableWorld, host: str, count: int) -> list[int]:
     return [receipt.message_id.ledgerId for receipt in receipts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("furnish", [_shared, _alone])
 def test_a_killed_broker_is_gone_and_the_next_has_its_data(
     furnish: Callable[[ScalableWorld], None],
@@ -78,6 +79,7 @@ def test_a_killed_broker_is_gone_and_the_next_has_its_data(
     assert not findings.violations
 
 
+@pytest.mark.slow
 def test_a_disk_that_stops_in_mid_operation_ends_its_broker() -> None:
     async def main() -> None:
         follow(asyncio.get_running_loop())

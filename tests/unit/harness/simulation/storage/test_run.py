@@ -180,13 +180,13 @@ def test_the_command_reports(
         broken = ("it broke",) if seed == 3 else ()
         return Report(seed, 10, 4, 2, 1, splits=5, digest="digest", violations=broken)
 
-    for name in ("simulate", "simulate_broker", "simulate_scalable"):
+    for name in ("simulate", *(f"simulate_{part}" for part in command.PARTS[1:])):
         monkeypatch.setattr(command, name, fake)
     assert command.main(["--seeds", "3"]) == 0
     text = capsys.readouterr().out
-    for part in ("storage", "broker", "scalable"):
+    for part in command.PARTS:
         assert f"{part}: 3 seeds, 30 operations, 12 starts, 6 crashes" in text
-    assert text.count("15 splits") == 1
+    assert text.count("15 splits") == 3
     assert command.main(["--seeds", "1", "--only", "broker"]) == 0
     assert "storage" not in capsys.readouterr().out
     assert command.main(["--seeds", "3", "--first", "2"]) == 1
