@@ -124,6 +124,7 @@ def test_the_architecture_has_every_package() -> None:
     assert not [name for name in packages if f"\n| `{name}` |" not in text]
 
 
+@pytest.mark.slow  # it reads every test
 def test_the_page_of_tests_by_module_is_up_to_date() -> None:
     from scripts.make_test_map import PAGE, page
 
