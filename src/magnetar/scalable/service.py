@@ -61,6 +61,7 @@ from magnetar.scalable.records import (
 from magnetar.scalable.store import ScalableStore
 from magnetar.txn.outcomes import Outcomes
 
+# Should the watch of a record be late: whoever waits for it reads it again so often.
 _LOOK_SECONDS: Final = 1.0
 _MS: Final = 1000
 
@@ -102,6 +103,7 @@ class ScalableTopics(Service):
         self.layout_watchers = layout_watchers or LayoutWatchers()
         """Who watches layouts; the host knows them too."""
         self.host = host or LocalSegments(topics, self.layout_watchers)
+        # All layouts, cached by every broker; and the barrier that transactions meet before a seal.
         self.layouts = Layouts(self.store, stop_seconds=stop_seconds)
         self.txn_barrier = TransactionBarrier(
             topics,
@@ -125,6 +127,7 @@ class ScalableTopics(Service):
             txn_barrier=self.txn_barrier,
             auto_scale=auto_scale,
         )
+        # Controllers carry changes out: of the topics whose slot this broker leads.
         self.controllers = Controllers(parts, broker, url)
         self._regular_groups = RegularGroups(topics, self.store, self.live_brokers, clock, limits)
         self.sessions = ConsumerSessions(
@@ -138,6 +141,7 @@ class ScalableTopics(Service):
             stop_seconds=stop_seconds,
             members_max=limits.scalable_group_members_max,
         )
+        # What this broker asks of controllers elsewhere, and tells them: drained segments, load.
         self.subscriptions = SubscriptionDesk(self.store, clock, wait_seconds=wait_seconds)
         self._drains = Drains(topics, self.layouts, self.store, clock, stop_seconds=stop_seconds)
         self._loads = LoadReporter(topics, metadata, clock=clock, limits=limits)
@@ -147,6 +151,7 @@ class ScalableTopics(Service):
             await part.start()
 
     async def _stop(self) -> None:
+        # All are stopped though one fails, the last started first; the first error is raised then.
         results = [
             result
             for part in reversed(self._parts())
@@ -157,6 +162,8 @@ class ScalableTopics(Service):
                 raise result
 
     def _parts(self) -> list[Service]:
+        # Each relies on those before it: the view of live brokers and of layouts is whole
+        # before anybody decides by it.
         return [
             self.live_brokers,
             self.layouts,
@@ -171,19 +178,25 @@ class ScalableTopics(Service):
 
     async def lookup(self, name: TopicName, *, create: bool = True) -> Dag:
         """The segments of a topic; TopicNotFound if there is none and none may be created."""
+        # Two that no client looks up so: what has no layout, and a part of one.
         if name.domain is Domain.NON_PERSISTENT or name.domain is Domain.SEGMENT:
             raise NotAllowed(f"{name} has no segments", hint="look up topic:// or persistent://")
         if name.partition is not None:
             raise TopicNotFound(f"{name} is one partition", hint="look up the whole topic")
         topic = name.scalable_topic()
+        # The cache may lag behind: only the store can say that there is no such topic.
         record = self.layouts.cached(topic)
         if record is None or record.layout is None:
             record = await self.layouts.read(topic)
+        # A regular topic that a v5 client uses: its partitions are shown as segments.
         if record is None and name.domain is Domain.PERSISTENT:
             return await self._regular(name, create)
+        # topic://, and nobody has made it yet.
         if record is None:
             record = await self._auto_created(topic, create)
         if record.layout is None and record.change is not None:
+            # Without a layout: a migration that is not through, whose clients stay where they are;
+            # else a topic that is being created.
             if record.change.kind == "migrate":
                 return await self._regular(name, create=False)
             record = await self._after(topic, lambda each: each.layout is not None)
@@ -215,6 +228,7 @@ class ScalableTopics(Service):
             return
         assert name.descriptor is not None, "segments have one"
         topic, number = name.scalable_topic(), name.descriptor.segment_id
+        # The cache for nearly all; a child that a client heard of from another broker may be newer.
         if not _shows(self.layouts.cached(topic), number):
             record = await self.layouts.read(topic)
             if not _shows(record, number):
@@ -232,15 +246,19 @@ class ScalableTopics(Service):
         record = self.layouts.cached(topic)
         if record is None and name.domain is Domain.SEGMENT:
             record = await self.layouts.read(topic)
+        # A regular topic, or one that is not migrated yet: the subscription is its own.
         if record is None or record.layout is None or not _has(record, name):
             return options
         whole = replace_field(options, initial_position=InitialPosition.EARLIEST)
         known = await self.subscriptions.get(topic, options.subscription)
+        # The usual case: every segment of the layout has its cursor.
         if known is not None and known.established and not known.deleting:
             return whole
         policies = effective(await self._topics.namespaces.policies(topic.namespace))
         if known is None and not policies.auto_subscription_creation:
             return options  # it is refused, unless the segment has it
+        # The first consumer says where it begins, on all segments; the
+        # controller makes the cursors.
         earliest = options.initial_position is InitialPosition.EARLIEST
         await self.subscriptions.ensure(
             topic,
@@ -257,6 +275,8 @@ class ScalableTopics(Service):
         if record is None or record.layout is None or not _has(record, name):
             return
         topic, layout = record.topic, record.layout.layout()
+        # Clients unsubscribe segment by segment: while another one has
+        # consumers, it is still in use.
         others = await all_done(
             self.host.consumers(segment_topic(topic, each), subscription)
             for each in layout.segments.values()
@@ -295,6 +315,7 @@ class ScalableTopics(Service):
             bucket_budget=self._limits.scalable_entry_bucket_budget,
             properties=properties,
         )
+        # The intent; whichever broker leads the topic's slot makes the segments.
         await self.store.create(wanted)
         await self._finished(topic, wanted)
 
@@ -307,6 +328,8 @@ class ScalableTopics(Service):
         by_load: bool = False,
     ) -> SegmentLayout:
         """Split a segment in the middle, behind a point, or where the load divides best."""
+        # Sampled before the intent is stored, which fixes the point: a repeated
+        # step splits at the same one.
         if by_load and after is None:
             segment = changes.layout_of(await self.get(topic)).segment(segment_id)
             name = segment_topic(topic, segment)
@@ -340,6 +363,7 @@ class ScalableTopics(Service):
     async def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """Delete a topic with all its segments; Conflict while it is used unless `force`."""
         record = await self.get(topic)
+        # For the operator's sake: clients that come after this look lose the topic all the same.
         if not force:
             names = [
                 segment_topic(topic, each) for each in changes.layout_of(record).segments.values()
@@ -362,6 +386,7 @@ class ScalableTopics(Service):
             regular = await self._regular_names(name, create=False)
             self._check_count(2 * len(regular))  # each partition, and a segment for each
             if not force:
+                # v4 clients would go on with partitions that take no more messages.
                 used = await all_done(self.host.use(each) for each in regular)
                 if any(each.unmanaged for each in used):
                     raise Conflict(
@@ -376,6 +401,7 @@ class ScalableTopics(Service):
                 force=force,
             )
             await self.store.create(present)
+        # A migration that is under way, begun by whomever, is waited for: to ask again is safe.
         elif present.change is None or present.change.kind != "migrate":
             raise Conflict(f"{topic} exists already")
         await self._finished(topic, present)
@@ -427,6 +453,8 @@ class ScalableTopics(Service):
         # says so again.
         key = drained_key(topic, segment.segment_id, name)
         await self.store.change(key, DrainedRecord, lambda _: None)
+        # All of it is older than that time, or all of it is younger (of a migrated partition the
+        # record only says when it was migrated); else its messages tell.
         if not segment.is_active and segment.sealed_at_ms < ms:
             await self.host.skip_all(target, name)
         elif segment.created_at_ms >= ms and segment.legacy_topic_name is None:
@@ -462,6 +490,8 @@ class ScalableTopics(Service):
     ) -> ScalableRecord:
         """Store the intent, as soon as no other change is under way."""
         while True:
+            # `begin` judges the record of the moment at which it is stored,
+            # not this one (invariant 2).
             record = await self._after(topic, lambda each: each.change is None)
             if record.layout is None:
                 raise TopicNotFound(f"{topic} does not exist")
@@ -478,6 +508,7 @@ class ScalableTopics(Service):
         change = begun.change
         assert change is not None, "its caller began one"
         record = await self._until(topic, lambda each: each is None or _is_past(each, change))
+        # Past it means done, undone, or overtaken by a later change: the epoch tells.
         if record is None or not _is_committed(record, change):
             reason = "" if record is None else record.last_failure
             raise ServiceNotReady(f"{topic}: the {change.kind} was undone: {reason or 'unknown'}")
@@ -497,8 +528,10 @@ class ScalableTopics(Service):
         changed = self.layouts.changed(topic)
         deadline = self._clock.monotonic() + self._limits.scalable_controller_wait_seconds
         while True:
+            # Before the read: a change behind it ends the wait at once.
             seen = changed.version
             record = await self.layouts.read(topic)
+            # The cache too (invariant 1): who is answered looks the topic up here next.
             if holds(record) and holds(self.layouts.cached(topic)):
                 return record
             if self._clock.monotonic() >= deadline:
@@ -540,4 +573,5 @@ def _is_committed(record: ScalableRecord, change: LayoutChange) -> bool:
     """Whether the segments that a change was to make are, or were, in the layout."""
     if record.layout is None or change.after is None:
         return False
+    # Epochs only rise, and an undone change leaves the one of before.
     return record.layout.epoch >= change.after.epoch

@@ -58,6 +58,7 @@ CreateAdmin: TypeAlias = "Callable[[Server], web.Application]"
 
 _log = logger(__name__)
 
+# A failed storage confirms nothing any more: to see it a second later loses nothing.
 _STORAGE_CHECK_SECONDS: Final = 1.0
 _GOODBYE_SECONDS: Final = 2.0
 """What a peer has to take the last bytes, and to close, when the server stops."""
@@ -78,6 +79,7 @@ class Server(Service):
         self.machine = machine or Machine()
         self.clock = self.machine.clock
         self.folder = Path(config.data).absolute()
+        # There once started; the admin interface and the commands reach everything through them.
         self.storage: ServerStorage
         self.metadata: MetadataStore
         self.namespaces: Namespaces
@@ -90,6 +92,7 @@ class Server(Service):
         self.admin_url: str | None = None
         """None: it has no admin interface."""
         self._create_admin = create_admin
+        # As far as a start has come: a stop undoes what is there, also after a start that failed.
         self._listener: Listener | None = None
         self._admin: web.AppRunner | None = None
         self._storage: ServerStorage | None = None
@@ -107,20 +110,26 @@ class Server(Service):
         self.metadata = self.storage.connect()
         self.namespaces = Namespaces(self.metadata, config.cluster)
         self.schemas = Schemas(self.metadata, self.clock)
+        # Bound first: only the socket knows which port 0 became, and the address goes into records.
+        # It accepts nothing yet (invariant 1).
         self._listener = await self.machine.listen(self._new_session, config.host, config.port)
         self.service_url = f"pulsar://{_in_url(self._advertised_host())}:{self._listener.port}"
         self._assemble()
         await self.namespaces.open(Cluster(broker_service_url=self.service_url))
+        # Each relies on those before it: topics ask for outcomes, coordinators
+        # end transactions on topics.
         await self.outcomes.start()
         await self.topics.start()
         await self.coordinators.start()
         if self._sharing is not None:
+            # From now on other brokers send clients here.
             await self._sharing.start()
             self.spawn(self._let_lost_topics_go(self._sharing), "lost topics")
         if self._scalable is not None:
             await self._scalable.start()
         self.spawn(self._watch_storage(self.storage), "watch of the storage")
         self.spawn(self.context.publish_throttle.reopen_when_drained(), "inflow")
+        # Last but for the admin interface, which clients need not wait for.
         await self._listener.start()
         _log.info("server-ready", url=self.service_url, data=self.folder)
         if self._create_admin is not None:
@@ -128,6 +137,7 @@ class Server(Service):
 
     def _assemble(self) -> None:
         """All parts above the storage; nothing runs yet."""
+        # From the bottom: what is made here gets only parts that were made above it.
         self._sharing = self.machine.share_topics(self.metadata, self.service_url)
         store, partitions = TxnStore(self.metadata), self._partitions()
         limits = self.config.limits
@@ -135,15 +145,19 @@ class Server(Service):
             store,
             self.clock,
             coordinates=partitions.coordinates,
+            # Looked up when it is called: the coordinators are made below, and of these outcomes.
             legacy_is_open=lambda txn: self.coordinators.legacy.is_open(txn),
             participants_max=limits.txn_participants_max,
         )
+        # The embedded storage has one journal for pins and entries, so that their order
+        # is enough ('pin before entry').
         shares_journal = self.storage.shares_journal
         parts = self._topic_parts(Transactions(store, self.outcomes, shares_journal, limits))
         self.topics = Topics(parts, self.namespaces)
         self.coordinators = self._coordinators(store, partitions)
         is_scalable = self.config.scalable_topics_enabled
         self._scalable = self._scalable_topics() if is_scalable else None
+        # Stopped from its end: who asks before who is asked.
         self._services = [self.outcomes, self.topics, self.coordinators, self._scalable]
         self.context = Context(
             self.config,
@@ -205,6 +219,8 @@ class Server(Service):
         return f"{urlsplit(self.service_url).netloc}-{self.clock.now_ms()}"
 
     def _scalable_topics(self) -> ScalableTopics:
+        # One for both: sessions enter their watches, and segments tell by
+        # them which clients follow.
         layout_watchers = LayoutWatchers()
         return ScalableTopics(
             self.topics,
@@ -235,26 +251,31 @@ class Server(Service):
             raise cannot_listen(host, port, error) from error
         real_port = self._admin.addresses[0][1]
         self.admin_url = url = f"http://{_in_url(self._advertised_host())}:{real_port}"
+        # Not before: the port is known only now, if a free one was asked for.
         await self.namespaces.clusters.change(
             self.config.cluster, lambda known: msgspec.structs.replace(known, service_url=url)
         )
         _log.info("admin-ready", url=url)
 
     def _advertised_host(self) -> str:
+        # 0.0.0.0 is to listen on; no client can connect to it.
         host = self.config.advertised_host or self.config.host
         return socket.gethostname() if _is_any(host) else host
 
     async def _watch_storage(self, storage: ServerStorage) -> None:
         while storage.failure is None:
             await self.clock.sleep(_STORAGE_CHECK_SECONDS)
+        # Invariant 3: a loop that ends with an error ends the server.
         if not self.stopping:  # which closes it
             raise storage.failure
 
     async def _let_lost_topics_go(self, sharing: SharedOwnership) -> None:
-        """With its session this broker lost its topics: their clients look them up again."""
+        """Unload all topics once this broker has lost its session: clients look them up again."""
         seen = 0
         while True:
             seen = await sharing.lost.past(seen)
+            # Other brokers may have them by now; the managed ledgers fence
+            # what is still written here.
             for name in list(self.topics.loaded):
                 await self.topics.unload(name)
 
@@ -262,6 +283,8 @@ class Server(Service):
 
     async def _stop(self) -> None:
         try:
+            # Storage goes last, whatever failed before: until then all of that
+            # still writes (invariant 2).
             await self._stop_serving()
         finally:
             if self._sharing is not None:
@@ -276,10 +299,12 @@ class Server(Service):
     async def _stop_serving(self) -> None:
         if self._listener is not None:
             self._listener.close()
+        # The operator's way in goes before the parts that it looks at.
         if self._admin is not None:
             await self._admin.cleanup()
         try:
             if self._listener is not None:
+                # Sends that were read get their receipts while their topics are still open.
                 await self._drain()
             async with AsyncExitStack() as stops:  # of all, though one fails; the last one first
                 for service in self._services:
@@ -295,6 +320,7 @@ class Server(Service):
         drains = [asyncio.create_task(session.drain()) for session in self.context.sessions]
         if not drains:
             return
+        # Half of the time: the other half is for topics, whose cursors are to be written.
         _, late = await asyncio.wait(drains, timeout=self.config.limits.close_seconds / 2)
         for drain in late:
             drain.cancel()

@@ -43,6 +43,7 @@ from magnetar.txn.legacy.markers import is_txn_marker
 
 _LOG: Final = logger(__name__)
 
+# How an entry begins: magic number and CRC-32C, if its client sent them; the metadata's size.
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
 _CHECKSUM_BYTES: Final = 6
 _SIZE_BYTES: Final = 4
@@ -51,7 +52,7 @@ _BATCH_SIZE_TAG: Final = b"\x58"
 
 
 class ReadWindow(NamedTuple):
-    """What consumers may see of a topic at one moment; it never becomes less."""
+    """The part of a topic that consumers may see at one moment; it never becomes less."""
 
     end: Position
     """The maxReadPosition: nothing behind it may be delivered."""
@@ -111,7 +112,7 @@ class Uncommitted:
 
 
 class ReadingCursor(Protocol):
-    """What dispatch needs of a cursor; what is withheld counts as acknowledged here."""
+    """The part of a cursor that dispatch needs; what is withheld counts as acknowledged here."""
 
     @property
     def name(self) -> str: ...
@@ -164,6 +165,7 @@ class Dispatcher:
         self._wake = wake
         self._clock = clock
         self._bytes_max = limits.subscription_read_bytes
+        # Failover: set while a new active consumer waits for the former one's acknowledgements.
         self._rewind_at: float | None = None
         self.failure: MagnetarError | None = None
         """Why nothing is dispatched any more, if so."""
@@ -171,8 +173,9 @@ class Dispatcher:
     # --- what others ask of it
 
     def rewind(self) -> None:
-        """Everything unacknowledged is to be delivered again, from the first on."""
+        """Deliver all that is unacknowledged again, from the first on."""
         self._rewind_at = None
+        # Whoever rewinds gives dispatch a new start (invariant 5).
         self.failure = None
         self._cursor.rewind()
         if self._membership.state is not None:
@@ -181,13 +184,13 @@ class Dispatcher:
         self._wake.advance()
 
     def rewind_after(self, seconds: float) -> None:
-        """As `rewind`, but later; until then nothing is handed out."""
+        """Rewind after a while; until then nothing is handed out."""
         self._rewind_at = self._clock.monotonic() + seconds
         self.take_back()
         self._wake.advance()
 
     def rewind_soon(self) -> None:
-        """As `rewind`, at once or when one is due anyhow."""
+        """Rewind at once, or when a rewind is due anyhow."""
         if self._rewind_at is None:
             self.rewind()
 
@@ -206,6 +209,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Dispatch for ever."""
         while True:
+            # Before the look: whatever happens during the step ends the wait below at once.
             seen = self._wake.version
             if self._rewind_at is not None:
                 left = self._rewind_at - self._clock.monotonic()
@@ -216,6 +220,7 @@ class Dispatcher:
             try:
                 progressed = self.failure is None and await self._step()
             except MagnetarError as error:
+                # No retry: the next round finds the failure, and waits (invariant 5).
                 self._fail(error)
                 continue
             if not progressed:
@@ -229,13 +234,16 @@ class Dispatcher:
         self._tell_end()
         state = self._membership.state
         wanted = None if state is None else state.next_read()
+        # No consumer with permits that is not blocked: what changes that advances `wake`.
         if wanted is None:
             return False
+        # Redeliveries first: nothing new may overtake them.
         if wanted.waiting:
             return await self._serve_waiting(wanted.waiting)
         return await self._serve_new(wanted.new_entries)
 
     def _tell_end(self) -> None:
+        # A terminated topic, or a segment that was split: there its clients go on to the children.
         if self._topic.ledger.sealed and self._cursor.backlog() == 0:
             for consumer in self._membership.consumers:
                 consumer.tell_end()
@@ -255,9 +263,11 @@ class Dispatcher:
 
     async def _serve_new(self, entries_max: int) -> bool:
         cursor, window = self._cursor, self._topic.read_window()
+        # At the end, or behind an open transaction: the next move wakes it ('no poll, no spin').
         if cursor.read_position > window.end:
             return False
         entries = await cursor.read(entries_max, self._bytes_max)
+        # Taken after the read (invariant 2): the last consumer may have gone meanwhile.
         state = self._membership.state
         # A window only grows, so the one from before the read still holds: what was decided then
         # is decided now. It is asked for anew where the read has gone beyond it.
@@ -276,6 +286,7 @@ class Dispatcher:
     def _visible(self, entries: list[Entry], window: ReadWindow) -> list[Entry]:
         """The entries that are for consumers; the others count as acknowledged."""
         hidden = window.hidden_through
+        # Nearly always: what is hidden stands below, and no entry is parsed.
         if hidden is None or entries[0].position > hidden:
             return entries
         is_visible = self._topic.is_visible
@@ -284,6 +295,7 @@ class Dispatcher:
             shown = {entry.position for entry in visible}
             for entry in entries:
                 if entry.position not in shown:
+                    # Or markers and aborted entries would hold the mark-delete position.
                     self._cursor.ack(entry.position)
             if self._topic.ledger.sealed:
                 self._wake.advance()  # the end may have been reached
@@ -303,7 +315,7 @@ class Dispatcher:
         return handed_out or len(present) < len(positions) or self._wake.version > seen
 
     def _drop_gone(self, positions: list[Position]) -> list[Position]:
-        """Without those that were acknowledged or trimmed: they wait no more."""
+        """Drop positions that were acknowledged or trimmed: they wait no more."""
         state = self._membership.state
         assert state is not None
         present = []
@@ -316,14 +328,16 @@ class Dispatcher:
         return present
 
     async def _read_all(self, positions: list[Position]) -> list[Entry]:
-        """These entries, in as few reads as possible; fewer of them if they are many bytes."""
+        """Read these entries in as few reads as possible; fewer of them if they are many bytes."""
         found: list[Entry] = []
         room = self._bytes_max
         for first, count in _runs(positions):
             part = await self._topic.ledger.read(first, count, room)
             last = Position(first.ledger_id, first.entry_id + count - 1)
+            # A read at a trimmed position brings the next that exist, which may be beyond the run.
             part = [entry for entry in part if entry.position <= last]
             size = sum([len(entry.payload) for entry in part])
+            # A read brings one entry whatever its size: left for the next step if others are there.
             if found and size > room:
                 break
             found += part
@@ -352,12 +366,13 @@ class Dispatcher:
         return True
 
     def _judged(self, entries: list[Entry], state: DispatchState, are_new: bool) -> list[Unsent]:
-        """With their numbers of messages; of those that wait, with their redelivery counts."""
+        """Entries with their numbers of messages; those that wait with their redelivery counts."""
         active = self._membership.active
         epoch = None if active is None else active.epoch
         judged: list[Unsent] = []
         for position, payload in entries:
             messages = messages_in(payload)
+            # Of a batch acknowledged in part only the rest costs permits; its client is told.
             open_indexes = self._cursor.unacked_indexes(position) if messages > 1 else None
             ack_set: tuple[int, ...] = ()
             if open_indexes is not None:

@@ -1,6 +1,6 @@
-"""What a producer asks of its topic's transactions, whichever their kind.
+"""The transactions of a topic as its producers ask for them, whichever their kind.
 
-Owns: `TransactionWrites`: which of a topic's buffers an id belongs to, by the rule of `txn_kinds`.
+Owns: `TransactionWrites`: which of a topic's buffers an id belongs to, by the rule of `txn_kind`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class TransactionWrites:
         self._kinds = kinds
 
     def holder(self, txn: TxnId) -> Buffer:
-        """That of a transaction of which messages are in the stream."""
+        """The buffer of a transaction of which messages are in the stream."""
         return self._of(txn, is_in_stream=True)
 
     def _of(self, txn: TxnId, *, is_in_stream: bool = False) -> Buffer:
         legacy, metadata = self._legacy, self._metadata
         if legacy is None or is_metadata(txn):
             return metadata  # most of them, without a further question
+        # The id of a v4 client: it goes on as it began here; a new one goes as the policy says.
         is_legacy = self._kinds.is_legacy(
             txn,
             is_in_records=metadata.tracks(txn),
@@ -56,6 +57,7 @@ class TransactionWrites:
         return self._of(txn).is_admitted(txn)
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
+        # The kind first: a legacy id on a segment belongs to no buffer.
         return self._kinds.refusal(txn, NotAllowed) or self._of(txn).refusal(txn)
 
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
@@ -71,6 +73,8 @@ class TransactionWrites:
         return self._of(txn).appending(txn)
 
     def settled(self, work: SegmentTransaction, sent: Sent | None, *, stored: bool) -> None:
+        # By its type, not by its id: the policy may have changed since the append, and the outcome
+        # is owed to the buffer that took it.
         if isinstance(work, PinnedTransaction):
             self._metadata.settled(work, sent, stored=stored)
         else:

@@ -59,10 +59,11 @@ class TopicDedup:
         return None if self._log is None else self._log.pin
 
     async def load(self, *, wanted: bool) -> None:
-        """As the policy of a topic that was just opened says."""
+        """Begin dedup on a topic just opened, or forget its records, as the policy says."""
         if wanted:
             await self.begin()
         else:
+            # Switched off while the topic was not loaded (invariant 1).
             await DedupLog.delete(self._name, self._metadata)
 
     async def begin(self) -> None:
@@ -74,6 +75,8 @@ class TopicDedup:
             self._producers.settle,
             self._transactions,
         )
+        # Whole before anybody can ask: half a state would let duplicates through. Undecided
+        # transactions are told to it in the same step in which it is shown.
         await log.load()
         self._log = log
         self._transactions.count_in(log.state)
@@ -81,6 +84,7 @@ class TopicDedup:
 
     async def end(self) -> None:
         """Forget everything."""
+        # In memory first: nobody judges by a state whose record is about to go.
         log, self._log = self._log, None
         self._transactions.count_in(None)
         for producer in self._producers.connected.values():
@@ -94,9 +98,11 @@ class TopicDedup:
         state = producer.dedup = self.state
         if state is not None:
             state.producer_joined(producer.dedup_name)
+            # PRODUCER_SUCCESS carries it: the client goes on behind it.
             producer.last_sequence_id = state.last_sequence_id(producer.dedup_name)
 
     def left(self, producer: Producer) -> None:
+        # While its namesake of a segment is connected the name is in use, and not to be forgotten.
         if self.state is not None and self.namesake(producer) is None:
             self.state.producer_left(producer.dedup_name, self._clock.monotonic())
 
@@ -127,5 +133,6 @@ class TopicDedup:
         if self._log is None:
             return
         await self._log.inherit(lineage)
+        # Those that connected before it inherited: their names must not count as absent.
         for producer in self._producers.connected.values():
             self._log.state.producer_joined(producer.dedup_name)

@@ -54,6 +54,8 @@ from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 
+# The span of a long transaction holds mostly others' entries: all of them would be
+# read once more for every abort.
 PASSED_OVER_MAX: Final = 100_000
 """Entries among which those of one aborted transaction are looked for at once; of one that stands
 among more, dispatch finds them as it comes to them."""
@@ -73,23 +75,23 @@ class Waiting(Protocol):
         ...
 
     async def pass_over_aborted(self, positions: Sequence[Position]) -> None:
-        """The same for those of aborted transactions, but for who reads them."""
+        """Count entries of aborted transactions as acknowledged, but for who reads them."""
         ...
 
     async def pass_aborted(self, last: Position) -> None:
-        """As long as those of aborted transactions, up to `last`, come next, so do they."""
+        """Count entries of aborted transactions as acknowledged while they come next, to `last`."""
         ...
 
 
 class Governed(Protocol):
-    """What has policies, which may change."""
+    """A topic, as the owner of policies that may change."""
 
     @property
     def policies(self) -> TopicPolicies: ...
 
 
 class TransactionParts(Protocol):
-    """What the topics of one broker share, as far as transactions need it."""
+    """The parts that the topics of one broker share, as far as transactions need them."""
 
     @property
     def metadata(self) -> MetadataStore: ...
@@ -118,6 +120,7 @@ class TopicTransactions:
         self._gone_below: Position | None = None
         """Up to where data was trimmed since this was loaded."""
         self._dedup: Dedup | None = None
+        # One for both buffers: dedup takes what they tell in the order in which it happened.
         self._sequence_news = SequenceNews()
         self.buffer: MetadataTransactionBuffer | None = None
         self.legacy: LegacyTransactionBuffer | None = None
@@ -130,6 +133,7 @@ class TopicTransactions:
         transactions, clock = parts.transactions, parts.clock
 
         def in_records() -> bool:
+            # Asked each time: the policy may change while the topic is loaded.
             return topic.policies.legacy_in_records
 
         if transactions is not None:
@@ -144,6 +148,7 @@ class TopicTransactions:
                 stored=self,
                 shares_journal=transactions.shares_journal,
             )
+            # A regular topic takes both kinds; its buffers share the signals it follows.
             if name.domain is not Domain.SEGMENT:
                 self.legacy = LegacyTransactionBuffer(
                     str(name),
@@ -197,9 +202,11 @@ class TopicTransactions:
                 self._dedup.catch_up()
             if self.legacy is not None:
                 subscriptions.pass_over(self.legacy.take_passed())
+            # What dispatch behind an open transaction waits for ('no poll, no spin').
             subscriptions.wake()
 
     async def _follow_failure(self, failed: Signal, lose: Callable[[MagnetarError], None]) -> None:
+        # Once: a buffer that failed stays so, and goes with the topic.
         await failed.past(0)
         for buffer in (self.buffer, self.legacy):
             if buffer is not None and buffer.failure is not None:
@@ -212,9 +219,11 @@ class TopicTransactions:
         while True:
             seen = await buffer.moved.past(seen)
             last = buffer.aborted_last
+            # Most moves are commits: no subscription is looked at for them.
             if last is None or (last == known and not buffer.newly_aborted):
                 continue
             known, spans = last, merged(buffer.newly_aborted)
+            # Before the awaits: what is aborted during them makes the signal advance once more.
             buffer.newly_aborted.clear()
             try:
                 for first, end in spans:
@@ -251,6 +260,7 @@ class TopicTransactions:
         buffer, legacy = self.buffer, self.legacy
         if buffer is None:
             return self._ledger.last_position()
+        # Whichever kind holds it back, it does so for consumers of both (invariant 5).
         end = buffer.max_read_position()
         return min(end, legacy.max_read_position()) if legacy is not None and legacy.holds else end
 
@@ -277,6 +287,8 @@ class TopicTransactions:
             # It was read before the trim, and what was known of its transaction went with that.
             return trace_of(entry.payload) is None
         aborted, marker = buffer.aborted_last, None if legacy is None else legacy.last_marker
+        # Invariant 1: most topics hide nothing, and most entries stand behind the last one
+        # that is hidden. Neither is parsed.
         if aborted is None and marker is None:
             return True
         position = entry.position
@@ -285,12 +297,16 @@ class TopicTransactions:
         trace = trace_of(entry.payload)
         if trace is None:
             return True
+        # A marker, which is for nobody.
         if trace.end is not None and legacy is not None and not is_metadata(trace.txn):
             return False
+        # Below the maxReadPosition it is decided: what is not aborted is
+        # committed, whatever its kind.
         return buffer.is_visible(trace.txn, position)
 
     async def last_entry(self, isolation: ReadIsolation | None = None) -> Entry | None:
         """The last entry that is for consumers; those that read what is not committed get all."""
+        # One entry at first: nearly always the last one is a message.
         wanted, all_of_it = 1, isolation is ReadIsolation.UNCOMMITTED
         last = self._at_or_before(
             self._ledger.last_position() if all_of_it else self.max_read_position()
@@ -331,6 +347,8 @@ class TopicTransactions:
 
     def lowest_pin(self, other: Position | None) -> Position | None:
         """Nothing at or above it may be trimmed; `other` is somebody else's."""
+        # An undecided transaction's entries have to be there when it commits, however long that
+        # takes ('sealing is irrelevant'). The other is dedup's.
         bounds = [other]
         if self.buffer is not None:
             bounds.append(self.buffer.lowest_bound())
@@ -346,6 +364,7 @@ class TopicTransactions:
 
     async def trimmed(self) -> None:
         """Data has gone."""
+        # Before the records go: a read under way may still bring entries that they spoke of.
         self._gone_below = self._ledger.first_position()
         if self.buffer is not None:
             await self.buffer.trimmed(self._ledger.first_position())
@@ -353,13 +372,14 @@ class TopicTransactions:
             self.legacy.trimmed(self._ledger.first_position())
 
     async def close(self) -> None:
+        # The legacy one first: its ends hide entries in the other.
         if self.legacy is not None:
             await self.legacy.close()
         if self.buffer is not None:
             await self.buffer.close()
 
     async def delete(self) -> None:
-        """With the topic, whose data is gone."""
+        """Delete all that is stored of transactions here: the topic goes, its data is gone."""
         await self.close()
         if self.buffer is not None:
             await self.buffer.delete()
@@ -377,6 +397,8 @@ class TopicTransactions:
             return "COMMITTED"
         buffer = self.writes.holder(txn)
         state = buffer.state_of(txn, view.position)
+        # The replay at a load is also how an open transaction learns what it stored: a
+        # resend in it is a duplicate.
         if state == "OPEN" and view.is_last_chunk:
             buffer.note(txn, Sent(name, view.sequence_id, view.highest_sequence_id))
         return state
@@ -400,6 +422,7 @@ class TopicTransactions:
                 if entry.position >= end:
                     return
                 trace = trace_of(entry.payload)
+                # Markers store nothing; entries without a transaction are dedup's own affair.
                 if trace is not None and trace.end is None and trace.txn in txns:
                     self._note(trace.txn, EntryView.of(entry))
             first = entries[-1].position.next
@@ -416,7 +439,7 @@ def _is_message(entry: Entry) -> bool:
 
 
 def merged(spans: Iterable[tuple[Position, Position]]) -> list[tuple[Position, Position]]:
-    """The same positions in order, each in one span."""
+    """Put spans in order and join those that overlap: each position is in one."""
     found: list[tuple[Position, Position]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1]:

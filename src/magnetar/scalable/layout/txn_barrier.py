@@ -41,6 +41,7 @@ from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import State
 from magnetar.wire.messages import TxnId
 
+# Three syncs and a push to every watch. Should they take longer, transactions begin all the same.
 HANDOVER_SECONDS: Final = 1.0
 """Once granted: to seal, to commit, and to tell everybody."""
 
@@ -71,7 +72,7 @@ class ConnectionTransactions:
 
 
 class _Barrier:
-    """What one change of one topic asks for."""
+    """The barrier that one change of one topic asks for."""
 
     __slots__ = ("epoch", "grant_at", "granted", "over_at", "parents", "producing", "topic")
 
@@ -88,6 +89,8 @@ class _Barrier:
         self.over_at = grant_at + HANDOVER_SECONDS
         """When it is over at the latest."""
         self.granted = False
+        # By id: a barrier keeps no closed connection alive, and one that gets the same id
+        # later is held for a moment at most.
         self.producing: set[int] = set()
         """Ids of connections that were seen to have a producer on one of the parents."""
 
@@ -109,6 +112,7 @@ class TransactionBarrier:
         self._layout_watchers = layout_watchers
         self._clock = clock
         self._wait_seconds = wait_seconds
+        # The one signal of all that may free a waiter: an end, a beginning, a layout that was told.
         self._moved = layout_watchers.moved
         self._barriers: dict[TopicName, _Barrier] = {}
         self._begun: WeakKeyDictionary[object, ConnectionTransactions] = WeakKeyDictionary()
@@ -133,6 +137,7 @@ class TransactionBarrier:
     def over(self, connection: object, begun: ConnectionTransactions) -> None:
         """A transaction that was `admitted` has begun, or will not begin."""
         begun.beginning -= 1
+        # A change may have waited for this one, be it that it did not begin.
         if any(self._concerns(barrier, connection) for barrier in self._barriers.values()):
             self._moved.advance()
 
@@ -150,14 +155,17 @@ class TransactionBarrier:
             return None
         now, held = self._clock.monotonic(), None
         for barrier in list(self._barriers.values()):
+            # Dropped by whoever looks: no timer, and nothing stays behind a
+            # controller that died (invariant 3).
             if self._is_over(barrier, now):
                 del self._barriers[barrier.topic]
+            # Any one of them will do: who waits so long looks at the others then.
             elif self._concerns(barrier, connection):
                 held = barrier.over_at
         return held
 
     def _is_over(self, barrier: _Barrier, now: float) -> bool:
-        """Its change is through, and every client knows; or it has been given up."""
+        """Whether its change is through and every client knows, or it has been given up."""
         if now >= barrier.over_at:
             return True
         return barrier.granted and self._layout_watchers.were_told(barrier.topic, barrier.epoch)
@@ -181,15 +189,20 @@ class TransactionBarrier:
         for gone in [each for each in self._barriers.values() if self._is_over(each, now)]:
             del self._barriers[gone.topic]
         barrier = self._barriers.get(topic)
+        # The controller asks in short slices, and finds its own barrier again with the limit that
+        # still runs; another epoch is another change.
         if barrier is None or barrier.epoch != epoch:
             grant_at = self._clock.monotonic() + self._wait_seconds
             barrier = self._barriers[topic] = _Barrier(topic, epoch, parents, grant_at)
         deadline = min(self._clock.monotonic() + seconds, barrier.grant_at)
         while not barrier.granted:
+            # Before the look: what moves during it ends the wait at once.
             seen = self._moved.version
             self._note_producers(barrier)
             blocker = self._blocker(barrier)
             now = self._clock.monotonic()
+            # Four cases: nothing is open; the limit is over, and open ones may fail; the slice is
+            # over, and the controller sees to other things; or wait.
             if blocker is None and not self._is_one_beginning(barrier):
                 self._grant(barrier, now, "quiet")
             elif now >= barrier.grant_at:
@@ -213,6 +226,7 @@ class TransactionBarrier:
         if blocker is None:
             await self._news(seen, deadline)
             return
+        # As a participant: so an end that another broker decides is watched for, too.
         self._outcomes.join(blocker, self)
         try:
             await self._news(seen, deadline)
@@ -221,9 +235,12 @@ class TransactionBarrier:
 
     def _blocker(self, barrier: _Barrier) -> TxnId | None:
         """An open transaction that wrote to the parents, or that may do so any moment."""
+        # Any one: when it has ended, the next look finds the next. First those that wrote to
+        # the parents, wherever they began.
         for topic in self._loaded(barrier.parents):
             for txn in () if topic.transactions is None else topic.transactions.undecided_ids():
                 return txn
+        # Then those of clients that know the parents, and may have a message for them in a batch.
         for connection, begun in list(self._begun.items()):
             if self._concerns(barrier, connection):
                 while begun.txns and not self._is_open(begun.txns[0]):
@@ -239,6 +256,8 @@ class TransactionBarrier:
         )
 
     def _note_producers(self, barrier: _Barrier) -> None:
+        # Collected over the whole wait: one that goes and comes between two
+        # looks counts all the same.
         for topic in self._loaded(barrier.parents):
             for producer in topic.producers.connected.values():
                 barrier.producing.add(id(producer.options.connection))

@@ -47,6 +47,7 @@ _IN_RECORDS: Final = (Domain.PERSISTENT, Domain.SEGMENT)
 
 
 def _owner(session: Session) -> str:
+    # Without authentication everybody is one owner, and may end everybody's transactions.
     return session.principal.role or ""
 
 
@@ -60,6 +61,7 @@ def coordinator_urls(context: Context, name: TopicName) -> BrokerUrls | None:
     if not context.has_transactions or name.partition >= PARTITIONS:
         return None
     url = context.coordinators.partitions.assignments()[name.partition].url
+    # Between two leaders: an error that clients retry.
     if url is None:
         raise ServiceNotReady(f"nobody leads coordinator {name.partition} now")
     return urls_of(context, url)
@@ -75,14 +77,17 @@ async def watch(session: Session, body: pb.CommandWatchTcAssignments) -> None:
     if not partitions.is_known:
         raise ServiceNotReady("coordinators are being elected")
     watches = session.scalable.coordinators
+    # The same id again is a new watch, and ends the old one.
     held = watches.pop(body.watch_id, None)
     if held is not None:
         held.close()
     session.check_room()
+    # Registered before the first await: a close that overtakes the answer finds it.
     watch = watches[body.watch_id] = OpenWatch("coordinators")
     await session.outbound.writable()
     if watch.is_closed:
         return
+    # Both in one step: a change behind it is told by the loop.
     seen, told = partitions.changes.version, partitions.assignments()
     session.write(_assigned(session.context, body.watch_id, told))
     watch.follow(session, _tell(session, body.watch_id, told, seen))
@@ -101,6 +106,7 @@ async def _tell(
     while True:
         seen = await partitions.changes.past(seen)
         await session.outbound.writable()
+        # Read after the peer has taken what was written: changes meanwhile are one (invariant 2).
         present = partitions.assignments()
         if present != told:
             told = present
@@ -128,6 +134,8 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
     if body.HasField("group"):
         given = body.group
         member = GroupMembership(given.application, given.epoch, given.sequence)
+    # v5 clients, members of groups, and v4 clients where the setting says so; other v4 clients get
+    # a legacy one, which a coordinator's log decides.
     if body.scalable or member is not None or not _has_markers(session.context):
         txn = await _begun(session, body, member)
     else:
@@ -145,11 +153,14 @@ async def _begun(session: Session, body: pb.CommandNewTxn, member: GroupMembersh
         # no layout change need wait for them.
         return (await begin(body.tc_id, body.txn_ttl_millis, owner, member)).id
     barrier = context.scalable.txn_barrier
+    # A client would fail its sends to segments that are sealed under it: it waits
+    # until it knows the new layout.
     beginning = await barrier.admitted(session)
     try:
         header = await begin(body.tc_id, body.txn_ttl_millis, owner)
         beginning.began(header.id)
     finally:
+        # Also when it did not begin: a layout change may be waiting for it.
         barrier.over(session, beginning)
     return header.id
 
@@ -166,6 +177,7 @@ def _coordinator(session: Session, txn: TxnId, body: Any) -> TransactionCoordina
 async def add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) -> None:
     names = [TopicName.parse(topic) for topic in body.partitions]
     for name in names:
+        # All of them before the first is noted: a refusal leaves nothing behind.
         session.authorise(Action.PRODUCE, name)
     txn = _txn(body)
     in_records = await _in_records(session.context, txn, names)
@@ -195,6 +207,8 @@ def end(session: Session, body: pb.CommandEndTxn) -> None:
     if not body.HasField("txn_action"):
         raise NotAllowed("END_TXN must say whether to commit or to abort")
     txn, commit = _txn(body), body.txn_action == pb.COMMIT
+    # In a task of the coordinator: a decision that has begun is made, whatever
+    # becomes of this connection.
     work = _coordinator(session, txn, body).ending(txn, commit=commit, owner=_owner(session))
     session.answer_at_end(work, pb.BaseCommand.END_TXN, body, _ended)
 
@@ -206,11 +220,13 @@ def _ended(body: pb.CommandEndTxn, _: State) -> bytes:
 async def _in_records(context: Context, txn: TxnId, names: list[TopicName]) -> bool:
     """Whether one of these topics keeps a legacy transaction in records; raises unless each may
     take part."""
+    # In records everywhere; the question is only about ids of v4 clients.
     if is_metadata(txn):
         return False
     found = False
     for name in names:
         policies = await context.topics.namespaces.policies(name.namespace)
+        # Each topic by the policy of its namespace; a segment has no markers, and needs records.
         has_records = policies.transaction_kind == "metadata"
         if name.domain not in (_IN_RECORDS if has_records else _BY_MARKERS):
             raise NotAllowed(
@@ -251,11 +267,13 @@ async def end_on_subscription(session: Session, body: pb.CommandEndTxnOnSubscrip
 
 def _check_end_of_part(session: Session, body: Any) -> TxnId:
     """Raise unless one topic or subscription may be told the end of a transaction."""
+    # A part that ends on its own word, and not on its coordinator's, breaks 'all or nothing'.
     if not session.context.authority.is_superuser(session.principal):
         raise NotAllowed("only brokers end transactions of topics and subscriptions; use END_TXN")
     if not body.HasField("txn_action"):
         raise NotAllowed("it must be said whether to commit or to abort")
     txn = _txn(body)
+    # Its participants follow the header ('one decision'): nobody is asked one by one.
     if is_metadata(txn):
         raise TransactionNotFound(
             f"transaction {to_text(txn)} is decided by its header alone", hint="use END_TXN"
@@ -288,6 +306,7 @@ async def open_group(session: Session, body: pb.CommandOpenGroup) -> None:
         command(
             "OPEN_GROUP_RESPONSE",
             request_id=body.request_id,
+            # A group has its coordinator by its name: invariant 1, without an id.
             tc_id=partition_of(body.application),
             epoch=group.epoch,
             committed_sequence=group.sequence,

@@ -24,6 +24,7 @@ from magnetar.txn.records import Pin, encode, pin_key
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
 
+# A round is lost only to a write or a delete in between, and hardly anybody else writes a pin.
 _ATTEMPTS: Final = 16
 
 
@@ -37,6 +38,7 @@ def submit_pin(
     key, indexes = pin_key(txn, segment)
     value = encode(Pin(to_text(txn), segment, *bound, epoch))
     TXN_OP_WRITES.inc()
+    # `put` takes its place in the order when it is called; the future only waits for durability.
     return asyncio.ensure_future(store.metadata.put(key, value, expected=ABSENT, indexes=indexes))
 
 
@@ -49,7 +51,9 @@ async def place_pin(
         stored = await _put(store, wanted, ABSENT)
         if stored is not None:
             return stored
+        # One is there: a former owner's, or an own one of an attempt that was given up.
         found = await store.pin(txn, segment)
+        # Deleted between the two looks by whoever had finished with it.
         if found is None:
             continue
         stored = await adopt_pin(store, found, bound, epoch)
@@ -63,6 +67,7 @@ async def adopt_pin(
 ) -> StoredOp | None:
     """Make a former owner's pin the present one's; None: it is not as it was found."""
     check_epoch(found, epoch)
+    # Invariant 1: the former owner's entries stand below this one's floor.
     low = min(found.pin.bound, bound)
     pin = replace(found.pin, ledger_id=low.ledger_id, entry_id=low.entry_id, epoch=epoch)
     return await _put(store, pin, found.op.version)
@@ -81,9 +86,11 @@ async def _put(store: TxnStore, pin: Pin, expected: int) -> StoredOp | None:
     try:
         stat = await store.metadata.put(key, value, expected=expected, indexes=indexes)
     except BadVersion:
+        # Another was faster: the caller looks at what is there now.
         return None
     except OutcomeUnknown:
         found = await store.pin(txn, pin.segment)
+        # The answer was lost. An equal value is this write only if the version has moved.
         if found is None or found.pin != pin or found.op.version == expected:
             raise
         return found.op

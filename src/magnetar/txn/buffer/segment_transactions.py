@@ -42,7 +42,7 @@ Answered = Callable[[TxnId, NotAllowed | None], None]
 
 
 class StoredEntries(Protocol):
-    """What a former owner stored of transactions, which only a reading of the log tells."""
+    """The log, which alone tells what a former owner stored of transactions."""
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
         """Call `note` for each entry of these transactions in [first, end)."""
@@ -71,6 +71,7 @@ class SegmentTransaction:
         self.sequences = sequences
         self.fast_paths: dict[str, TxnFastPath] = {}
         """By the name of the producer."""
+        # The 'fence': once it is decided nothing more is appended, admitted or not.
         self.decision: State | None = None
         self.is_admitted = False
 
@@ -84,6 +85,8 @@ class PinnedTransaction(SegmentTransaction):
         super().__init__(txn, bound, sequences)
         self.op: StoredOp | None = None
         """Its pin, once that is durable."""
+        # Found by `recover`: a former owner may have stored entries of it,
+        # unknown until the log is read.
         self.is_recovered = False
         self.is_admitting = False
         self.waiting: list[Answered] = []
@@ -103,13 +106,17 @@ class TxnFastPath:
         self.work = work
         self.name = name
         self.runs = work.sequences.of(name)
+        # Compared with the last bytes of the metadata: nothing is parsed for a plain send.
         self.trailer = txn_trailer(work.txn)
 
     def takes(self, send: TxnSend) -> bool:
         """Whether it is so; then it is in flight, and `settled` is owed."""
         work, runs, sequence_id = self.work, self.runs, send.sequence_id
+        # At or below `pushed` it may be a resend: `judge` knows what is stored.
         if sequence_id <= runs.pushed or work.decision is not None or not work.is_admitted:
             return False
+        # Only the id in the entry tells later whose it is: the slow way
+        # parses, and refuses one without.
         if not send.metadata_ends_with(self.trailer):
             return False
         runs.pushed = sequence_id
@@ -149,6 +156,8 @@ class SegmentTransactions(Generic[OneWork]):
         self._ledger = ledger
         self._sequence_news = news
         self._stored_entries = stored
+        # The same transactions twice, by id and by bound: they come and go
+        # in one step (invariant 1).
         self._visibility = Visibility()
         self._works: dict[TxnId, OneWork] = {}
 
@@ -180,6 +189,7 @@ class SegmentTransactions(Generic[OneWork]):
     def note(self, txn: TxnId, sent: Sent) -> None:
         """A former owner stored this for a transaction that is undecided."""
         work = self._works.get(txn)
+        # None: it has ended since the reading of the log began.
         if work is not None:
             work.sequences.note(sent)
 
@@ -200,8 +210,11 @@ class SegmentTransactions(Generic[OneWork]):
     def appending(self, txn: TxnId) -> OneWork:
         """An admitted transaction's message is appended now, without an await in between."""
         work = self._admitted(txn)
+        # Before the append, and for good: one that fails may be in the log all the same,
+        # and an abort has to hide it.
         work.has_entries = True
         floor = self._ledger.next_append_floor()
+        # Below its bound consumers may have read on by now ('read committed').
         if floor < work.bound:
             raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
         return work
@@ -211,15 +224,18 @@ class SegmentTransactions(Generic[OneWork]):
         if not self.is_admitted(txn):
             return None
         fast_paths = self._admitted(txn).fast_paths
+        # `appending` once for all that go this way: what it notes stays, and the floor only rises.
         if name not in fast_paths:
             fast_paths[name] = TxnFastPath(self.appending(txn), name)
         return fast_paths[name]
 
     def settled(self, work: OneWork, sent: Sent | None, *, stored: bool) -> None:
         """What became of an append; `sent` is None if its sequence does not count."""
+        # A chunk before the last one: only that carries the sequence.
         if sent is None:
             return
         work.sequences.settled(sent, stored=stored)
+        # Durable after the end was counted, without this one: it is told alone (invariant 3).
         if stored and work.decision is not None and self._works.get(work.txn) is not work:
             self._sequence_news.late(work.decision, sent)
             self.moved.advance()
@@ -231,7 +247,7 @@ class SegmentTransactions(Generic[OneWork]):
         return self._works[txn]
 
     def _count_end(self, work: OneWork, state: State) -> None:
-        """Its sequences count, or do not, from now on."""
+        """Count the sequences of a transaction, or forget them, as its end says."""
         self.ends[state] += 1
         for name, runs in work.sequences:
             self._sequence_news.ended(state, name, runs)

@@ -62,13 +62,17 @@ from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
 
+# All later sends of that producer are held behind it: a store that does not
+# answer has to end in a refusal.
 ADMIT_SECONDS: Final = 30.0
 """For all that comes before a transaction's first message in a segment."""
 
 MATERIALISE_SECONDS: Final = 60.0
 """For the records of a decision, however often they have to be tried."""
 
+# Beyond it the oldest spans drop out: dispatch passes over those entries when it comes to them.
 _NEWLY_ABORTED_MAX: Final = 10_000
+# A segment may have thousands of pins: headers are read side by side, without flooding the store.
 _READS_AT_ONCE: Final = 256
 _ATTEMPTS: Final = 16
 _PAUSE_SECONDS: Final = 0.2
@@ -105,6 +109,8 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         self._epoch = epoch
         self._clock = clock
         self._shares_journal = shares_journal
+        # What former owners stored stands below it. Read once for all recovered transactions, when
+        # the first of them wants to write; the task is None before that, and after a failure.
         self._recovered_end = ledger.next_append_floor()
         self._scan: asyncio.Task[None] | None = None
         self._unpinned: list[StoredOp] = []
@@ -120,12 +126,14 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
 
     def state_of(self, txn: TxnId, position: Position) -> State:
         """What an entry of the log is: its transaction is undecided here, aborted or committed."""
+        # Neither tracked nor aborted is committed: an end leaves a trace only if it hides
+        # something ('aborted stays known').
         if txn in self._works:
             return "OPEN"
         return "ABORTED" if self._visibility.is_aborted(txn, position) else "COMMITTED"
 
     def undecided_ids(self) -> Iterator[TxnId]:
-        """Those of them that have not ended; ask again after an await."""
+        """The ids of transactions here that have not ended; ask again after an await."""
         return (txn for txn, work in self._works.items() if work.decision is None)
 
     @property
@@ -138,9 +146,12 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     async def recover(self) -> None:
         """Find what former owners left, then open the gate."""
         await self._store.metadata.sync()
+        # Pins before aborted records (invariant 1): a former owner may still be finishing an abort,
+        # and it deletes the pin only behind the record.
         found = await self._store.pins(self._segment)
         for each in found:
             check_epoch(each, self._epoch)
+            # Tracked before any header is read: a decision that comes in between finds it.
             work = self._track(from_text(each.pin.txn), each.pin.bound)
             work.is_recovered = True
             work.op = each.op
@@ -159,6 +170,8 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
                 self._works[txn].decision = "ABORTED"  # its owner died before the pin went
             else:
                 self._note_aborted(txn, aborted.last)
+        # 'Gate': everything that may hide an entry is known now. Decisions that came meanwhile were
+        # only noted, and are carried out behind it.
         self._visibility.open_gate()
         for work in list(self._works.values()):
             if work.decision is not None:
@@ -174,14 +187,18 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         present: FoundPin | None = found
         for _ in range(_ATTEMPTS):
             state = await self._outcomes.read(txn)
+            # Decided while its owner was gone: carried out once the gate is open.
             if work.decision is None and state in ("COMMITTED", "ABORTED"):
                 work.decision = state
             if work.decision is not None and present is not None:
                 return None
+            # Still open. Adopted by compare-and-set, so that the former owner's late delete
+            # misses the pin ('GC never forces').
             if state == "OPEN" and present is not None:
                 work.op = await adopt_pin(self._store, present, present.pin.bound, self._epoch)
                 if work.op is not None:
                     return None
+            # No header, or another wrote the pin meanwhile: the pin as it is now tells which.
             present = await self._store.pin(txn, self._segment)
             if present is not None:
                 check_epoch(present, self._epoch)
@@ -222,6 +239,8 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         if self._tasks.stopping or self.failure is not None:
             raise self._unloading()
         work = self._works.get(txn)
+        # Its first message in this segment. Tracked in the same step, before anything is
+        # read or written (invariant 2).
         if work is None:
             self._outcomes.check_room(txn, self)
             work = self._track(txn, self._ledger.next_append_floor())
@@ -237,13 +256,16 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         return False
 
     async def _admission(self, work: PinnedTransaction) -> None:
+        # Stands if the task is cancelled: whoever waits is called in every case.
         refusal: str | None = f"{self._segment} was unloaded"
         try:
             async with asyncio.timeout(ADMIT_SECONDS):
+                # A recovered one has its pin, but dedup must know what it stored.
                 await (self._recall() if work.is_recovered else self._pin(work))
             refusal = None
         except TimeoutError:
             refusal = f"it could not be admitted within {ADMIT_SECONDS:g} s"
+        # Met the pin of a later owner: the topic has to go.
         except ManagedLedgerFenced as error:
             refusal = str(error)
             self._fail(error)
@@ -251,9 +273,12 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             refusal = str(error)
         finally:
             work.is_admitting = False
+            # Decided while the pin was being written ('fence').
             if work.decision is not None:
                 refusal = f"it is {work.decision}"
             work.is_admitted = refusal is None
+            # One that was never admitted has no entries, and its bound goes at once. A recovered
+            # one may have some: its bound stays until its end.
             if refusal is not None and not work.is_recovered:
                 self._forget(work)
                 if not self._tasks.stopping:
@@ -284,6 +309,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
 
     def _pinned(self, work: PinnedTransaction, pinning: asyncio.Future[Stat]) -> None:
         error = None if pinning.cancelled() else pinning.exception()
+        # Refused alone: what was appended behind it is durable, under the pin that is there.
         if isinstance(error, BadVersion):
             if not self._tasks.stopping:
                 self._tasks.spawn(self._take_over_pin(work), "take a pin over")
@@ -316,6 +342,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         """Know what recovered transactions have stored before they store more."""
         if self._scan is None:
             self._scan = self._tasks.spawn(self._recall_all(), "recall")
+        # Not awaited itself: a caller that runs out of time must not cancel what others wait for.
         await asyncio.wait({self._scan})
         if self._scan is None:
             raise ServiceNotReady(f"what is stored in {self._segment} could not be read")
@@ -337,12 +364,15 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         work = self._works.get(txn)
         if work is None or work.decision is not None:
             return
+        # 'Fence': from this line on `is_admitted` says no.
         work.decision = state
         # One that is being admitted has no entries: the attempt ends it.
         if self._visibility.is_open and (work.is_recovered or work.is_admitted):
             self._materialise(work)
 
     def _materialise(self, work: PinnedTransaction) -> None:
+        # Nothing to hide: it shows in this very turn of the loop ('all or nothing'),
+        # and the pin goes afterwards.
         if work.decision == "COMMITTED" or not work.has_entries:
             self._end(work)
             self._unpin(work)
@@ -352,6 +382,8 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             self._tasks.spawn(self._abort(work, last), "abort")
 
     async def _abort(self, work: PinnedTransaction, last: Position) -> None:
+        # 'Aborted stays known': the bound stays until the record is durable. If that fails the
+        # topic is loaded anew, and the next owner finds the pin.
         record = self._store.write_aborted
         if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
             return
@@ -360,7 +392,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         self._unpin(work)
 
     def hide(self, txn: TxnId, first: Position, last: Position) -> None:
-        """Its entries, from `first` up to `last`, are not for consumers. That is durable."""
+        """Hide the entries of a transaction, from `first` up to `last`; the record is durable."""
         self._note_aborted(txn, last)
         self.newly_aborted.append((first, last))
 
@@ -370,7 +402,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         self.aborted_last = last if known is None else max(last, known)
 
     def _end(self, work: PinnedTransaction) -> None:
-        """It holds nothing any more, and its sequences count or do not."""
+        """Let a transaction go: it holds nothing any more, and its sequences count or do not."""
         self._forget(work)
         if work.decision is not None:
             self._count_end(work, work.decision)
@@ -378,6 +410,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     def _forget(self, work: PinnedTransaction) -> None:
         if self._works.get(work.txn) is work:
             del self._works[work.txn]
+            # The bound, if it is still there: of a commit, or of one that was never admitted.
             self._visibility.commit(work.txn)
             self._outcomes.leave(work.txn, self)
             self.moved.advance()
@@ -401,7 +434,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             self._unpinning = False
 
     async def _remove_pin(self, txn: TxnId) -> None:
-        """Of one that was not admitted. It may be there, be it that its writing failed."""
+        """Remove the pin of one that was not admitted; its write may have failed, and be there."""
 
         async def removed() -> None:
             found = await self._store.pin(txn, self._segment)
@@ -451,6 +484,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         work = self._works[txn] = PinnedTransaction(
             txn, bound, TxnSequences(self._sequence_news.began)
         )
+        # In one step with the bound: no read passes the entry that is about to come ('gate').
         self._visibility.track(txn, bound)
         self._outcomes.join(txn, self)
         return work

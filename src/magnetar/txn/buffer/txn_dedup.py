@@ -1,4 +1,4 @@
-"""Which sends of a transaction are stored in a segment, by producer and sequence id (pure).
+"""The sends of a transaction that a segment has stored, by producer and sequence id (pure).
 
 Owns: `TxnSequences`, of one transaction in one segment, and `TxnRuns`, of one producer there;
 `SequenceNews`, what became of them, until whoever keeps the topic's dedup takes it.
@@ -27,10 +27,11 @@ from magnetar.txn.records import State
 
 
 class TxnVerdict(Enum):
-    """What to do with a send inside a transaction."""
+    """The verdict on a send inside a transaction: append it, only confirm it, or refuse it."""
 
     STORE = "store"
     DUPLICATE = "duplicate"
+    # In flight: a receipt would promise too much, and a second append may store it twice.
     UNKNOWN = "unknown"
 
 
@@ -48,6 +49,7 @@ class TxnRuns:
     __slots__ = ("firsts", "flying", "lasts", "plain", "pushed")
 
     def __init__(self) -> None:
+        # Two arrays side by side, sorted: a run in each costs 16 bytes (invariant 3).
         self.firsts = array("q")
         self.lasts = array("q")
         self.flying: set[int] = set()
@@ -66,12 +68,16 @@ class TxnRuns:
         return at >= 0 and sequence_id <= self.lasts[at]
 
     def judge(self, first: int, last: int) -> TxnVerdict:
+        # A resend that came before the outcome of the first attempt.
         if first in self.flying:
             return TxnVerdict.UNKNOWN
+        # A resend of what is durable: its receipt was lost on the way.
         if self.holds(first):
             return TxnVerdict.DUPLICATE
+        # Plain sends in flight are counted, not listed: it may be one of those.
         if self.plain and first <= self.pushed:
             return TxnVerdict.UNKNOWN
+        # Never seen. It may stand below others: a gap that a failed append left is filled so.
         self.flying.add(first)
         self.pushed = max(self.pushed, last)
         return TxnVerdict.STORE
@@ -80,21 +86,24 @@ class TxnRuns:
         """The next plain send is durable."""
         self.plain -= 1
         lasts = self.lasts
+        # Nearly always right behind the last run: no search, and one number changes.
         if lasts and lasts[-1] == sequence_id - 1:
             lasts[-1] = sequence_id
         else:
             self.add(sequence_id, sequence_id)
 
     def add(self, first: int, last: int) -> None:
-        """These are in the log."""
+        """Note sequences that are in the log."""
         self.pushed = max(self.pushed, last)
         at = bisect_right(self.firsts, first)
+        # It overlaps or continues the run before it, or else begins one.
         if at and first <= self.lasts[at - 1] + 1:
             self.lasts[at - 1] = max(last, self.lasts[at - 1])
             at -= 1
         else:
             self.firsts.insert(at, first)
             self.lasts.insert(at, last)
+        # The runs that it reaches now become one with it (invariant 2).
         following = at + 1
         while following < len(self.firsts) and self.firsts[following] <= self.lasts[at] + 1:
             self.lasts[at] = max(self.lasts[at], self.lasts[following])
@@ -103,7 +112,10 @@ class TxnRuns:
 
 
 class TxnSequences:
-    """What one transaction has stored in one segment; `begun` hears of each new producer."""
+    """The sequences that one transaction has stored in one segment, by producer.
+
+    `begun` hears of each new producer.
+    """
 
     __slots__ = ("_begun", "_by_name")
 
@@ -115,6 +127,8 @@ class TxnSequences:
         runs = self._by_name.get(name)
         if runs is None:
             runs = self._by_name[name] = TxnRuns()
+            # At the first send, not at the end: until then dedup must not take
+            # these for stored, nor for new.
             self._begun(name, runs)
         return runs
 
@@ -129,7 +143,7 @@ class TxnSequences:
             self.note(sent)
 
     def note(self, sent: Sent) -> None:
-        """It is in the log; again: the same."""
+        """Note a send that is in the log; again: no change."""
         self.of(sent.name).add(sent.first, sent.last)
 
     def __iter__(self) -> Iterator[tuple[str, TxnRuns]]:
@@ -147,7 +161,7 @@ class StoredInTxn(NamedTuple):
 
 
 class SequenceNews:
-    """What became of the sequences that the transactions of one segment stored.
+    """The news of what the transactions of one segment stored, and of what became of it.
 
     Dedup stands above: it takes the news when it judges (`take`), nothing here calls it.
     """
@@ -175,10 +189,11 @@ class SequenceNews:
         self._note(state, sent.name, sent)
 
     def take(self) -> list[StoredInTxn]:
-        """Everything since the last call, in order."""
+        """Take all news since the last call, in order."""
         news, self._news = self._news, []
         return news
 
     def _note(self, state: State, name: str, stored: TxnRuns | Sent) -> None:
+        # Without dedup nobody takes them, and they would grow for ever (invariant 5).
         if self.is_followed:
             self._news.append(StoredInTxn(state, name, stored))

@@ -30,9 +30,10 @@ NOTHING_READABLE: Final = Position(-1, -1)
 
 
 class Visibility:
-    """What consumers of one segment may see."""
+    """The part of one segment that its consumers may see."""
 
     def __init__(self) -> None:
+        # The 'gate': closed until recovery has read pins and aborted records.
         self._open = False
         self._bounds: dict[TxnId, Position] = {}
         self._lowest: list[tuple[Position, TxnId]] = []
@@ -63,18 +64,20 @@ class Visibility:
 
     def track(self, txn: TxnId, bound: Position) -> None:
         """A transaction may append at or above `bound`."""
+        # A second bound could only be higher, and no bound is ever raised (invariant 2).
         if txn in self._bounds:
             raise InvariantBroken(f"{txn} is tracked twice")
         self._bounds[txn] = bound
         heapq.heappush(self._lowest, (bound, txn))
 
     def commit(self, txn: TxnId) -> None:
-        """Its entries are for consumers; one that is not tracked is ignored."""
+        """Show the entries of a transaction to consumers; one that is not tracked is ignored."""
         self._bounds.pop(txn, None)
 
     def abort(self, txn: TxnId, last: Position) -> None:
-        """Its entries up to `last` are not for consumers. The record of that is durable."""
+        """Hide the entries of a transaction up to `last`; the record of that is durable."""
         self._bounds.pop(txn, None)
+        # Never lowered: what was hidden once stays hidden ('aborted stays known').
         self._aborted[txn] = max(last, self._aborted.get(txn, last))
 
     def forget_aborted(self, first_kept: Position) -> list[TxnId]:
@@ -91,12 +94,16 @@ class Visibility:
         if not self._open:
             return NOTHING_READABLE
         lowest = self.lowest_bound()
+        # No open transaction, or none that has anything durable yet.
         if lowest is None or lowest > last_durable:
             return last_durable
+        # Kafka's last stable offset: just below what the oldest open transaction may have written.
         return lowest.previous
 
     def lowest_bound(self) -> Position | None:
         """Nothing at or above it may be trimmed; None: no transaction is undecided."""
+        # A bound in the middle is left where it is when its transaction ends: taking it out there
+        # would cost as much as the heap is long.
         heap = self._lowest
         while heap and self._bounds.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
