@@ -7,6 +7,7 @@ import pkgutil
 import re
 from collections.abc import Iterable
 
+import pytest
 from click.testing import CliRunner
 
 import magnetar

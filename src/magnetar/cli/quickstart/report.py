@@ -139,7 +139,9 @@ def page(
     next_steps: Sequence[str],
     style: str,
 ) -> str:
-    """`facts` are rows of name, value and remark."""
+    """The whole page; `facts` are rows of name, value and remark."""
+    # Escaped here, once: facts and the pipeline are text, plots are SVG of our own and stay as they
+    # are. The page has no script, so that it can be mailed and opened anywhere.
     rows = "\n".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in fact)}</tr>" for fact in facts
     )

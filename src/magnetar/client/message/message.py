@@ -265,7 +265,7 @@ class Message(Generic[T_co]):
 
     @property
     def sequence_id(self) -> int:
-        """Its number among those of its producer: the broker knows repetitions by it."""
+        """The number among those of its producer: the broker knows repetitions by it."""
         said = self._said
         return (
             said.sequence_id if said.HasField("sequence_id") else self._entry_metadata.sequence_id

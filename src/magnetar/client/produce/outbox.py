@@ -105,7 +105,7 @@ class PendingBatch(Pending):
         return self.divide(self)
 
     def entry(self, stamp: Stamp, *, hashes: bool) -> OutgoingEntry:
-        """Its entry, once it is numbered; with the hashes that it holds, if they are wanted."""
+        """The entry of a numbered batch; with the hashes that it holds, if they are wanted."""
         return filled_entry(
             shared_metadata(self, stamp),
             self.rows.payload(self.first_sequence),
@@ -179,6 +179,8 @@ class Outbox:
         self._next_sequence = sequences.take
         self._clock = clock
         self._chance = chance
+        # A segment may be read by entry buckets, so an entry must not mix them; the partitions of a
+        # regular topic mix keys, unless the application wants one key per batch.
         self._batches = OpenBatches(
             bucket_splits=None if self._is_regular else segment.entry_bucket_splits,
             by_key=self._is_regular and settings.batch_by_key,
@@ -186,6 +188,8 @@ class Outbox:
             bytes_max=settings.batch_bytes,
         )
         self._last_added: Pending | None = None
+        # In the order of their sequences: receipts come in this order, and a lost connection puts
+        # what is in flight back in front of what waits.
         self._waiting: deque[PendingSend] = deque()
         self._in_flight: deque[PendingSend] = deque()
 

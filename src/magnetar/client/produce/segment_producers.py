@@ -72,6 +72,7 @@ class SegmentProducers(Service):
         self._terminated = Signal()
         """Advanced by the producers of segments that take no more messages."""
         settings = spec.settings
+        # Messages without a key: a whole batch goes to one segment before the next gets its turn.
         self._turns = RoundRobin(
             start=large_number(connections.chance),
             window_s=settings.batch_delay if settings.batching else 0.0,

@@ -108,11 +108,13 @@ class RegularTopicsCore(QueueCore[T]):
             settings=settings,
             name=name,
             make_producer=make_producer,
+            # A pattern names topics that exist; a name that a consumer asks for may be created.
             create_if_missing=pattern is None,
         )
         self.subscription_type = subscription_type
         self._key_shared = key_shared
         self._pattern = pattern
+        # Asked when the queue is empty: terminated topics end the iteration of an application.
         self.receive_queue.end = self._end
 
     # --- settling
