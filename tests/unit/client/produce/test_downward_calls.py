@@ -26,7 +26,7 @@ PARTS = [
     "segment_producer",
     "pending_messages",
     "outbox",
-    "memory_limit",
+    "semaphore",
     "settings",
 ]
 """From top to bottom."""
