@@ -105,7 +105,7 @@ class PendingBatch(Pending):
         return self.divide(self)
 
     def entry(self, stamp: Stamp, *, hashes: bool) -> OutgoingEntry:
-        """The entry of a numbered batch; with the hashes that it holds, if they are wanted."""
+        """Encode it as an entry, once it is numbered; `hashes`: with those that it holds."""
         return filled_entry(
             shared_metadata(self, stamp),
             self.rows.payload(self.first_sequence),
