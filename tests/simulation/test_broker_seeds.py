@@ -29,7 +29,7 @@ def test_one_seed_is_one_run_in_every_process() -> None:
     command = [
         sys.executable,
         "-m",
-        "harness.simulation.storage.run",
+        "harness.simulation",
         "--only",
         "broker",
         "--seed",
