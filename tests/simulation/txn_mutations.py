@@ -85,32 +85,36 @@ def _all(*patches: Patch) -> Patch:
 # --- publishing
 
 
-async def _pin_later(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
-    self._check_open(work, await self._outcomes.state(work.txn))
+async def _pin_later(self: MetadataTransactionBuffer, segment_txn: PinnedTransaction) -> None:
+    self._check_open(segment_txn, await self._outcomes.state(segment_txn.txn))
 
     async def placed() -> None:
         await asyncio.sleep(0.05)
-        work.op = await pins.place_pin(
-            self._store, work.txn, self._segment, work.bound, self._epoch
+        segment_txn.op = await pins.place_pin(
+            self._store, segment_txn.txn, self._segment, segment_txn.bound, self._epoch
         )
 
     self._tasks.spawn(placed(), "a late pin")
 
 
-async def _pin_unchecked(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
+async def _pin_unchecked(self: MetadataTransactionBuffer, segment_txn: PinnedTransaction) -> None:
     """It always may take so long."""
-    self._check_open(work, await self._outcomes.state(work.txn))
+    self._check_open(segment_txn, await self._outcomes.state(segment_txn.txn))
     await asyncio.sleep(2.5)
-    work.op = await pins.place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
-    work.decision = None
+    segment_txn.op = await pins.place_pin(
+        self._store, segment_txn.txn, self._segment, segment_txn.bound, self._epoch
+    )
+    segment_txn.decision = None
 
 
 def _refuse_nothing(self: MetadataTransactionBuffer, txn: TxnId) -> None:
     return None
 
 
-async def _pin_blindly(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
-    work.op = await pins.place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+async def _pin_blindly(self: MetadataTransactionBuffer, segment_txn: PinnedTransaction) -> None:
+    segment_txn.op = await pins.place_pin(
+        self._store, segment_txn.txn, self._segment, segment_txn.bound, self._epoch
+    )
 
 
 def _store_always(self: TxnRuns, first: int, last: int) -> TxnVerdict:
@@ -118,24 +122,24 @@ def _store_always(self: TxnRuns, first: int, last: int) -> TxnVerdict:
     return TxnVerdict.STORE
 
 
-def _pin_behind(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
+def _pin_behind(self: MetadataTransactionBuffer, segment_txn: PinnedTransaction) -> None:
     async def submitted() -> None:
         await asyncio.sleep(0.05)
-        work.op = await pins.place_pin(
-            self._store, work.txn, self._segment, work.bound, self._epoch
+        segment_txn.op = await pins.place_pin(
+            self._store, segment_txn.txn, self._segment, segment_txn.bound, self._epoch
         )
 
     self._tasks.spawn(submitted(), "a late pin")
-    work.is_admitted = True
+    segment_txn.is_admitted = True
 
 
 def _aborted_up_to_what_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     abort = MetadataTransactionBuffer._abort
 
     async def aborted(
-        self: MetadataTransactionBuffer, work: PinnedTransaction, _: Position
+        self: MetadataTransactionBuffer, segment_txn: PinnedTransaction, _: Position
     ) -> None:
-        await abort(self, work, self._ledger.last_position())
+        await abort(self, segment_txn, self._ledger.last_position())
 
     monkeypatch.setattr(MetadataTransactionBuffer, "_abort", aborted)
 
@@ -144,10 +148,10 @@ def _kept_without_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was not admitted stays where it is."""
     admission = MetadataTransactionBuffer._admission
 
-    async def kept(self: MetadataTransactionBuffer, work: PinnedTransaction) -> None:
-        await admission(self, work)
-        if not work.is_admitted and work.txn not in self._works:
-            self._visibility.track(work.txn, work.bound)
+    async def kept(self: MetadataTransactionBuffer, segment_txn: PinnedTransaction) -> None:
+        await admission(self, segment_txn)
+        if not segment_txn.is_admitted and segment_txn.txn not in self._tracked:
+            self._visibility.track(segment_txn.txn, segment_txn.bound)
 
     monkeypatch.setattr(MetadataTransactionBuffer, "_admission", kept)
 
@@ -213,7 +217,7 @@ def _missing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def at_once(self: MetadataTransactionBuffer, each: FoundPin) -> StoredOp | None:
         if await self._outcomes.read(from_text(each.pin.txn)) is None:
-            self._works[from_text(each.pin.txn)].decision = "ABORTED"
+            self._tracked[from_text(each.pin.txn)].decision = "ABORTED"
             return None
         return await judged(self, each)
 
@@ -323,14 +327,14 @@ def _stay_held(self: PendingAckMessages, txn: TxnId, acks: object, cumulative: b
 
 
 async def _unpin_first(
-    self: MetadataTransactionBuffer, work: PinnedTransaction, last: Position
+    self: MetadataTransactionBuffer, segment_txn: PinnedTransaction, last: Position
 ) -> None:
-    assert work.op is not None
-    await self._store.delete_ops([work.op])
+    assert segment_txn.op is not None
+    await self._store.delete_ops([segment_txn.op])
     record = self._store.write_aborted
-    if await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
-        self.hide(work.txn, work.bound, last)
-        self._end(work)
+    if await self._tried("aborted", lambda: record(segment_txn.txn, self._segment, last)):
+        self.hide(segment_txn.txn, segment_txn.bound, last)
+        self._end(segment_txn)
 
 
 def _confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class _Sent:
         "fast_path",
         "highest_sequence_id",
         "is_last_chunk",
-        "work",
+        "segment_txn",
     )
 
     def __init__(
@@ -84,10 +84,11 @@ class _Sent:
         fast_path: DedupFastPath | None = None,
         is_last_chunk: bool = True,
         answer: Receipt | None = None,
-        work: SegmentTransaction | None = None,
+        segment_txn: SegmentTransaction | None = None,
         counted: Sent | None = None,
     ) -> None:
-        # At most one of `fast_path`, `dedup` and `work` is owed the outcome: whoever judged it.
+        # At most one of `fast_path`, `dedup` and `segment_txn` is owed the outcome: the one that
+        # judged it.
         self.highest_sequence_id = highest_sequence_id
         self.fast_path = fast_path
         """Where its outcome is owed, if it was judged there."""
@@ -98,7 +99,7 @@ class _Sent:
         """It was answered without an append."""
         self.error: MagnetarError | None = None
         """Its append was refused at once."""
-        self.work = work
+        self.segment_txn = segment_txn
         """The transaction to which its outcome is owed."""
         self.counted = counted
         """Its sequences, if they count there."""
@@ -359,7 +360,7 @@ class Producer:
         """Where a send of a transaction is noted that need not be judged; None: it must."""
         fast_path = self._txn_fast_path
         # Transactions of one producer come in runs: the last one's fast path mostly fits.
-        if fast_path is None or fast_path.work.txn != send.txn_id:
+        if fast_path is None or fast_path.segment_txn.txn != send.txn_id:
             if self._transactions is None:
                 return None
             fast_path = self._txn_fast_path = self._transactions.fast_path(
@@ -386,7 +387,7 @@ class Producer:
                 return _Sent(highest, answer=Receipt(send.sequence_id, highest, DROPPED))
             if verdict is TxnVerdict.UNKNOWN:
                 return _refused(send, _unknown(self.name, send))
-        return _Sent(highest, work=transactions.appending(txn), counted=counted)
+        return _Sent(highest, segment_txn=transactions.appending(txn), counted=counted)
 
     def _is_held(self, send: Send) -> bool:
         """Whether a send waits: for its transaction, or behind one that does."""
@@ -476,7 +477,7 @@ class Producer:
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
             # Of a transaction that is open: what was decided meanwhile needs more than a note.
-            elif done and type(sent) is TxnFastPath and sent.work.decision is None:
+            elif done and type(sent) is TxnFastPath and sent.segment_txn.decision is None:
                 sent.runs.plain_stored(sequence_id)
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
@@ -491,9 +492,9 @@ class Producer:
         if sent.dedup is not None:
             settled = sent.dedup.persisted if error is None else sent.dedup.failed
             settled(self.dedup_name, sequence_id, is_last_chunk=sent.is_last_chunk)
-        if sent.work is not None:
+        if sent.segment_txn is not None:
             assert self._transactions is not None, "it has admitted the transaction"
-            self._transactions.settled(sent.work, sent.counted, stored=error is None)
+            self._transactions.settled(sent.segment_txn, sent.counted, stored=error is None)
         if sent.fast_path is not None:
             settle = (
                 sent.fast_path.plain_persisted if error is None else sent.fast_path.plain_failed
@@ -555,7 +556,9 @@ def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = N
     if isinstance(sent, _Sent):
         return sent
     if isinstance(sent, TxnFastPath):
-        return _Sent(highest_sequence_id, work=sent.work, counted=sent.sent(sequence_id))
+        return _Sent(
+            highest_sequence_id, segment_txn=sent.segment_txn, counted=sent.sent(sequence_id)
+        )
     return _Sent(highest_sequence_id, fast_path=sent)
 
 

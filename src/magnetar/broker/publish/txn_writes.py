@@ -72,12 +72,12 @@ class TransactionWrites:
     def appending(self, txn: TxnId) -> SegmentTransaction:
         return self._of(txn).appending(txn)
 
-    def settled(self, work: SegmentTransaction, sent: Sent | None, *, stored: bool) -> None:
+    def settled(self, segment_txn: SegmentTransaction, sent: Sent | None, *, stored: bool) -> None:
         # By its type, not by its id: the policy may have changed since the append, and the outcome
         # is owed to the buffer that took it.
-        if isinstance(work, PinnedTransaction):
-            self._metadata.settled(work, sent, stored=stored)
+        if isinstance(segment_txn, PinnedTransaction):
+            self._metadata.settled(segment_txn, sent, stored=stored)
         else:
-            assert isinstance(work, MarkedTransaction)
-            assert self._legacy is not None, "the work is its own"
-            self._legacy.settled(work, sent, stored=stored)
+            assert isinstance(segment_txn, MarkedTransaction)
+            assert self._legacy is not None, "the transaction is its own"
+            self._legacy.settled(segment_txn, sent, stored=stored)

@@ -6,7 +6,8 @@ sends of one producer in it. How a transaction is admitted, and what its end doe
 buffer's own.
 
 Invariants:
-1. The maxReadPosition is below the bound of every work, and "nothing" until the gate is open.
+1. The maxReadPosition is below the bound of every transaction here, and "nothing" until the gate
+   is open.
 2. An append of a transaction stands at or above its bound.
 3. What becomes durable after the end of its transaction counts as that end says.
 4. What a fast path takes is certainly new in its transaction, and certainly carries its id;
@@ -100,20 +101,24 @@ class TxnFastPath:
     one is certainly new and certainly the transaction's, and is noted here without being judged.
     """
 
-    __slots__ = ("name", "runs", "trailer", "work")
+    __slots__ = ("name", "runs", "segment_txn", "trailer")
 
-    def __init__(self, work: SegmentTransaction, name: str) -> None:
-        self.work = work
+    def __init__(self, segment_txn: SegmentTransaction, name: str) -> None:
+        self.segment_txn = segment_txn
         self.name = name
-        self.runs = work.sequences.of(name)
+        self.runs = segment_txn.sequences.of(name)
         # Compared with the last bytes of the metadata: nothing is parsed for a plain send.
-        self.trailer = txn_trailer(work.txn)
+        self.trailer = txn_trailer(segment_txn.txn)
 
     def takes(self, send: TxnSend) -> bool:
         """Whether it is so; then it is in flight, and `settled` is owed."""
-        work, runs, sequence_id = self.work, self.runs, send.sequence_id
+        segment_txn, runs, sequence_id = self.segment_txn, self.runs, send.sequence_id
         # At or below `pushed` it may be a resend: `judge` knows what is stored.
-        if sequence_id <= runs.pushed or work.decision is not None or not work.is_admitted:
+        if (
+            sequence_id <= runs.pushed
+            or segment_txn.decision is not None
+            or not segment_txn.is_admitted
+        ):
             return False
         # Only the id in the entry tells later whose it is: the slow way
         # parses, and refuses one without.
@@ -132,10 +137,10 @@ class TxnFastPath:
 BEGIN_ANEW: Final = "begin a new transaction"
 """What helps if one is over."""
 
-OneWork = TypeVar("OneWork", bound=SegmentTransaction)
+OneTransaction = TypeVar("OneTransaction", bound=SegmentTransaction)
 
 
-class SegmentTransactions(Generic[OneWork]):
+class SegmentTransactions(Generic[OneTransaction]):
     """The part that is the same of a buffer of either kind."""
 
     def __init__(
@@ -159,7 +164,7 @@ class SegmentTransactions(Generic[OneWork]):
         # The same transactions twice, by id and by bound: they come and go
         # in one step (invariant 1).
         self._visibility = Visibility()
-        self._works: dict[TxnId, OneWork] = {}
+        self._tracked: dict[TxnId, OneTransaction] = {}
 
     # --- what is held back
 
@@ -178,46 +183,46 @@ class SegmentTransactions(Generic[OneWork]):
     @property
     def undecided(self) -> int:
         """How many transactions hold or may hold the maxReadPosition."""
-        return len(self._works)
+        return len(self._tracked)
 
     def tracks(self, txn: TxnId) -> bool:
         """Whether it writes, or has written, here, and its end is not applied yet."""
-        return txn in self._works
+        return txn in self._tracked
 
     # --- sends
 
     def note(self, txn: TxnId, sent: Sent) -> None:
         """A former owner stored this for a transaction that is undecided."""
-        work = self._works.get(txn)
+        segment_txn = self._tracked.get(txn)
         # None: it has ended since the reading of the log began.
-        if work is not None:
-            work.sequences.note(sent)
+        if segment_txn is not None:
+            segment_txn.sequences.note(sent)
 
     def storing(self) -> Iterator[tuple[str, TxnRuns]]:
         """What each producer has stored in each transaction that is undecided."""
-        for work in self._works.values():
-            yield from work.sequences
+        for segment_txn in self._tracked.values():
+            yield from segment_txn.sequences
 
     def is_admitted(self, txn: TxnId) -> bool:
         """Whether its next message may be appended at once."""
-        work = self._works.get(txn)
-        return work is not None and work.is_admitted and work.decision is None
+        segment_txn = self._tracked.get(txn)
+        return segment_txn is not None and segment_txn.is_admitted and segment_txn.decision is None
 
     def judge(self, txn: TxnId, sent: Sent) -> TxnVerdict:
         """Whether an admitted transaction has this message already; STORE: `appending` follows."""
         return self._admitted(txn).sequences.judge(sent)
 
-    def appending(self, txn: TxnId) -> OneWork:
+    def appending(self, txn: TxnId) -> OneTransaction:
         """An admitted transaction's message is appended now, without an await in between."""
-        work = self._admitted(txn)
+        segment_txn = self._admitted(txn)
         # Before the append, and for good: one that fails may be in the log all the same,
         # and an abort has to hide it.
-        work.has_entries = True
+        segment_txn.has_entries = True
         floor = self._ledger.next_append_floor()
         # Below its bound consumers may have read on by now ('read committed').
-        if floor < work.bound:
-            raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {work.bound}")
-        return work
+        if floor < segment_txn.bound:
+            raise InvariantBroken(f"{to_text(txn)} appends at {floor}, below {segment_txn.bound}")
+        return segment_txn
 
     def fast_path(self, txn: TxnId, name: str) -> TxnFastPath | None:
         """Where plain sends of an admitted transaction may be noted; None: it is not admitted."""
@@ -229,27 +234,31 @@ class SegmentTransactions(Generic[OneWork]):
             fast_paths[name] = TxnFastPath(self.appending(txn), name)
         return fast_paths[name]
 
-    def settled(self, work: OneWork, sent: Sent | None, *, stored: bool) -> None:
+    def settled(self, segment_txn: OneTransaction, sent: Sent | None, *, stored: bool) -> None:
         """What became of an append; `sent` is None if its sequence does not count."""
         # A chunk before the last one: only that carries the sequence.
         if sent is None:
             return
-        work.sequences.settled(sent, stored=stored)
+        segment_txn.sequences.settled(sent, stored=stored)
         # Durable after the end was counted, without this one: it is told alone (invariant 3).
-        if stored and work.decision is not None and self._works.get(work.txn) is not work:
-            self._sequence_news.late(work.decision, sent)
+        if (
+            stored
+            and segment_txn.decision is not None
+            and self._tracked.get(segment_txn.txn) is not segment_txn
+        ):
+            self._sequence_news.late(segment_txn.decision, sent)
             self.moved.advance()
 
     # --- for the buffers
 
-    def _admitted(self, txn: TxnId) -> OneWork:
+    def _admitted(self, txn: TxnId) -> OneTransaction:
         """One that `is_admitted`."""
-        return self._works[txn]
+        return self._tracked[txn]
 
-    def _count_end(self, work: OneWork, state: State) -> None:
+    def _count_end(self, segment_txn: OneTransaction, state: State) -> None:
         """Count the sequences of a transaction, or forget them, as its end says."""
         self.ends[state] += 1
-        for name, runs in work.sequences:
+        for name, runs in segment_txn.sequences:
             self._sequence_news.ended(state, name, runs)
 
     def _refused(self, txn: TxnId, why: str) -> NotAllowed:

@@ -128,13 +128,13 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         """What an entry of the log is: its transaction is undecided here, aborted or committed."""
         # Neither tracked nor aborted is committed: an end leaves a trace only if it hides
         # something ('aborted stays known').
-        if txn in self._works:
+        if txn in self._tracked:
             return "OPEN"
         return "ABORTED" if self._visibility.is_aborted(txn, position) else "COMMITTED"
 
     def undecided_ids(self) -> Iterator[TxnId]:
         """The ids of transactions here that have not ended; ask again after an await."""
-        return (txn for txn, work in self._works.items() if work.decision is None)
+        return (txn for txn, segment_txn in self._tracked.items() if segment_txn.decision is None)
 
     @property
     def hidden(self) -> int:
@@ -152,10 +152,10 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         for each in found:
             check_epoch(each, self._epoch)
             # Tracked before any header is read: a decision that comes in between finds it.
-            work = self._track(from_text(each.pin.txn), each.pin.bound)
-            work.is_recovered = True
-            work.op = each.op
-            work.has_entries = True  # perhaps
+            segment_txn = self._track(from_text(each.pin.txn), each.pin.bound)
+            segment_txn.is_recovered = True
+            segment_txn.op = each.op
+            segment_txn.has_entries = True  # perhaps
         late: list[StoredOp] = []
         for at in range(0, len(found), _READS_AT_ONCE):
             some = [self._judged(each) for each in found[at : at + _READS_AT_ONCE]]
@@ -166,16 +166,16 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             txn = from_text(aborted.txn)
             if aborted.last < first:
                 gone.append(txn)
-            elif txn in self._works:
-                self._works[txn].decision = "ABORTED"  # its owner died before the pin went
+            elif txn in self._tracked:
+                self._tracked[txn].decision = "ABORTED"  # its owner died before the pin went
             else:
                 self._note_aborted(txn, aborted.last)
         # 'Gate': everything that may hide an entry is known now. Decisions that came meanwhile were
         # only noted, and are carried out behind it.
         self._visibility.open_gate()
-        for work in list(self._works.values()):
-            if work.decision is not None:
-                self._materialise(work)
+        for segment_txn in list(self._tracked.values()):
+            if segment_txn.decision is not None:
+                self._materialise(segment_txn)
         if gone or late:
             self._tasks.spawn(self._sweep(gone, late), "sweep")
         self.moved.advance()
@@ -183,31 +183,33 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     async def _judged(self, found: FoundPin) -> StoredOp | None:
         """Adopt the pin of an open transaction, note a decision; the pin of none at all."""
         txn = from_text(found.pin.txn)
-        work = self._works[txn]
+        segment_txn = self._tracked[txn]
         present: FoundPin | None = found
         for _ in range(_ATTEMPTS):
             state = await self._outcomes.read(txn)
             # Decided while its owner was gone: carried out once the gate is open.
-            if work.decision is None and state in ("COMMITTED", "ABORTED"):
-                work.decision = state
-            if work.decision is not None and present is not None:
+            if segment_txn.decision is None and state in ("COMMITTED", "ABORTED"):
+                segment_txn.decision = state
+            if segment_txn.decision is not None and present is not None:
                 return None
             # Still open. Adopted by compare-and-set, so that the former owner's late delete
             # misses the pin ('GC never forces').
             if state == "OPEN" and present is not None:
-                work.op = await adopt_pin(self._store, present, present.pin.bound, self._epoch)
-                if work.op is not None:
+                segment_txn.op = await adopt_pin(
+                    self._store, present, present.pin.bound, self._epoch
+                )
+                if segment_txn.op is not None:
                     return None
             # No header, or another wrote the pin meanwhile: the pin as it is now tells which.
             present = await self._store.pin(txn, self._segment)
             if present is not None:
                 check_epoch(present, self._epoch)
-                work.op = present.op
+                segment_txn.op = present.op
                 if state is not None:
                     continue
             # Gone: its owner has finished with it, and the aborted record decides. There, without
             # a header: a late write, under which nothing was appended.
-            self._forget(work)
+            self._forget(segment_txn)
             return None if present is None else present.op
         raise Unavailable(f"the pin of {to_text(txn)} on {self._segment} keeps changing")
 
@@ -238,30 +240,30 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             raise refusal
         if self._tasks.stopping or self.failure is not None:
             raise self._unloading()
-        work = self._works.get(txn)
+        segment_txn = self._tracked.get(txn)
         # Its first message in this segment. Tracked in the same step, before anything is
         # read or written (invariant 2).
-        if work is None:
+        if segment_txn is None:
             self._outcomes.check_room(txn, self)
-            work = self._track(txn, self._ledger.next_append_floor())
+            segment_txn = self._track(txn, self._ledger.next_append_floor())
             if self._shares_journal and self._outcomes.is_open_here(txn):
-                self._pin_ahead(work)
-        if work.is_admitted and work.decision is None:
+                self._pin_ahead(segment_txn)
+        if segment_txn.is_admitted and segment_txn.decision is None:
             return True
         if then is not None:
-            work.waiting.append(then)
-        if not work.is_admitting:
-            work.is_admitting = True
-            self._tasks.spawn(self._admission(work), "admit")
+            segment_txn.waiting.append(then)
+        if not segment_txn.is_admitting:
+            segment_txn.is_admitting = True
+            self._tasks.spawn(self._admission(segment_txn), "admit")
         return False
 
-    async def _admission(self, work: PinnedTransaction) -> None:
+    async def _admission(self, segment_txn: PinnedTransaction) -> None:
         # Stands if the task is cancelled: whoever waits is called in every case.
         refusal: str | None = f"{self._segment} was unloaded"
         try:
             async with asyncio.timeout(ADMIT_SECONDS):
                 # A recovered one has its pin, but dedup must know what it stored.
-                await (self._recall() if work.is_recovered else self._pin(work))
+                await (self._recall() if segment_txn.is_recovered else self._pin(segment_txn))
             refusal = None
         except TimeoutError:
             refusal = f"it could not be admitted within {ADMIT_SECONDS:g} s"
@@ -272,71 +274,80 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         except MagnetarError as error:
             refusal = str(error)
         finally:
-            work.is_admitting = False
+            segment_txn.is_admitting = False
             # Decided while the pin was being written ('fence').
-            if work.decision is not None:
-                refusal = f"it is {work.decision}"
-            work.is_admitted = refusal is None
+            if segment_txn.decision is not None:
+                refusal = f"it is {segment_txn.decision}"
+            segment_txn.is_admitted = refusal is None
             # One that was never admitted has no entries, and its bound goes at once. A recovered
             # one may have some: its bound stays until its end.
-            if refusal is not None and not work.is_recovered:
-                self._forget(work)
+            if refusal is not None and not segment_txn.is_recovered:
+                self._forget(segment_txn)
                 if not self._tasks.stopping:
-                    self._tasks.spawn(self._remove_pin(work.txn), "remove a pin")
-            waiting, work.waiting = work.waiting, []
+                    self._tasks.spawn(self._remove_pin(segment_txn.txn), "remove a pin")
+            waiting, segment_txn.waiting = segment_txn.waiting, []
             for then in waiting:
-                then(work.txn, None if refusal is None else self._refused(work.txn, refusal))
+                then(
+                    segment_txn.txn,
+                    None if refusal is None else self._refused(segment_txn.txn, refusal),
+                )
 
-    async def _pin(self, work: PinnedTransaction) -> None:
+    async def _pin(self, segment_txn: PinnedTransaction) -> None:
         """The pin, and around it the certainty that the transaction is open."""
-        txn = work.txn
-        self._check_open(work, await self._outcomes.state(txn))
-        work.op = await place_pin(self._store, txn, self._segment, work.bound, self._epoch)
+        txn = segment_txn.txn
+        self._check_open(segment_txn, await self._outcomes.state(txn))
+        segment_txn.op = await place_pin(
+            self._store, txn, self._segment, segment_txn.bound, self._epoch
+        )
         # From the store: a decision that memory has missed may be old, and its header about to go.
-        self._check_open(work, await self._outcomes.read(txn))
+        self._check_open(segment_txn, await self._outcomes.read(txn))
 
-    def _pin_ahead(self, work: PinnedTransaction) -> None:
+    def _pin_ahead(self, segment_txn: PinnedTransaction) -> None:
         """Submit the pin, and admit at once: what is appended behind it is durable after it.
 
         For a transaction that is decided by nobody but this broker, which would know by now.
         """
         try:
-            pinning = submit_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+            pinning = submit_pin(
+                self._store, segment_txn.txn, self._segment, segment_txn.bound, self._epoch
+            )
         except MagnetarError:
             return  # nothing was submitted: the attempt that follows tells why
-        pinning.add_done_callback(partial(self._pinned, work))
-        work.is_admitted = True
+        pinning.add_done_callback(partial(self._pinned, segment_txn))
+        segment_txn.is_admitted = True
 
-    def _pinned(self, work: PinnedTransaction, pinning: asyncio.Future[Stat]) -> None:
+    def _pinned(self, segment_txn: PinnedTransaction, pinning: asyncio.Future[Stat]) -> None:
         error = None if pinning.cancelled() else pinning.exception()
         # Refused alone: what was appended behind it is durable, under the pin that is there.
         if isinstance(error, BadVersion):
             if not self._tasks.stopping:
-                self._tasks.spawn(self._take_over_pin(work), "take a pin over")
+                self._tasks.spawn(self._take_over_pin(segment_txn), "take a pin over")
         elif isinstance(error, MagnetarError):
             self._fail(error)  # nothing behind it in the journal is durable either
         elif not pinning.cancelled():
             stat = pinning.result()
-            self._has_pin(work, StoredOp(stat.key, stat.version))
+            self._has_pin(segment_txn, StoredOp(stat.key, stat.version))
 
-    async def _take_over_pin(self, work: PinnedTransaction) -> None:
+    async def _take_over_pin(self, segment_txn: PinnedTransaction) -> None:
         """A late write of a former owner was there: it stood for this transaction before."""
         try:
-            op = await place_pin(self._store, work.txn, self._segment, work.bound, self._epoch)
+            op = await place_pin(
+                self._store, segment_txn.txn, self._segment, segment_txn.bound, self._epoch
+            )
         except MagnetarError as error:
             self._fail(error)
         else:
-            self._has_pin(work, op)
+            self._has_pin(segment_txn, op)
 
-    def _has_pin(self, work: PinnedTransaction, op: StoredOp) -> None:
-        work.op = op
-        if self._works.get(work.txn) is not work:
-            self._unpin(work)  # it has ended meanwhile
+    def _has_pin(self, segment_txn: PinnedTransaction, op: StoredOp) -> None:
+        segment_txn.op = op
+        if self._tracked.get(segment_txn.txn) is not segment_txn:
+            self._unpin(segment_txn)  # it has ended meanwhile
 
-    def _check_open(self, work: PinnedTransaction, state: State | None) -> None:
-        if work.decision is not None or state != "OPEN":
+    def _check_open(self, segment_txn: PinnedTransaction, state: State | None) -> None:
+        if segment_txn.decision is not None or state != "OPEN":
             # Who is refused for it gets a hint with that.
-            raise NotAllowed(f"it is {work.decision or state or 'not known'}", hint="")
+            raise NotAllowed(f"it is {segment_txn.decision or state or 'not known'}", hint="")
 
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""
@@ -348,9 +359,11 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             raise ServiceNotReady(f"what is stored in {self._segment} could not be read")
 
     async def _recall_all(self) -> None:
-        recovered = [work for work in self._works.values() if work.is_recovered]
-        first = min((work.bound for work in recovered), default=self._recovered_end)
-        txns = {work.txn for work in recovered}
+        recovered = [
+            segment_txn for segment_txn in self._tracked.values() if segment_txn.is_recovered
+        ]
+        first = min((segment_txn.bound for segment_txn in recovered), default=self._recovered_end)
+        txns = {segment_txn.txn for segment_txn in recovered}
         try:
             await self._stored_entries.stored_in(txns, first, self._recovered_end)
         except MagnetarError as error:
@@ -361,35 +374,35 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
 
     def decided(self, txn: TxnId, state: State) -> None:
         """COMMITTED or ABORTED: from now on it writes nothing more here."""
-        work = self._works.get(txn)
-        if work is None or work.decision is not None:
+        segment_txn = self._tracked.get(txn)
+        if segment_txn is None or segment_txn.decision is not None:
             return
         # 'Fence': from this line on `is_admitted` says no.
-        work.decision = state
+        segment_txn.decision = state
         # One that is being admitted has no entries: the attempt ends it.
-        if self._visibility.is_open and (work.is_recovered or work.is_admitted):
-            self._materialise(work)
+        if self._visibility.is_open and (segment_txn.is_recovered or segment_txn.is_admitted):
+            self._materialise(segment_txn)
 
-    def _materialise(self, work: PinnedTransaction) -> None:
+    def _materialise(self, segment_txn: PinnedTransaction) -> None:
         # Nothing to hide: it shows in this very turn of the loop ('all or nothing'),
         # and the pin goes afterwards.
-        if work.decision == "COMMITTED" or not work.has_entries:
-            self._end(work)
-            self._unpin(work)
+        if segment_txn.decision == "COMMITTED" or not segment_txn.has_entries:
+            self._end(segment_txn)
+            self._unpin(segment_txn)
         else:
             # Whatever it has in flight was handed to the log before this, and stands below.
             last = self._ledger.next_append_floor().previous
-            self._tasks.spawn(self._abort(work, last), "abort")
+            self._tasks.spawn(self._abort(segment_txn, last), "abort")
 
-    async def _abort(self, work: PinnedTransaction, last: Position) -> None:
+    async def _abort(self, segment_txn: PinnedTransaction, last: Position) -> None:
         # 'Aborted stays known': the bound stays until the record is durable. If that fails the
         # topic is loaded anew, and the next owner finds the pin.
         record = self._store.write_aborted
-        if not await self._tried("aborted", lambda: record(work.txn, self._segment, last)):
+        if not await self._tried("aborted", lambda: record(segment_txn.txn, self._segment, last)):
             return
-        self.hide(work.txn, work.bound, last)
-        self._end(work)
-        self._unpin(work)
+        self.hide(segment_txn.txn, segment_txn.bound, last)
+        self._end(segment_txn)
+        self._unpin(segment_txn)
 
     def hide(self, txn: TxnId, first: Position, last: Position) -> None:
         """Hide the entries of a transaction, from `first` up to `last`; the record is durable."""
@@ -401,25 +414,25 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         known = self.aborted_last
         self.aborted_last = last if known is None else max(last, known)
 
-    def _end(self, work: PinnedTransaction) -> None:
+    def _end(self, segment_txn: PinnedTransaction) -> None:
         """Let a transaction go: it holds nothing any more, and its sequences count or do not."""
-        self._forget(work)
-        if work.decision is not None:
-            self._count_end(work, work.decision)
+        self._forget(segment_txn)
+        if segment_txn.decision is not None:
+            self._count_end(segment_txn, segment_txn.decision)
 
-    def _forget(self, work: PinnedTransaction) -> None:
-        if self._works.get(work.txn) is work:
-            del self._works[work.txn]
+    def _forget(self, segment_txn: PinnedTransaction) -> None:
+        if self._tracked.get(segment_txn.txn) is segment_txn:
+            del self._tracked[segment_txn.txn]
             # The bound, if it is still there: of a commit, or of one that was never admitted.
-            self._visibility.commit(work.txn)
-            self._outcomes.leave(work.txn, self)
+            self._visibility.commit(segment_txn.txn)
+            self._outcomes.leave(segment_txn.txn, self)
             self.moved.advance()
 
-    def _unpin(self, work: PinnedTransaction) -> None:
+    def _unpin(self, segment_txn: PinnedTransaction) -> None:
         """Delete its pin; with those of others that end meanwhile, and nobody waits for it."""
-        if work.op is None:
+        if segment_txn.op is None:
             return
-        self._unpinned.append(work.op)
+        self._unpinned.append(segment_txn.op)
         if not self._unpinning and not self._tasks.stopping:
             self._unpinning = True
             self._tasks.spawn(self._unpin_all(), "unpin")
@@ -439,7 +452,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         async def removed() -> None:
             found = await self._store.pin(txn, self._segment)
             # Tried again meanwhile: that attempt has taken the pin over, or will.
-            if found is not None and found.pin.epoch == self._epoch and txn not in self._works:
+            if found is not None and found.pin.epoch == self._epoch and txn not in self._tracked:
                 await self._store.delete_ops([found.op])
 
         await self._tried("remove-pin", removed, is_vital=False)
@@ -448,13 +461,13 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         """Remove pins of finished transactions that this owner knows nothing of: leftovers."""
         for found in await self._store.pins(self._segment):
             txn = from_text(found.pin.txn)
-            if txn in self._works:
+            if txn in self._tracked:
                 continue
             if found.pin.epoch > self._epoch:
                 self._fail(ManagedLedgerFenced(f"{self._segment} has a later owner"))
                 return
             # Whatever has entries was found by `recover`, or is tracked.
-            if await self._outcomes.read(txn) != "OPEN" and txn not in self._works:
+            if await self._outcomes.read(txn) != "OPEN" and txn not in self._tracked:
                 await self._store.delete_ops([found.op])
 
     # --- the end of data, and of it all
@@ -468,8 +481,8 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
 
     async def close(self) -> None:
         """Leave everything to the next owner."""
-        for work in list(self._works.values()):
-            self._outcomes.leave(work.txn, self)
+        for segment_txn in list(self._tracked.values()):
+            self._outcomes.leave(segment_txn.txn, self)
         await self._tasks.stop()
 
     async def delete(self) -> None:
@@ -481,13 +494,13 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     # --- parts
 
     def _track(self, txn: TxnId, bound: Position) -> PinnedTransaction:
-        work = self._works[txn] = PinnedTransaction(
+        segment_txn = self._tracked[txn] = PinnedTransaction(
             txn, bound, TxnSequences(self._sequence_news.began)
         )
         # In one step with the bound: no read passes the entry that is about to come ('gate').
         self._visibility.track(txn, bound)
         self._outcomes.join(txn, self)
-        return work
+        return segment_txn
 
     async def _tried(
         self, what: str, attempt: Callable[[], Awaitable[None]], *, is_vital: bool = True

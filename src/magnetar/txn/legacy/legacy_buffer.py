@@ -152,7 +152,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     @property
     def holds(self) -> bool:
         """Whether the maxReadPosition may be below the end of the log."""
-        return bool(self._works) or not self._visibility.is_open
+        return bool(self._tracked) or not self._visibility.is_open
 
     @property
     def last_marker(self) -> Position | None:
@@ -161,14 +161,14 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     def state_of(self, txn: TxnId, position: Position) -> State:
         """What an entry of the log is: its transaction is undecided here, aborted or committed."""
-        if txn in self._works:
+        if txn in self._tracked:
             return "OPEN"
         return "COMMITTED" if self._aborted.is_visible(txn, position) else "ABORTED"
 
     def first_of(self, txn: TxnId) -> Position | None:
         """None of its messages stands before this; None: it is not undecided here."""
-        work = self._works.get(txn)
-        return None if work is None else work.bound
+        segment_txn = self._tracked.get(txn)
+        return None if segment_txn is None else segment_txn.bound
 
     def take_passed(self) -> list[Position]:
         """Markers, which are for nobody. Each is told once."""
@@ -191,17 +191,17 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             # Undecided here until its coordinator asks for the end again: the maxReadPosition stays
             # below it ('gate'). Whether it has entries is not known any more: assume so.
             for txn, first in self._stream.open.items():
-                work = self._track(txn, first)
-                work.has_entries = True
+                segment_txn = self._track(txn, first)
+                segment_txn.has_entries = True
                 if not self._aborted.is_visible(txn, first):
-                    work.decision = "ABORTED"  # its owner died before the marker
+                    segment_txn.decision = "ABORTED"  # its owner died before the marker
             self._begin_keeping()
         # Only now ('gate'): every transaction that may have entries is tracked.
         self._visibility.open_gate()
         # Their aborted records are durable, the markers are missing: no coordinator need ask again.
-        for work in list(self._works.values()):
-            if work.decision is not None:
-                self._tasks.spawn(self._persist(work), f"abort {to_text(work.txn)}")
+        for segment_txn in list(self._tracked.values()):
+            if segment_txn.decision is not None:
+                self._tasks.spawn(self._persist(segment_txn), f"abort {to_text(segment_txn.txn)}")
         self._abort_leftovers()
         self.moved.advance()
 
@@ -222,24 +222,26 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     def is_admitted(self, txn: TxnId) -> bool:
         """Whether its next message may be appended at once."""
-        work = self._works.get(txn)
+        segment_txn = self._tracked.get(txn)
         # Tracked: one that a former owner left must first recall what it has stored, for dedup.
-        if work is not None:
-            return work.is_admitted and work.decision is None
+        if segment_txn is not None:
+            return segment_txn.is_admitted and segment_txn.decision is None
         # New here: with the record in place (invariant 1) there is nothing to wait for.
         return self._record.exists and self.refusal(txn) is None
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without waiting; None: `ask` tells."""
-        work = self._works.get(txn)
+        segment_txn = self._tracked.get(txn)
         # Three ways not to be let in: ended here ('fence'), not open by the word of a coordinator
         # on this broker, or the record has no room for one more.
-        if self._stream.is_over(txn) or (work is not None and work.decision is not None):
+        if self._stream.is_over(txn) or (
+            segment_txn is not None and segment_txn.decision is not None
+        ):
             text = f"transaction {to_text(txn)} has ended on {self._segment}"
             return NotAllowed(text, hint=BEGIN_ANEW)
-        if work is None and self._outcomes.legacy_is_open(txn) is False:
+        if segment_txn is None and self._outcomes.legacy_is_open(txn) is False:
             return NotAllowed(f"transaction {to_text(txn)} is not open", hint=BEGIN_ANEW)
-        if work is None and len(self._works) >= OPEN_MAX:
+        if segment_txn is None and len(self._tracked) >= OPEN_MAX:
             text = f"{self._segment} has {OPEN_MAX} open transactions, its limit"
             return NotAllowed(text, hint="commit or abort some of them first")
         return None
@@ -290,24 +292,26 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""
         # New ones are admitted as they come, so these are a former owner's.
-        recovered = [work for work in self._works.values() if not work.is_admitted]
+        recovered = [
+            segment_txn for segment_txn in self._tracked.values() if not segment_txn.is_admitted
+        ]
         if not recovered:
             return
-        first = min(work.bound for work in recovered)
-        txns = {work.txn for work in recovered}
+        first = min(segment_txn.bound for segment_txn in recovered)
+        txns = {segment_txn.txn for segment_txn in recovered}
         await self._stored_entries.stored_in(txns, first, self._recovered_end)
-        for work in recovered:
-            work.is_admitted = True
+        for segment_txn in recovered:
+            segment_txn.is_admitted = True
 
     def _admitted(self, txn: TxnId) -> MarkedTransaction:
         """One that `is_admitted`: it is tracked from its first message on."""
-        work = self._works.get(txn)
-        if work is None:
+        segment_txn = self._tracked.get(txn)
+        if segment_txn is None:
             # The next append lands at or above this floor, so the bound
             # stands before the entry does.
-            work = self._track(txn, self._ledger.next_append_floor())
-            work.is_admitted = True
-        return work
+            segment_txn = self._track(txn, self._ledger.next_append_floor())
+            segment_txn.is_admitted = True
+        return segment_txn
 
     # --- ends
 
@@ -315,40 +319,40 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         """What its coordinator has decided; durable when this returns."""
         self._check_serving()
         state: State = "COMMITTED" if commit else "ABORTED"
-        work = self._works.get(txn)
+        segment_txn = self._tracked.get(txn)
         # It wrote nothing here, or has ended before: remembered, so that a late message is refused.
-        if work is None:
+        if segment_txn is None:
             self._stream.over(txn)
             self._note_news()
         # Set before any await: from this line on it appends nothing more ('fence').
-        elif work.decision is None:
-            work.decision = state
-        elif work.decision != state:
-            raise InvalidTxnStatus(f"transaction {to_text(txn)} is {work.decision} here")
+        elif segment_txn.decision is None:
+            segment_txn.decision = state
+        elif segment_txn.decision != state:
+            raise InvalidTxnStatus(f"transaction {to_text(txn)} is {segment_txn.decision} here")
         # Its own number is not over before its end is durable here: the watermark stops below it.
         if self._stream.note_low(txn.most, min(low_watermark, txn.least - 1)):
             self._abort_leftovers()
-        if work is not None:
-            await self._ended(work)
+        if segment_txn is not None:
+            await self._ended(segment_txn)
 
     def _abort_leftovers(self) -> None:
         # Their coordinator has finished them without this topic, as if it had not been added:
         # nobody will ever ask for their end here.
         for txn in self._stream.leftovers():
-            work = self._works[txn]
-            if work.decision is None:
+            segment_txn = self._tracked[txn]
+            if segment_txn.decision is None:
                 _LOG.warning("transaction-left-open", txn=to_text(txn), segment=self._segment)
-                work.decision = "ABORTED"
-                self._tasks.spawn(self._persist(work), f"abort {to_text(txn)}")
+                segment_txn.decision = "ABORTED"
+                self._tasks.spawn(self._persist(segment_txn), f"abort {to_text(txn)}")
 
-    async def _persist(self, work: MarkedTransaction) -> None:
+    async def _persist(self, segment_txn: MarkedTransaction) -> None:
         """End what no coordinator will ask for again."""
         # Trying forever would hold the maxReadPosition unseen; a topic that is
         # loaded anew starts over.
         deadline = self._clock.monotonic() + MATERIALISE_SECONDS
         while True:
             try:
-                await self._ended(work)
+                await self._ended(segment_txn)
                 return
             except StoreClosed:
                 return  # nobody is served any more
@@ -358,53 +362,55 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
                     return
             await self._clock.sleep(_PAUSE_SECONDS)
 
-    async def _ended(self, work: MarkedTransaction) -> None:
+    async def _ended(self, segment_txn: MarkedTransaction) -> None:
         """Wait for the one attempt to end it; done already: nothing."""
-        if self._works.get(work.txn) is not work:
+        if self._tracked.get(segment_txn.txn) is not segment_txn:
             return
         # One attempt that all who ask share: the end is written once.
-        if work.ending is None:
-            work.ending = self._tasks.spawn(self._attempt(work), f"end {to_text(work.txn)}")
-        await asyncio.wait({work.ending})
+        if segment_txn.ending is None:
+            segment_txn.ending = self._tasks.spawn(
+                self._attempt(segment_txn), f"end {to_text(segment_txn.txn)}"
+            )
+        await asyncio.wait({segment_txn.ending})
         # Still tracked: the attempt failed, or was cancelled by an unload before it could say why.
-        if self._works.get(work.txn) is work:
-            raise work.trouble or ServiceNotReady(f"{self._segment} was unloaded")
+        if self._tracked.get(segment_txn.txn) is segment_txn:
+            raise segment_txn.trouble or ServiceNotReady(f"{self._segment} was unloaded")
 
-    async def _attempt(self, work: MarkedTransaction) -> None:
+    async def _attempt(self, segment_txn: MarkedTransaction) -> None:
         try:
-            await self._finish(work)
+            await self._finish(segment_txn)
         except MagnetarError as error:
-            work.trouble = error.with_traceback(None)
+            segment_txn.trouble = error.with_traceback(None)
             # Another broker has the stream: nothing that this owner does counts any more.
             if isinstance(error, ManagedLedgerFenced):
                 self.fail(error)
         finally:
-            work.ending = None
+            segment_txn.ending = None
 
-    async def _finish(self, work: MarkedTransaction) -> None:
-        txn, state = work.txn, work.decision
+    async def _finish(self, segment_txn: MarkedTransaction) -> None:
+        txn, state = segment_txn.txn, segment_txn.decision
         assert state is not None, "that is why it is finished"
         # The order of invariant 3. A crash behind the aborted record is finished by
         # `recover`; one before it leaves the transaction open, and its coordinator asks again
         # ('aborted stays known').
-        if state == "ABORTED" and work.has_entries:
+        if state == "ABORTED" and segment_txn.has_entries:
             # Whatever it has in flight was handed to the log before this, and stands below.
             last = self._ledger.next_append_floor().previous
             await self._store.write_aborted(txn, self._segment, last)
-            self._aborted.hide(txn, work.bound, last)
+            self._aborted.hide(txn, segment_txn.bound, last)
         # Terminated, or a sealed segment: no marker can follow, so the record ends it.
         if self._ledger.sealed:
             await self._write(txn)
             self._stream.over(txn, self._ledger.last_position())
         # Tracked, but nothing was appended: no entries, no marker to tell of.
-        elif not work.has_entries:
+        elif not segment_txn.has_entries:
             self._stream.over(txn)
         else:
             await self._mark(txn, state)
         # From here on it is over: what it stored counts for dedup,
         # consumers see it, dispatch wakes.
-        self._count_end(work, state)
-        del self._works[txn]
+        self._count_end(segment_txn, state)
+        del self._tracked[txn]
         self._visibility.commit(txn)
         self._note_news()
         self.moved.advance()
@@ -542,12 +548,12 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
     # --- parts
 
     def _track(self, txn: TxnId, bound: Position) -> MarkedTransaction:
-        work = self._works[txn] = MarkedTransaction(
+        segment_txn = self._tracked[txn] = MarkedTransaction(
             txn, bound, TxnSequences(self._sequence_news.began)
         )
         self._stream.wrote(txn, bound)
         self._visibility.track(txn, bound)
-        return work
+        return segment_txn
 
     def _check_serving(self) -> None:
         if self._tasks.stopping or self.failure is not None:

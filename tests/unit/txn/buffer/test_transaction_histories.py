@@ -78,11 +78,11 @@ def unpin_before_aborted_record(patch: pytest.MonkeyPatch) -> None:
     record = MetadataTransactionBuffer._abort
 
     async def wrong(
-        self: MetadataTransactionBuffer, work: PinnedTransaction, last: Position
+        self: MetadataTransactionBuffer, segment_txn: PinnedTransaction, last: Position
     ) -> None:
-        self._unpin(work)
+        self._unpin(segment_txn)
         await asyncio.sleep(0.3)
-        await record(self, work, last)
+        await record(self, segment_txn, last)
 
     patch.setattr(MetadataTransactionBuffer, "_abort", wrong)
 
@@ -99,17 +99,17 @@ def aborted_at_the_bound(patch: pytest.MonkeyPatch) -> None:
     record = MetadataTransactionBuffer._abort
 
     async def wrong(
-        self: MetadataTransactionBuffer, work: PinnedTransaction, last: Position
+        self: MetadataTransactionBuffer, segment_txn: PinnedTransaction, last: Position
     ) -> None:
-        await record(self, work, work.bound)
+        await record(self, segment_txn, segment_txn.bound)
 
     patch.setattr(MetadataTransactionBuffer, "_abort", wrong)
 
 
 def appends_after_the_decision(patch: pytest.MonkeyPatch) -> None:
     def always(self: MetadataTransactionBuffer, txn: Any) -> bool:
-        work = self._works.get(txn)
-        return work is not None and work.is_admitted
+        segment_txn = self._tracked.get(txn)
+        return segment_txn is not None and segment_txn.is_admitted
 
     patch.setattr(MetadataTransactionBuffer, "is_admitted", always)
 

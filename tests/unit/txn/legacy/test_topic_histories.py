@@ -71,9 +71,9 @@ def end_without_marker(patch: pytest.MonkeyPatch) -> None:
 def shown_before_the_marker_is_durable(patch: pytest.MonkeyPatch) -> None:
     finish = LegacyTransactionBuffer._finish
 
-    async def early(self: LegacyTransactionBuffer, work: MarkedTransaction) -> None:
-        self._visibility.commit(work.txn)
-        await finish(self, work)
+    async def early(self: LegacyTransactionBuffer, segment_txn: MarkedTransaction) -> None:
+        self._visibility.commit(segment_txn.txn)
+        await finish(self, segment_txn)
 
     patch.setattr(LegacyTransactionBuffer, "_finish", early)
 
