@@ -594,11 +594,11 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Course(troubles=("trim",), limits={"managed_ledger_ledger_entries": 4}),
     ),
     "dispatch is woken when the ceiling moves": Mutation(
-        set_method(TopicTransactions, "_follow_ceiling", _never_wake),
+        set_method(TopicTransactions, "_follow_moves", _never_wake),
         (names.NO_POLL, names.ALL_OR_NOTHING),
     ),
     "dispatch does not poll": Mutation(
-        set_method(TopicTransactions, "_follow_ceiling", _poll),
+        set_method(TopicTransactions, "_follow_moves", _poll),
         (names.NO_POLL,),
         Course(hosts=1),
     ),

@@ -18,6 +18,7 @@ from harness.simulation.txn.clients import Inlet
 from harness.simulation.txn.session import DOOMED, INPUT, ORDERS, OUTPUT, Sending, Session, TxnStage
 from harness.simulation.txn.trouble import DOOMED_SUBSCRIPTION
 from harness.simulation.txn.truth import place_of
+from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DeadlineExceeded, MagnetarError
 from magnetar.model.ids import Position
@@ -120,17 +121,17 @@ class Rest:
         ]
         loaded = [each for each in topics if isinstance(each, Topic)]
 
-        def counted(look: Callable[[], Position]) -> Position:
+        def counted(look: Callable[[], ReadWindow]) -> ReadWindow:
             nonlocal looks
             looks += 1
             return look()
 
-        before = [each.max_read_position for each in loaded]
+        before = [each.read_window for each in loaded]
         for topic, look in zip(loaded, before, strict=True):
-            topic.max_read_position = partial(counted, look)
+            topic.read_window = partial(counted, look)
         await asyncio.sleep(_QUIET_SECONDS)
         for topic, look in zip(loaded, before, strict=True):
-            topic.max_read_position = look
+            topic.read_window = look
         return looks
 
     async def _read_up(self, inlet: Inlet) -> None:

@@ -63,7 +63,6 @@ from magnetar.txn.outcomes import Outcomes
 
 # Should the watch of a record be late: whoever waits for it reads it again so often.
 _LOOK_SECONDS: Final = 1.0
-_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,11 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without asking anybody; None: `ask` tells."""
-        known = self._outcomes.known(txn)
+        segment_txn = self._tracked.get(txn)
+        # First what this segment knows: while an aborted record is being written it may be the
+        # only one here that remembers the decision ('fence'; `Outcomes` keeps so many at most).
+        known = None if segment_txn is None else segment_txn.decision
+        known = known or self._outcomes.known(txn)
         if known in ("COMMITTED", "ABORTED"):
             return NotAllowed(f"transaction {to_text(txn)} is {known}", hint=BEGIN_ANEW)
         return None

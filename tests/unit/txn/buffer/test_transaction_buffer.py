@@ -13,6 +13,7 @@ from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
+from magnetar.txn import outcomes
 from magnetar.txn.buffer import transaction_buffer as buffers
 from magnetar.txn.buffer.pins import place_pin
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
@@ -36,6 +37,7 @@ from tests.unit.broker.txn_world import (
     publish,
     quiet,
     read_all,
+    sent,
     taken,
 )
 from tests.unit.broker.world import NAME
@@ -585,3 +587,29 @@ def test_many_transactions_leave_nothing_behind() -> None:  # 32
         assert not buffer_of(topic)._tasks._tasks
 
     in_txn_world(scenario, Limits())
+
+
+def test_a_decision_that_only_the_segment_remembers_still_fences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An aborted record that waits for the store, and many decisions since: memory is bounded."""
+    monkeypatch.setattr(outcomes, "FINAL_MAX", 1)
+
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topic = await broker.topic()
+        reading, producer = await attach(topic), await joined(topic)
+        await broker.begin(T1)
+        await publish(producer, T1, "aborted")
+        await broker.store.end(T1, "ABORTED", world.clock.now_ms())
+        cut(broker)  # the aborted record cannot be written
+        broker.outcomes.learn(T1, "ABORTED")
+        broker.outcomes.learn(T2, "COMMITTED")  # pushes the first decision out
+        assert broker.outcomes.known(T1) is None
+        producer.send(sent(1, T1, "late", producer="p"))
+        await quiet()
+        assert topic.transactions is not None
+        assert topic.transactions.undecided == 1, "it holds what it stored until that is hidden"
+        assert await taken(reading) == []
+
+    in_txn_world(scenario)
