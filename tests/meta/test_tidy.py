@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from harness.limits import PATIENCE_S
 from tests.meta.tree import GENERATED_FOLDERS, files, modules, text_of, tracked_files
 
 MODULE_LINES_MAX = 800
@@ -19,6 +20,11 @@ COLUMNS_MAX = 100
 BANNED = ("Manager", "Helper", "Util", "Impl")
 BANNED_CLASS = re.compile(rf"(?:{'|'.join(BANNED)})s?$")
 BANNED_MODULE = re.compile(rf"(?:^|_)(?:{'|'.join(BANNED).lower()})s?$")
+
+# Limits of processes, answers and tests; `TEST_SECONDS` is that of the configuration.
+TEST_SECONDS = 600
+TEST_LIMIT = re.compile(r"mark\.timeout\((\d+)")
+WAIT_LIMIT = re.compile(r"(?:subprocess\.run|communicate|urlopen)\([^()]*\btimeout=(\d+)")
 
 # A letter in brackets here and there, so that a rule does not find itself.
 UNNUMBERED_NOTE = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b(?! ?\(#\d+\))")
@@ -47,6 +53,17 @@ def test_functions_are_short() -> None:
         for module in modules()
         for each in module.functions
         if each.lines > FUNCTION_LINES_MAX
+    ]
+
+
+def test_limits_on_real_time_are_long() -> None:
+    assert not [
+        f"{module.path}: {found[0]!r} is below {least:g} s, which a busy machine may need"
+        for module in modules()
+        if module.path.parts[0] in ("tests", "harness")
+        for limit, least in ((TEST_LIMIT, TEST_SECONDS), (WAIT_LIMIT, PATIENCE_S))
+        for found in limit.finditer(module.text)
+        if int(found[1]) < least
     ]
 
 
