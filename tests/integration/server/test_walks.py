@@ -7,11 +7,14 @@ more says why, here.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.server.app import Server
+from magnetar.server.embedded import Storage
 from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.messages import Delivered
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -68,6 +71,7 @@ async def walks_of(folder: Path) -> dict[str, Walk]:
         await sending.request("PRODUCER", topic="topic", producer_id=1, producer_name="p")
         await subscribed(reading)
         scene, found = Scene(sending, reading), {}
+        outstanding = _outstanding_of(server)
         taken = await scene.publish_and_take()  # what is done once is not part of a walk
         await scene.begin()
         await scene.send_in_txn()
@@ -75,17 +79,25 @@ async def walks_of(folder: Path) -> dict[str, Walk]:
         await scene.commit()
         assert (await message(reading)).position > taken.position
 
-        found["publish"], _ = await walk(scene.publish)
+        found["publish"], _ = await walk(scene.publish, outstanding)
         taken = await message(reading)
-        found["publish and delivery"], _ = await walk(scene.publish_and_take)
-        found["NEW_TXN"], _ = await walk(scene.begin)
-        found["first SEND"], _ = await walk(scene.send_in_txn)
-        found["ACK"], _ = await walk(lambda: scene.ack_in_txn(taken))
-        found["commit"], _ = await walk(scene.commit)
+        found["publish and delivery"], _ = await walk(scene.publish_and_take, outstanding)
+        found["NEW_TXN"], _ = await walk(scene.begin, outstanding)
+        found["first SEND"], _ = await walk(scene.send_in_txn, outstanding)
+        found["ACK"], _ = await walk(lambda: scene.ack_in_txn(taken), outstanding)
+        found["commit"], _ = await walk(scene.commit, outstanding)
         assert (await message(reading)).position > taken.position
         await sending.close()
         await reading.close()
     return found
+
+
+def _outstanding_of(server: Server) -> Callable[[], int]:
+    """The number of records of a server's journal that are not durable yet."""
+    storage = server.storage
+    assert isinstance(storage, Storage)
+    journal = storage._journal
+    return lambda: journal.next_sequence - 1 - journal.synced
 
 
 def _table(found: dict[str, Walk]) -> str:
@@ -125,7 +137,7 @@ def test_an_upward_call_is_seen(tmp_path: Path) -> None:
             sending = await connected(server)
             scene = Scene(sending, sending)
             await scene.begin()
-            found, _ = await walk(scene.commit)
+            found, _ = await walk(scene.commit, _outstanding_of(server))
             assert any("txn/open_transactions.py" in each for each in found.upward())
             await sending.close()
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import magnetar
+from harness.limits import within
 from tests.meta.tree import ROOT
 
 _SOURCES: Final = str(Path(magnetar.__file__).parent) + "/"
@@ -86,8 +87,16 @@ class Walk:
         ]
 
 
-async def walk(step: Callable[[], Awaitable[Any]]) -> tuple[Walk, Any]:
-    """Play a step; what follows from it within the next turns of the loop counts too."""
+async def walk(
+    step: Callable[[], Awaitable[Any]], outstanding: Callable[[], int]
+) -> tuple[Walk, Any]:
+    """Play a step; what follows from it within the next turns of the loop counts too.
+
+    It begins when nothing is left of earlier steps: what a commit leaves to be cleaned up would
+    count as the next step's on a machine whose disk is slow. `outstanding` tells how much waits
+    for the disk.
+    """
+    await _quiet(outstanding)
     found = Walk()
     sys.setprofile(found)
     try:
@@ -97,6 +106,21 @@ async def walk(step: Callable[[], Awaitable[Any]]) -> tuple[Walk, Any]:
     finally:
         sys.setprofile(None)
     return found, result
+
+
+async def _quiet(outstanding: Callable[[], int]) -> None:
+    """Return when some turns of the loop in a row did nothing, and nothing waits for the disk."""
+    async with within("a server that has nothing to do"):
+        while True:
+            probe = Walk()
+            sys.setprofile(probe)
+            try:
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            finally:
+                sys.setprofile(None)
+            if not probe.calls and not outstanding():
+                return
 
 
 def _place(frame: FrameType) -> Place | None:
