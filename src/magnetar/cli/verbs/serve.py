@@ -43,7 +43,7 @@ _BUSY_SECONDS_MAX = 1.0
 @click.option("--log-format", help="text or json.  [default: text]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 def serve(as_json: bool, **flags: str | int | None) -> None:
-    """Serve Pulsar clients and the admin interface until SIGTERM or SIGINT."""
+    """Serve Pulsar clients and the admin interface until SIGTERM, SIGINT or SIGHUP."""
     # Flags that were not given must not hide what the file or the environment says.
     given = {name: value for name, value in flags.items() if value is not None}
     config = load(given, os.environ)
@@ -56,10 +56,13 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     server = Server(config)
     told_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # SIGHUP too: the terminal was closed. Settings are read at the start alone, so that there is
+    # nothing to reload.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # Before the start: a signal that comes during recovery is not lost.
         loop.add_signal_handler(number, told_to_stop.set)
     gc.disable()  # a start makes much that stays, and hardly anything to collect
+    await server.bind_admin()  # a busy port is told before clients are served, not after
     await server.start()
     _calm_collector()
     try:
