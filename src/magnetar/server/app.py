@@ -18,9 +18,10 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,6 +34,7 @@ from magnetar.broker.topic.ownership import SharedOwnership, SoleOwner
 from magnetar.broker.topic.topic import TopicParts
 from magnetar.broker.topic.topics import Topics
 from magnetar.metadata.api import MetadataStore
+from magnetar.runtime.descriptors import descriptors_max, fitted
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
@@ -76,7 +78,9 @@ class Server(Service):
         machine: Machine | None = None,
     ) -> None:
         super().__init__("server", stop_seconds=config.limits.close_seconds)
-        self.config = config
+        # Connections must not take the descriptors that the storage needs.
+        limits = fitted(config.limits, descriptors_max())
+        self.config = config = replace(config, limits=limits)
         self.machine = machine or Machine()
         self.clock = self.machine.clock
         self.folder = Path(config.data).absolute()
@@ -253,6 +257,8 @@ class Server(Service):
     def _new_admin_connection(self) -> asyncio.Protocol:
         server = None if self._admin is None else self._admin.server
         assert server is not None, "connections come only once it was started"
+        if len(server.connections) >= self.config.limits.admin_connections_max:
+            return _Refused()
         connection: asyncio.Protocol = server()
         return connection
 
@@ -260,7 +266,15 @@ class Server(Service):
         """Start the admin interface; clients are served before and meanwhile."""
         from aiohttp import web  # loading it takes as long as the rest of a start
 
-        self._admin = web.AppRunner(create_admin(self), access_log=None, handle_signals=False)
+        seconds = self.config.limits.admin_request_seconds
+        self._admin = web.AppRunner(
+            create_admin(self),
+            access_log=None,
+            handle_signals=False,
+            # It runs from the opening of a connection too, whatever part of a request has come.
+            keepalive_timeout=seconds,
+            lingering_time=seconds,
+        )
         await self._admin.setup()
         await self.bind_admin()
         assert self._admin_listener is not None, "it was just bound"
@@ -354,6 +368,13 @@ class Server(Service):
             for session in list(self.context.sessions):
                 session.abandon("its peer does not close, and the server stops")
             await self.context.all_ended()
+
+
+class _Refused(asyncio.Protocol):
+    """One connection too many: closed without a word."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
 
 
 def _is_any(host: str) -> bool:

@@ -19,6 +19,7 @@ from importlib import import_module
 import click
 
 from magnetar.runtime import logs
+from magnetar.runtime.descriptors import raise_soft_limit
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig, load
 
@@ -48,6 +49,8 @@ def serve(as_json: bool, **flags: str | int | None) -> None:
     given = {name: value for name, value in flags.items() if value is not None}
     config = load(given, os.environ)
     logs.configure(sys.stderr, level=config.log_level, as_json=config.log_format == "json")
+    # The usual soft limit of 1,024 is for programs that use select(); connections need more.
+    raise_soft_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, as_json))
 
