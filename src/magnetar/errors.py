@@ -345,6 +345,12 @@ class DiskFull(StorageError):
     hint = "free some space; the store goes on by itself once there is room"
 
 
+class OutOfDescriptors(DiskFull):
+    """The process may open no more files: as passing as a lack of space, and met the same way."""
+
+    hint = "close connections, or raise `ulimit -n`; the store goes on by itself"
+
+
 class DiskFailed(StorageError):
     """The disk reported an error other than a lack of space."""
 

@@ -21,7 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from magnetar.errors import CorruptData, CorruptEntry, LedgerMissing, StorageError, StorageFenced
+from magnetar.errors import (
+    CorruptData,
+    CorruptEntry,
+    LedgerMissing,
+    OutOfDescriptors,
+    StorageError,
+    StorageFenced,
+)
 from magnetar.ledger.api import NO_ENTRY, LedgerState
 from magnetar.ledger.file_format import (
     ENTRIES_START,
@@ -323,5 +330,8 @@ def _sync(syncs: Iterable[Callable[[], None]]) -> None:
     try:
         for sync in syncs:
             sync()
+    # A folder could not even be opened: nothing was tried, and the next settling does it again.
+    except OutOfDescriptors:
+        raise
     except StorageError as error:
         raise StorageFenced(f"ledger files could not be synced: {error}") from error

@@ -21,7 +21,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from magnetar.errors import CorruptData, DiskFailed, DiskFull, FolderInUse, StorageError
+from magnetar.errors import (
+    CorruptData,
+    DiskFailed,
+    DiskFull,
+    FolderInUse,
+    OutOfDescriptors,
+    StorageError,
+)
 
 SECTOR_BYTES = 512
 
@@ -29,6 +36,8 @@ SECTOR_BYTES = 512
 _BUFFERS_PER_CALL = 1024
 # Quotas and the largest file size are a lack of space, too: waiting and freeing can help.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Of this process, or of the whole machine. The disk is sound, and no file was even opened.
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class File(Protocol):
@@ -109,6 +118,8 @@ def translated(error: OSError, what: str, path: Path) -> StorageError:
     """The error of our tree that says the same as this `OSError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     text = f"cannot {what} {path}: {reason}"
+    if error.errno in _NO_DESCRIPTORS:
+        return OutOfDescriptors(text)
     return DiskFull(text) if error.errno in _NO_SPACE else DiskFailed(text)
 
 
@@ -216,7 +227,18 @@ def database_error(path: Path, error: Exception, code: int) -> StorageError:
         return DiskFull(text)
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return CorruptData(text)
+    # SQLite does not say why it cannot open one of its files.
+    if primary == sqlite3.SQLITE_CANTOPEN and not _may_open():
+        return OutOfDescriptors(text)
     return DiskFailed(text)
+
+
+def _may_open() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in _NO_DESCRIPTORS
+    return True
 
 
 class _FileLock:

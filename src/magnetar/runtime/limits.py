@@ -101,6 +101,10 @@ class Limits:
     # Connections. Keep-alive (30 s), liveness check (5 s) and pending
     # publishes (1000) are Pulsar's defaults, which its clients expect.
     connections_max: int = _limit(10_000, "connections", "clients connected at a time")
+    admin_connections_max: int = _limit(128, "connections", "to the admin interface open at a time")
+    admin_request_seconds: float = _limit(
+        15.0, "seconds", "for a request to arrive at the admin interface, and between two"
+    )
     connection_handshake_seconds: float = _limit(
         30.0, "seconds", "from the opening of a connection to the end of its handshake"
     )

@@ -3,7 +3,8 @@
 Owns: `Server`, the composition root.
 
 Invariants:
-1. A connection is accepted only when storage is recovered and the broker answers.
+1. A connection is accepted only when storage is recovered and the broker answers. The ports of
+   clients and of the admin interface are both taken before: one that is busy ends the start.
 2. Stopping, in this order: no new connections; nothing more is read; every send that was read gets
    its receipt; topics are closed, with their cursors written; connections end; storage is closed.
    All of it within `close_seconds`; what is late is cut off, which loses nothing acknowledged.
@@ -17,9 +18,10 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +34,7 @@ from magnetar.broker.topic.ownership import SharedOwnership, SoleOwner
 from magnetar.broker.topic.topic import TopicParts
 from magnetar.broker.topic.topics import Topics
 from magnetar.metadata.api import MetadataStore
+from magnetar.runtime.descriptors import descriptors_max, fitted
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
@@ -40,7 +43,7 @@ from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.context import Context
 from magnetar.server.handlers.table import HANDLERS
-from magnetar.server.machine import Listener, Machine, ServerStorage, cannot_listen
+from magnetar.server.machine import Listener, Machine, ServerStorage
 from magnetar.server.repairs import Repairs
 from magnetar.server.session import Session
 from magnetar.txn.api import Transactions
@@ -75,7 +78,9 @@ class Server(Service):
         machine: Machine | None = None,
     ) -> None:
         super().__init__("server", stop_seconds=config.limits.close_seconds)
-        self.config = config
+        # Connections must not take the descriptors that the storage needs.
+        limits = fitted(config.limits, descriptors_max())
+        self.config = config = replace(config, limits=limits)
         self.machine = machine or Machine()
         self.clock = self.machine.clock
         self.folder = Path(config.data).absolute()
@@ -95,6 +100,7 @@ class Server(Service):
         # As far as a start has come: a stop undoes what is there, also after a start that failed.
         self._listener: Listener | None = None
         self._admin: web.AppRunner | None = None
+        self._admin_listener: Listener | None = None
         self._storage: ServerStorage | None = None
         self._sharing: SharedOwnership | None = None
         self._scalable: ScalableTopics | None = None
@@ -105,6 +111,8 @@ class Server(Service):
 
     async def _start(self) -> None:
         config = self.config
+        if self._create_admin is not None:
+            await self.bind_admin()
         self.storage = await self.machine.open_storage(self.folder, config.limits)
         self._storage = self.storage
         self.metadata = self.storage.connect()
@@ -238,18 +246,40 @@ class Server(Service):
     def _new_session(self) -> Session:
         return Session(self.context, HANDLERS)
 
+    async def bind_admin(self) -> None:
+        """Take the port of the admin interface; nothing is accepted there before `start_admin`."""
+        if self._admin_listener is None:
+            config = self.config
+            self._admin_listener = await self.machine.listen(
+                self._new_admin_connection, config.host, config.admin_port
+            )
+
+    def _new_admin_connection(self) -> asyncio.Protocol:
+        server = None if self._admin is None else self._admin.server
+        assert server is not None, "connections come only once it was started"
+        if len(server.connections) >= self.config.limits.admin_connections_max:
+            return _Refused()
+        connection: asyncio.Protocol = server()
+        return connection
+
     async def start_admin(self, create_admin: CreateAdmin) -> None:
         """Start the admin interface; clients are served before and meanwhile."""
         from aiohttp import web  # loading it takes as long as the rest of a start
 
-        self._admin = web.AppRunner(create_admin(self), access_log=None, handle_signals=False)
+        seconds = self.config.limits.admin_request_seconds
+        self._admin = web.AppRunner(
+            create_admin(self),
+            access_log=None,
+            handle_signals=False,
+            # It runs from the opening of a connection too, whatever part of a request has come.
+            keepalive_timeout=seconds,
+            lingering_time=seconds,
+        )
         await self._admin.setup()
-        host, port = self.config.host, self.config.admin_port
-        try:
-            await web.TCPSite(self._admin, host, port).start()
-        except OSError as error:
-            raise cannot_listen(host, port, error) from error
-        real_port = self._admin.addresses[0][1]
+        await self.bind_admin()
+        assert self._admin_listener is not None, "it was just bound"
+        await self._admin_listener.start()
+        real_port = self._admin_listener.port
         self.admin_url = url = f"http://{_in_url(self._advertised_host())}:{real_port}"
         # Not before: the port is known only now, if a free one was asked for.
         await self.namespaces.clusters.change(
@@ -300,6 +330,8 @@ class Server(Service):
         if self._listener is not None:
             self._listener.close()
         # The operator's way in goes before the parts that it looks at.
+        if self._admin_listener is not None:
+            self._admin_listener.close()
         if self._admin is not None:
             await self._admin.cleanup()
         try:
@@ -336,6 +368,13 @@ class Server(Service):
             for session in list(self.context.sessions):
                 session.abandon("its peer does not close, and the server stops")
             await self.context.all_ended()
+
+
+class _Refused(asyncio.Protocol):
+    """One connection too many: closed without a word."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
 
 
 def _is_any(host: str) -> bool:

@@ -86,8 +86,9 @@ class ServerStorage(Protocol):
 class SocketListener:
     """Listens on a TCP socket."""
 
-    def __init__(self, server: asyncio.Server) -> None:
+    def __init__(self, server: asyncio.Server, host: str) -> None:
         self._server = server
+        self._host = host
 
     @property
     def port(self) -> int:
@@ -95,7 +96,12 @@ class SocketListener:
         return port
 
     async def start(self) -> None:
-        await self._server.start_serving()
+        port = self.port
+        try:
+            await self._server.start_serving()
+        # Two that started at once may both have bound it: the kernel decides only here.
+        except OSError as error:
+            raise cannot_listen(self._host, port, error) from error
 
     def close(self) -> None:
         self._server.close()
@@ -114,7 +120,7 @@ async def listen(new_protocol: NewProtocol, host: str, port: int) -> Listener:
         )
     except OSError as error:
         raise cannot_listen(host, port, error) from error
-    return SocketListener(server)
+    return SocketListener(server, host)
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

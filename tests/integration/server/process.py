@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,9 +95,18 @@ class Running:
             expire("the end of a server")
 
 
+def _lower_descriptors(count: int) -> None:
+    # The soft one is lower still: a server raises it as far as it may.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count // 2, count))
+
+
 @contextmanager
-def served(folder: Path, *, port: int = 0, **settings: object) -> Iterator[Running]:
+def served(
+    folder: Path, *, port: int = 0, descriptors: int | None = None, **settings: object
+) -> Iterator[Running]:
     """A server, on a free port unless one is given; `settings` as in its environment.
+
+    With `descriptors` the kernel lets it open no more files than that.
 
     At the end it is stopped, if it runs, and unless it was killed must have left without an error
     or a bug.
@@ -112,6 +123,7 @@ def served(folder: Path, *, port: int = 0, **settings: object) -> Iterator[Runni
             stderr=stderr,
             text=True,
             env=environ,
+            preexec_fn=None if descriptors is None else partial(_lower_descriptors, descriptors),
         ) as process,
     ):
         assert process.stdout is not None

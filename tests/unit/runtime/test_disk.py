@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.errors import CorruptData, DiskFailed, DiskFull, FolderInUse, StorageError
+from magnetar.errors import (
+    CorruptData,
+    DiskFailed,
+    DiskFull,
+    FolderInUse,
+    OutOfDescriptors,
+    StorageError,
+)
 from magnetar.runtime.disk import LocalDisk, database_error, disk_errors, translated
 
 DISK = LocalDisk()
@@ -21,6 +28,8 @@ DISK = LocalDisk()
         (errno.ENOSPC, DiskFull),
         (errno.EDQUOT, DiskFull),
         (errno.EFBIG, DiskFull),
+        (errno.EMFILE, OutOfDescriptors),
+        (errno.ENFILE, OutOfDescriptors),
         (errno.EIO, DiskFailed),
         (errno.EACCES, DiskFailed),
         (errno.EROFS, DiskFailed),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_the_advertised_address(tmp_path: Path, config: ServerConfig, url: str) 
 # --- the command
 
 
-def test_serve_says_where_it_is_and_stops_when_told(tmp_path: Path) -> None:
+# SIGHUP: the terminal was closed. It is an orderly stop, as the other two are.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
+def test_serve_says_where_it_is_and_stops_when_told(tmp_path: Path, number: signal.Signals) -> None:
     command = [str(MAGNETAR), "serve", "--data", str(tmp_path), "--port", "0", "--admin-port", "0"]
     with subprocess.Popen(
         [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -140,9 +143,23 @@ def test_serve_says_where_it_is_and_stops_when_told(tmp_path: Path) -> None:
         assert ready["service_url"].startswith("pulsar://127.0.0.1:")
         assert ready["data"] == str(tmp_path)
         assert ready["pid"] == process.pid
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
+
+
+def test_a_busy_admin_port_is_found_before_clients_are_served(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        data = tmp_path / "data"
+        flags = ["--data", str(data), "--port", "0", "--admin-port", str(port)]
+        done = subprocess.run(
+            [str(MAGNETAR), "serve", *flags], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "server-ready" not in done.stderr
+    assert not data.exists()
 
 
 @pytest.mark.parametrize(

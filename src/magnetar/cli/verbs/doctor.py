@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import resource
 import shutil
 import socket
 import statistics
@@ -31,7 +32,8 @@ import msgspec
 from magnetar.cli.admin_client import AdminClient, default_admin_url, default_service_url
 from magnetar.cli.link import ServerConnection
 from magnetar.cli.output import print_json, print_table
-from magnetar.errors import FolderInUse, MagnetarError
+from magnetar.errors import ConfigError, FolderInUse, MagnetarError
+from magnetar.runtime.descriptors import fitted
 from magnetar.runtime.disk import LocalDisk
 from magnetar.server.config import ServerConfig, load
 from magnetar.server.embedded import STORE_FORMAT, StoreFormat
@@ -145,6 +147,7 @@ def _folder(folder: Path, config: ServerConfig) -> Iterator[Finding]:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     yield _space(existing, config)
     yield _sync(existing)
+    yield _descriptors(config)
 
 
 def _format(folder: Path) -> Finding:
@@ -194,6 +197,24 @@ def _space(folder: Path, config: ServerConfig) -> Finding:
     if usage.free < needed + _GIB:
         return Finding("space", CheckResult.WARNING, text, "free some space soon")
     return Finding("space", CheckResult.OK, text)
+
+
+def _descriptors(config: ServerConfig) -> Finding:
+    """How many files and connections a server started from here could have open."""
+    # `serve` raises the soft limit up to the hard one.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return Finding("descriptors", CheckResult.OK, "no limit of open files")
+    advice = "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE of its unit)"
+    try:
+        clients = fitted(config.limits, hard).connections_max
+    except ConfigError as error:
+        return Finding("descriptors", CheckResult.FAILED, str(error), advice)
+    text = f"{hard:,} open files: room for {clients:,} connections of clients"
+    # Nothing fails then: further clients are turned away.
+    if clients < config.limits.connections_max:
+        return Finding("descriptors", CheckResult.WARNING, text, advice)
+    return Finding("descriptors", CheckResult.OK, text)
 
 
 def _sync(folder: Path) -> Finding:

@@ -19,6 +19,7 @@ from importlib import import_module
 import click
 
 from magnetar.runtime import logs
+from magnetar.runtime.descriptors import raise_soft_limit
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig, load
 
@@ -43,11 +44,13 @@ _BUSY_SECONDS_MAX = 1.0
 @click.option("--log-format", help="text or json.  [default: text]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 def serve(as_json: bool, **flags: str | int | None) -> None:
-    """Serve Pulsar clients and the admin interface until SIGTERM or SIGINT."""
+    """Serve Pulsar clients and the admin interface until SIGTERM, SIGINT or SIGHUP."""
     # Flags that were not given must not hide what the file or the environment says.
     given = {name: value for name, value in flags.items() if value is not None}
     config = load(given, os.environ)
     logs.configure(sys.stderr, level=config.log_level, as_json=config.log_format == "json")
+    # The usual soft limit of 1,024 is for programs that use select(); connections need more.
+    raise_soft_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, as_json))
 
@@ -56,10 +59,13 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     server = Server(config)
     told_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # SIGHUP too: the terminal was closed. Settings are read at the start alone, so that there is
+    # nothing to reload.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # Before the start: a signal that comes during recovery is not lost.
         loop.add_signal_handler(number, told_to_stop.set)
     gc.disable()  # a start makes much that stays, and hardly anything to collect
+    await server.bind_admin()  # a busy port is told before clients are served, not after
     await server.start()
     _calm_collector()
     try:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from magnetar.server.admin.errors import answer_errors
 from magnetar.server.admin.exchange import BODY_BYTES_MAX, SERVER, AdminServer
 from magnetar.server.admin.scalable import scalable_subscriptions, scalable_topics
 from magnetar.server.admin.topics import lookup, schemas, statistics, subscriptions, topics
+from magnetar.server.admin.topics.peek import PEEKS
 from magnetar.server.admin.transactions import transactions
 
 # What is not built comes last: the first route that fits a path is taken.
@@ -54,6 +56,7 @@ def create_admin(server: AdminServer) -> web.Application:
         middlewares=[answer_errors, authorise], client_max_size=BODY_BYTES_MAX
     )
     application[SERVER] = server
+    application[PEEKS] = asyncio.Lock()
     for routes in _RESOURCES:
         application.add_routes(routes)
     return application

@@ -3,6 +3,8 @@
 Invariants:
 1. Health goes through the metadata store: a broker whose storage does not answer is not well.
 2. The broker is ready from the end of its start until it begins to stop; nobody is sent to it else.
+3. The broker is alive while its loop answers, also while it is not ready: to restart it would not
+   help. A storage that failed ends the process by itself.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ _TEXT: Final = "text/plain"
 async def health(request: web.Request) -> web.Response:
     await check_ready(server_of(request))
     return web.Response(text="ok", content_type=_TEXT)
+
+
+async def live(request: web.Request) -> web.Response:
+    return web.Response(text="ok", content_type=_TEXT)  # that it answers is all (invariant 3)
 
 
 async def check_ready(server: AdminServer) -> None:
@@ -71,6 +77,7 @@ def broker_id(server: AdminServer) -> str:
 
 ROUTES: Final = (
     web.get("/health", health),
+    web.get("/live", live),
     web.get("/ready", health),
     web.get("/admin/v2/brokers", brokers),
     web.get("/admin/v2/brokers/health", health),

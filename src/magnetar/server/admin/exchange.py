@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -146,7 +147,7 @@ async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
 
     A member that is null counts as absent: some tools write those that are not set so.
     """
-    data = await request.read()
+    data = await _whole_body(request)
     # No body and `null` mean the same: tools differ in which of them they send.
     if not data.strip():
         return None
@@ -154,10 +155,22 @@ async def body_of(request: web.Request, kind: type[Value]) -> Value | None:
         found = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
         raise InvalidArgument(f"the body of the request: {error}") from error
+    except RecursionError:
+        raise InvalidArgument("the body of the request is nested too deeply") from None
     # See above: null means not set.
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if value is not None}
     return None if found is None else converted(found, kind)
+
+
+async def _whole_body(request: web.Request) -> bytes:
+    seconds = server_of(request).config.limits.admin_request_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError:
+        reason = f"the body of the request did not arrive within {seconds:g} s"
+        raise web.HTTPRequestTimeout(reason=reason) from None
 
 
 def converted(found: object, kind: type[Value]) -> Value:
@@ -169,6 +182,8 @@ def converted(found: object, kind: type[Value]) -> Value:
         return msgspec.convert(found, kind)
     except msgspec.MsgspecError as error:
         raise InvalidArgument(f"the body of the request: {error}") from error
+    except RecursionError:
+        raise InvalidArgument("the body of the request is nested too deeply") from None
 
 
 async def needed_body_of(request: web.Request, kind: type[Value]) -> Value:

@@ -234,6 +234,7 @@ def test_doctor_of_a_running_server(running: Running) -> None:
     assert "health ok" in found["admin"]["found"]
     assert "Magnetar-" in found["server"]["found"]
     assert "median" in found["sync"]["found"]
+    assert "open files" in found["descriptors"]["found"]
     assert list(running.folder.glob(".doctor-*")) == []
     code, found = findings(where)
     assert code == 0

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.server.app import Server
 from tests.unit.server.admin.world import FULL, TOPIC, World, run
 
 
 def test_brokers(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        for path in ("/health", "/ready", "brokers/health", "brokers/ready"):
+        for path in ("/live", "/health", "/ready", "brokers/health", "brokers/ready"):
             answer = await world.ask("GET", path)
             assert (answer.status, answer.data) == (200, b"ok")
         assert (await world.ask("GET", "brokers/version")).status == 200
@@ -22,6 +23,19 @@ def test_brokers(tmp_path: Path) -> None:
         leader = await world.get("brokers/leaderBroker")
         assert leader == {"brokerId": broker, "serviceUrl": world.server.admin_url}
         await world.refuse(404, "GET", "brokers/elsewhere")
+
+    run(tmp_path, scenario)
+
+
+def test_a_server_that_stops_is_alive_and_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: World) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Server, "stopping", True)
+            for path in ("/health", "/ready", "brokers/health", "brokers/ready"):
+                await world.refuse(503, "GET", path)
+            assert (await world.ask("GET", "/live")).status == 200
 
     run(tmp_path, scenario)
 

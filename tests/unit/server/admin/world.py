@@ -56,7 +56,11 @@ class World:
             headers={"Content-Type": "application/json"},
         ) as answer:
             data = await answer.read()
-            found = json.loads(data) if answer.content_type == "application/json" else data.decode()
+            found = (
+                json.loads(data)
+                if answer.content_type == "application/json"
+                else data.decode(errors="replace")
+            )
             return Answer(answer.status, found, dict(answer.headers), data)
 
     async def get(self, path: str, **query: str) -> Any:
@@ -129,12 +133,14 @@ class World:
         return found
 
 
-def run(folder: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
+def run(
+    folder: Path, scenario: Callable[[World], Awaitable[None]], limits: Limits = _LIMITS
+) -> None:
     """Run a scenario against a server of its own."""
 
     async def go() -> None:
         config = ServerConfig(
-            data=str(folder / "data"), port=0, admin_port=0, cluster="here", limits=_LIMITS
+            data=str(folder / "data"), port=0, admin_port=0, cluster="here", limits=limits
         )
         async with (
             Server(config, create_admin=create_admin) as server,

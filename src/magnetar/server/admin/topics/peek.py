@@ -7,10 +7,13 @@ undo the compression; otherwise as they are stored, and a header says so.
 Invariants:
 1. Headers hold only what HTTP allows: properties are one JSON object in a header as well, and alone
    where a name or value does not fit into a header of its own.
+2. What a few kilobytes unfold to costs little: never more than the largest message, off the loop,
+   and one at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import zlib
@@ -27,20 +30,27 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 # What RFC 9110 calls a token; aiohttp refuses a header that is none.
 _NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _VALUE: Final = re.compile(r"[\x20-\x7e]*")
-# A few kilobytes may claim to be gigabytes.
-_UNCOMPRESSED_MAX: Final = 128 * 1024 * 1024
+
+PEEKS: Final = web.AppKey("peeks", asyncio.Lock)
+"""Held by the one peek that undoes a compression."""
 
 
-def as_response(entry: Entry) -> web.Response:
+async def as_response(entry: Entry, turn: asyncio.Lock, bytes_max: int) -> web.Response:
+    """The answer to a peek; a payload that says it is larger than `bytes_max` stays compressed."""
     view = EntryView.of(entry)
     headers = _headers(view)
     # Shown as it is: whoever peeks at a damaged entry wants to see it.
     if not view.readable:
         return _response(entry.payload, headers)
-    payload, compression = _opened(view.metadata, entry.payload[payload_offset(entry.payload) :])
-    if compression:
-        headers["X-Pulsar-compression"] = compression
-    return _response(payload, headers)
+    payload = entry.payload[payload_offset(entry.payload) :]
+    kind = view.metadata.compression
+    opened = payload if kind == pb.NONE else None
+    if opened is None and _can_open(view.metadata, bytes_max):
+        async with turn:
+            opened = await asyncio.to_thread(_opened, payload, view.metadata.uncompressed_size)
+    if opened is None:
+        headers["X-Pulsar-compression"] = pb.CompressionType.Name(kind)
+    return _response(payload if opened is None else opened, headers)
 
 
 def _response(payload: bytes, headers: dict[str, str]) -> web.Response:
@@ -87,19 +97,16 @@ def _moment(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _opened(metadata: pb.MessageMetadata, payload: bytes) -> tuple[bytes, str]:
-    """The payload as its producer had it, or as it is stored and how it is compressed."""
-    kind = metadata.compression
-    if kind == pb.NONE:
-        return payload, ""
-    name = pb.CompressionType.Name(kind)
-    chunked = metadata.num_chunks_from_msg > 1
-    size = metadata.uncompressed_size
+def _can_open(metadata: pb.MessageMetadata, bytes_max: int) -> bool:
     # Only zlib is in the standard library; a chunk alone, or what is encrypted, cannot be opened.
-    if kind != pb.ZLIB or metadata.encryption_keys or chunked or size > _UNCOMPRESSED_MAX:
-        return payload, name
+    is_whole = not metadata.encryption_keys and metadata.num_chunks_from_msg <= 1
+    return metadata.compression == pb.ZLIB and is_whole and metadata.uncompressed_size <= bytes_max
+
+
+def _opened(payload: bytes, size: int) -> bytes | None:
+    """The payload as its producer had it; None: it is not what its metadata says."""
     try:
         # Bounded by what the metadata says, whatever the data would give.
-        return zlib.decompressobj().decompress(payload, max(size, 1)), ""
+        return zlib.decompressobj().decompress(payload, max(size, 1))
     except zlib.error:
-        return payload, name
+        return None
