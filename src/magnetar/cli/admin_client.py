@@ -6,8 +6,9 @@ share, and the names of topics as paths.
 Invariants:
 1. Whatever goes wrong leaves as an error of `magnetar.errors`: the reason that the server gave, or
    what to do when none answers.
-2. Without `--admin-url` the address is that of the settings, so that verbs find a server that runs
-   with the same environment or settings file.
+2. Without `--admin-url` the address is that of `MAGNETAR_ADMIN_URL`, else of the settings, so that
+   verbs find a server that runs with the same environment or settings file.
+3. An error names the server that was asked.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from yarl import URL
 
 from magnetar.errors import DeadlineExceeded, RequestError, ServiceNotReady
 from magnetar.model.names import NamespaceName, TopicName
-from magnetar.server.config import load
+from magnetar.server.config import ADMIN_URL_VARIABLE, SERVICE_URL_VARIABLE, load
 
 REQUEST_SECONDS: Final = 30.0
 
@@ -45,6 +46,8 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     data: bytes
+    server: str
+    """The URL that was asked, for errors."""
 
 
 class AdminClient:
@@ -100,7 +103,7 @@ class AdminClient:
             async with self._session.request(
                 method, url.update_query(query or {}), data=content, headers=headers
             ) as answer:
-                return Answer(answer.status, answer.headers, await answer.read())
+                return Answer(answer.status, answer.headers, await answer.read(), self.url)
         # Three ways to get no answer: a server that is too slow,
         # none at all, and a URL that is none.
         except TimeoutError as error:
@@ -132,15 +135,15 @@ def check(answer: Answer) -> None:
     if answer.headers.get("Content-Type", "").startswith(_JSON):
         found = _decoded(answer)
         if isinstance(found, dict) and found.get("reason"):
-            raise RequestError(str(found["reason"]))
-    raise RequestError(f"the admin interface answered with status {answer.status}")
+            raise RequestError(f"{found['reason']} (said {answer.server})")
+    raise RequestError(f"{answer.server} answered with status {answer.status}")
 
 
 def _decoded(answer: Answer) -> Any:
     try:
         return json.loads(answer.data)
     except ValueError as error:
-        raise RequestError(f"the admin interface answered with broken JSON: {error}") from error
+        raise RequestError(f"{answer.server} answered with broken JSON: {error}") from error
 
 
 # --- what the verbs share
@@ -168,11 +171,15 @@ def ask(url: str | None, work: Callable[[AdminClient], Awaitable[Result]]) -> Re
 
 
 def default_admin_url() -> str:
+    if given := os.environ.get(ADMIN_URL_VARIABLE):
+        return given
     config = load({}, os.environ)
     return f"http://{_reachable(config.host)}:{config.admin_port}"
 
 
 def default_service_url() -> str:
+    if given := os.environ.get(SERVICE_URL_VARIABLE):
+        return given
     config = load({}, os.environ)
     return f"pulsar://{_reachable(config.host)}:{config.port}"
 

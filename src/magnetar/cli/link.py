@@ -5,7 +5,7 @@ waits for something reads the connection meanwhile, and pings are answered on th
 
 Invariants:
 1. Every wait has a deadline, but that of `next` without one: it is for a user who stops it.
-2. A refusal leaves as `RequestError` with the server's words; a broken connection as
+2. A refusal leaves as `RequestError` with the server's words and its URL; a broken connection as
    `ServiceNotReady`.
 3. Commands that came while a reply was awaited are handed out by `next`, in their order.
 """
@@ -90,7 +90,7 @@ class ServerConnection:
         async with self._deadline("the handshake"):
             received = await self.next()
         if not isinstance(received, Received) or received.type != TYPES["CONNECTED"]:
-            raise _refused(received)
+            raise self._refused(received)
         self.server_version = str(getattr(received.body, "server_version", ""))
 
     # --- sending
@@ -117,7 +117,7 @@ class ServerConnection:
                     if isinstance(received, Received):
                         # One request at a time: an ERROR is about it, whatever id it carries.
                         if received.type == TYPES["ERROR"]:
-                            raise _refused(received)
+                            raise self._refused(received)
                         if getattr(received.body, "request_id", None) == request_id:
                             return received.body
                     kept.append(received)
@@ -159,13 +159,21 @@ class ServerConnection:
     def _deadline(self, what: str) -> _Deadline:
         return _Deadline(self._seconds, f"{self.url} did not answer {what} in time")
 
+    def refusal(self, words: str) -> RequestError:
+        return RequestError(f"{words} (said {self.url})")
+
+    def _refused(self, received: Command) -> RequestError:
+        message = getattr(getattr(received, "body", None), "message", "")
+        number = received.type if isinstance(received, Received) else -1
+        return self.refusal(message or f"it answered with {NAMES.get(number, 'a message')}")
+
     # --- topics
 
     async def partitions_of(self, topic: TopicName) -> list[TopicName]:
         """The topics to use for a name: its partitions, or itself."""
         answer = await self.request("PARTITIONED_METADATA", topic=str(topic))
         if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
-            raise RequestError(answer.message or f"{topic}: error {answer.error}")
+            raise self.refusal(answer.message or f"{topic}: error {answer.error}")
         # 0 partitions: not partitioned at all, and used under its own name.
         if not answer.partitions:
             return [topic]
@@ -175,7 +183,7 @@ class ServerConnection:
         """Make sure that this server has the topic."""
         answer = await self.request("LOOKUP", topic=str(topic))
         if answer.response == _FAILED:
-            raise RequestError(answer.message or f"{topic}: error {answer.error}")
+            raise self.refusal(answer.message or f"{topic}: error {answer.error}")
         # A redirect: the CLI has one connection and follows none, but says where to ask.
         if answer.response != _CONNECT:
             raise RequestError(
@@ -207,12 +215,6 @@ class _Deadline:
 
 
 _KEEPALIVE: Final = frozenset({TYPES["PING"], TYPES["PONG"]})
-
-
-def _refused(received: Command) -> RequestError:
-    message = getattr(getattr(received, "body", None), "message", "")
-    number = received.type if isinstance(received, Received) else -1
-    return RequestError(message or f"the server answered with {NAMES.get(number, 'a message')}")
 
 
 def _address(url: str) -> tuple[str, int]:

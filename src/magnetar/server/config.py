@@ -6,13 +6,15 @@ the flag `--x` of `magnetar serve`.
 
 Invariants:
 1. A variable that begins with `MAGNETAR_`, or a key of the file, that is no setting is refused,
-   with the nearest name: a misspelt setting never goes unnoticed.
+   with the nearest name: a misspelt setting never goes unnoticed. Passed over are the addresses of
+   the command line (`CLIENT_VARIABLES`), and what Kubernetes sets for a service of our name.
 2. Only what is set changes. A flag goes before the environment, that before the file.
 3. `docs/reference/settings.md` lists every setting (a test compares).
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -26,6 +28,20 @@ from magnetar.runtime.limits import Limit, Limits, all_limits
 PREFIX: Final = "MAGNETAR_"
 CONFIG_VARIABLE: Final = "MAGNETAR_CONFIG"
 """Names the file; it cannot stand in the file itself."""
+
+SERVICE_URL_VARIABLE: Final = "MAGNETAR_SERVICE_URL"
+ADMIN_URL_VARIABLE: Final = "MAGNETAR_ADMIN_URL"
+CLIENT_VARIABLES: Final = (SERVICE_URL_VARIABLE, ADMIN_URL_VARIABLE)
+"""Say which server the verbs of the command line ask; a server does not read them."""
+
+# Kubernetes sets these in every pod of a namespace, for each service there. One that is called
+# `magnetar`, or begins so, gives names with our prefix, two of which are settings as well: they are
+# told apart by their value.
+_KUBERNETES_NAME: Final = re.compile(
+    r"\w+_SERVICE_HOST|\w+_SERVICE_PORT(_\w+)?|"
+    r"\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+_KUBERNETES_PORT: Final = re.compile(r"(tcp|udp|sctp)://.+")
 
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _LOG_FORMATS: Final = ("text", "json")
@@ -147,12 +163,20 @@ def _environment_values(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in environ.items():
         # Other programs' variables are none of ours; those with our prefix are, even if unknown.
-        if not name.startswith(PREFIX) or name == CONFIG_VARIABLE:
+        if not name.startswith(PREFIX) or name in (CONFIG_VARIABLE, *CLIENT_VARIABLES):
+            continue
+        if _is_of_kubernetes(name, text):
             continue
         if name not in known:
-            raise _unknown(name, (*known, CONFIG_VARIABLE))
+            raise _unknown(name, (*known, CONFIG_VARIABLE, *CLIENT_VARIABLES))
         values[known[name].key] = _from_text(known[name], text)
     return values
+
+
+def _is_of_kubernetes(name: str, text: str) -> bool:
+    if name.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(text):
+        return True
+    return _KUBERNETES_NAME.fullmatch(name) is not None
 
 
 def _file_values(path: Path, known: Mapping[str, Setting]) -> dict[str, object]:

@@ -49,6 +49,16 @@ def test_a_migration(running: Running) -> None:
     assert "x-partition-0" in running.done("topics", "layout", X)
 
 
+def test_unload_takes_a_scalable_topic_and_a_segment(running: Running) -> None:
+    running.done("topics", "create", X, "--segments", "2")
+    segment = "segment://public/default/x/8000-ffff-1"
+    for name in (X, segment):
+        assert running.done("topics", "unload", name) == f"unloaded {name}\n"
+    missing = running.admin("topics", "unload", segment[:-1] + "7")
+    assert missing.exit_code == 1
+    assert "has no segment 7" in missing.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

@@ -100,7 +100,7 @@ async def _confirmed(
             found[body.producer_id, body.sequence_id] = place
         # Refused: later ones may be stored, but nobody could tell which, so the verb ends.
         elif isinstance(body, pb.CommandSendError):
-            raise RequestError(body.message or f"a message was refused: error {body.error}")
+            raise link.refusal(body.message or f"a message was refused: error {body.error}")
         # The topic moved or was deleted while messages were in flight.
         elif received.type == TYPES["CLOSE_PRODUCER"]:
             raise ServiceNotReady("the server closed the producer; not every message was stored")

@@ -34,6 +34,13 @@ def scalable_path(topic: str) -> str:
     return _path(name)
 
 
+def unload_path(topic: str) -> str:
+    """The path that unloads a scalable topic, or the one segment that is named."""
+    name = TopicName.parse(topic)
+    path = f"{_path(name)}/unload"
+    return path if name.descriptor is None else f"{path}/{name.descriptor.segment_id}"
+
+
 def _path(name: TopicName) -> str:
     return f"scalable/{name.namespace}/{part(name.local_name)}"
 

@@ -25,7 +25,9 @@ from magnetar.cli.verbs.scalable import (
     listed_topics,
     print_statistics,
     scalable_path,
+    unload_path,
 )
+from magnetar.model.names import TopicName
 
 _DOMAINS = ("persistent", "non-persistent")
 
@@ -209,8 +211,9 @@ def terminate(topic: str, admin_url: str | None, as_json: bool) -> None:
 @admin_options
 def unload(topic: str, admin_url: str | None) -> None:
     """Close TOPIC and its clients, which come back at once; nothing is lost."""
-    path = topic_path(topic)
-    ask(admin_url, lambda admin: admin.put(f"{path}/unload"))
+    scalable = TopicName.parse(topic).domain.is_scalable
+    path = unload_path(topic) if scalable else f"{topic_path(topic)}/unload"
+    ask(admin_url, lambda admin: admin.put(path))
     click.echo(f"unloaded {topic}")
 
 

@@ -106,6 +106,17 @@ async def topics_in(request: web.Request) -> web.Response:
     return shown(await topics_of(request).names(namespace_of(request), mode))
 
 
+async def unload(request: web.Request) -> web.Response:
+    namespace = namespace_of(request)
+    topics = topics_of(request)
+    # 404 for a namespace that does not exist: nothing of it is loaded either.
+    await topics.namespaces.policies(namespace)
+    # Segments of its scalable topics included; a list, for topics come and go in the pauses.
+    for name in [each for each in topics.loaded if each.namespace == namespace]:
+        await topics.unload(name)
+    return done()
+
+
 def set_policies(policies: Policies) -> dict[str, Any]:
     """What is set; tools take what is missing for the default."""
     found = msgspec.to_builtins(policies)
@@ -120,4 +131,5 @@ ROUTES: Final = (
     web.put(_NAMESPACE, create),
     web.delete(_NAMESPACE, delete),
     web.get(f"{_NAMESPACE}/topics", topics_in),
+    web.put(f"{_NAMESPACE}/unload", unload),
 )

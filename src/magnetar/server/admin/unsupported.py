@@ -19,7 +19,7 @@ _POLICIES: Final = (
     "properties|property|publishRate|replication|replicatorDispatchRate|"
     "schemaAutoUpdateCompatibilityStrategy|schemaCompatibilityStrategy|schemaValidationEnforced|"
     "subscribeRate|subscriptionAuthMode|subscriptionDispatchRate|subscriptionExpirationTime|"
-    "subscriptionTypesEnabled|unload"
+    "subscriptionTypesEnabled"
 )
 _OF_TOPICS: Final = (
     f"{_POLICIES}|backlog|backlogSize|compaction|examinemessage|ledger|messageid|offload|"

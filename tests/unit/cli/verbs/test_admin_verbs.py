@@ -136,7 +136,8 @@ def test_namespaces(running: Running) -> None:
 def test_a_refusal_is_one_line(running: Running) -> None:
     result = running.admin("topics", "stats", "missing")
     assert result.exit_code == 1
-    assert result.stderr == "error: persistent://public/default/missing does not exist\n"
+    missing = "persistent://public/default/missing does not exist"
+    assert result.stderr == f"error: {missing} (said {running.admin_url})\n"
     assert running.admin("topics", "stats", "a/b").exit_code == 1
     assert running.admin("namespaces", "show", "a").exit_code == 1
 
@@ -290,3 +291,12 @@ def test_every_verb_helps(group: click.Group) -> None:
         result = CliRunner().invoke(main, [group.name, verb, "--help"])
         assert result.exit_code == 0
         assert "--admin-url" in result.output
+
+
+def test_a_refusal_names_the_server_that_was_asked(running: Running) -> None:
+    refused = running.admin("topics", "stats", "none")
+    assert refused.exit_code == 1
+    assert f"(said {running.admin_url})" in refused.stderr
+    refused = running.client("consume", "none/none/x", "-s", "s", "--wait", "0")
+    assert refused.exit_code == 1
+    assert f"(said {running.url})" in refused.stderr

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.model.names import TopicName
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.admin.world import World, run
 
@@ -26,6 +27,32 @@ async def active(world: World, path: str = X) -> dict[int, tuple[int, int]]:
 
 
 # --- topics
+
+
+def test_unloading_a_scalable_topic_one_segment_and_a_namespace(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X, numInitialSegments="2")
+        await world.change("PUT", "persistent/public/default/regular")
+        halves = [f"segment://public/default/x/{each}" for each in ("0000-7fff-0", "8000-ffff-1")]
+        names = [TopicName.parse(each) for each in (*halves, "regular")]
+        topics = world.server.topics
+
+        async def unloaded(path: str) -> list[bool]:
+            """Which of the three are closed by it, whoever loads them again."""
+            before = [await topics.get(name, create=False) for name in names]
+            await world.change("PUT", path)
+            pairs = zip(names, before, strict=True)
+            return [topics.loaded.get(name) is not topic for name, topic in pairs]
+
+        assert await unloaded(f"{X}/unload") == [True, True, False]
+        assert await unloaded(f"{X}/unload/1") == [False, True, False]
+        assert await unloaded("namespaces/public/default/unload") == [True, True, True]
+        await world.refuse(404, "PUT", f"{X}/unload/7")
+        await world.refuse(412, "PUT", f"{X}/unload/first")
+        await world.refuse(404, "PUT", f"{BASE}/none/unload")
+        await world.refuse(404, "PUT", "namespaces/public/none/unload")
+
+    run(tmp_path, scenario)
 
 
 def test_a_subscription_that_reads_what_is_not_committed(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from magnetar.errors import Conflict, InvalidArgument, ServiceNotReady, TopicNot
 from magnetar.model.hashing import HASH_MAX
 from magnetar.model.names import Domain, TopicName
 from magnetar.scalable.layout.autoscale import check_override, read_override, resolve
-from magnetar.scalable.records import ScalableRecord
+from magnetar.scalable.layout.changes import layout_of
+from magnetar.scalable.records import ScalableRecord, segment_topic
 from magnetar.server.admin.exchange import (
     body_of,
     done,
     flag_of,
+    has_part,
     namespace_of,
     needed_body_of,
     part_of,
@@ -132,6 +134,20 @@ async def migrate(request: web.Request) -> web.Response:
     return done()
 
 
+async def unload(request: web.Request) -> web.Response:
+    """Close every segment, or the one that the path names; clients come back to them."""
+    topic = topic_of(request)
+    segments = layout_of(await read_record(request, topic)).segments
+    wanted = list(segments)
+    if has_part(request, "segment"):
+        wanted = [whole_number(part_of(request, "segment"), "the id of a segment")]
+        await _check_segments(request, topic, wanted)
+    # Sealed ones too: consumers may still be at them. Those that are not loaded are passed.
+    for number in wanted:
+        await topics_of(request).unload(segment_topic(topic, segments[number]))
+    return done()
+
+
 async def _carried_out(request: web.Request, topic: TopicName, work: Awaitable[object]) -> None:
     """Await a change; Conflict if it, or another one, takes longer than anybody can wait."""
     try:
@@ -233,6 +249,8 @@ ROUTES: Final = (
     web.post(f"{SCALABLE}/split/{{segment}}", split),
     web.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
     web.post(f"{SCALABLE}/migrate", migrate),
+    web.put(f"{SCALABLE}/unload", unload),
+    web.put(f"{SCALABLE}/unload/{{segment}}", unload),
     web.get(f"{SCALABLE}/autoScalePolicy", show_policy),
     web.post(f"{SCALABLE}/autoScalePolicy", set_policy),
     web.delete(f"{SCALABLE}/autoScalePolicy", clear_policy),
