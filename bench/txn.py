@@ -306,7 +306,7 @@ def writes(served: Served) -> Writes:
     return Writes(
         value_of(text, 'magnetar_metadata_changes_total{kind="put"}'),
         value_of(text, 'magnetar_metadata_changes_total{kind="delete"}'),
-        value_of(text, 'pulsar_txn_metadata_store_header_cas_total{result="stored"}'),
+        value_of(text, 'pulsar_txn_metadata_store_header_cas_total{result="ok"}'),
     )
 
 

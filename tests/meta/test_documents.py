@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -42,6 +43,43 @@ def test_every_metric_is_documented() -> None:
     for found in pkgutil.walk_packages(magnetar.__path__, "magnetar."):
         importlib.import_module(found.name)
     _assert_documented("metrics.md", (metric.name for metric in all_metrics()))
+
+
+MOVES = {"inc", "dec", "set", "observe", "set_function", "time"}
+
+
+def test_every_metric_is_moved_by_the_product() -> None:
+    defined: dict[str, str] = {}
+    moved: set[str] = set()
+    aliases: list[tuple[str, set[str]]] = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Assign(targets=[target], value=ast.Call(func=ast.Name(id=kind))) if (
+                    kind in ("counter", "gauge", "histogram")
+                ):
+                    defined[_name_of(target)] = path.name
+                case ast.Assign(targets=[target], value=value):
+                    aliases.append((_name_of(target), _names_in(value)))
+                case ast.AnnAssign(target=target, value=ast.expr() as value):
+                    aliases.append((_name_of(target), _names_in(value)))
+                case ast.Attribute(value=value, attr=attr) if attr in MOVES:
+                    moved |= _names_in(value)
+    # What is moved under another name, such as `_CAS_OK = TXN_HEADER_CAS.labels("ok")`.
+    for _ in range(2):
+        for name, of in aliases:
+            if name in moved:
+                moved |= of
+    assert len(defined) > 50
+    assert not defined.keys() - moved, sorted(defined.keys() - moved)
+
+
+def _name_of(target: ast.expr) -> str:
+    return target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+
+
+def _names_in(value: ast.expr) -> set[str]:
+    return {_name_of(each) for each in ast.walk(value) if isinstance(each, ast.expr)} - {""}
 
 
 def test_every_setting_is_documented() -> None:

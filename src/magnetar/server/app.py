@@ -154,7 +154,7 @@ class Server(Service):
             self.clock,
             coordinates=partitions.coordinates,
             # Looked up when it is called: the coordinators are made below, and of these outcomes.
-            legacy_is_open=lambda txn: self.coordinators.legacy.is_open(txn),
+            legacy=lambda: self.coordinators.legacy,
             participants_max=limits.txn_participants_max,
         )
         # The embedded storage has one journal for pins and entries, so that their order

@@ -25,7 +25,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from magnetar.errors import InvariantBroken, MagnetarError, NotAllowed, StoreClosed
+from magnetar.errors import (
+    InvariantBroken,
+    MagnetarError,
+    NotAllowed,
+    StoreClosed,
+    TransactionNotFound,
+)
 from magnetar.metadata.api import Event, Watch
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
@@ -60,6 +66,28 @@ class Participant(Protocol):
 
 
 Missing = Callable[[TxnId], None]
+
+
+class LegacyCoordination(Protocol):
+    """The coordinators of legacy transactions, whom a topic asks before it lets one in."""
+
+    def takes_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> bool | None:
+        """Whether it is open and will be ended there; False: it may not; None: ask `take_part`."""
+        ...
+
+    async def take_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> None:
+        """Have it ended there too, durably; raises unless its coordinator says that it is open."""
+        ...
+
+
+class _NoLegacy:
+    """A broker without coordinators of legacy transactions: it gave no id out."""
+
+    def takes_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> bool | None:
+        return False
+
+    async def take_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> None:
+        raise TransactionNotFound(f"there is no transaction {to_text(txn)}")
 
 
 class DecisionQueue:
@@ -110,12 +138,11 @@ class Outcomes(Service):
         clock: Clock,
         *,
         coordinates: Callable[[TxnId], bool],
-        legacy_is_open: Callable[[TxnId], bool | None] = lambda _: None,
+        legacy: Callable[[], LegacyCoordination] = _NoLegacy,
         participants_max: int = Limits().txn_participants_max,
     ) -> None:
         super().__init__("transaction decisions", stop_seconds=STOP_SECONDS)
-        self.legacy_is_open = legacy_is_open
-        """Asked before a legacy transaction writes somewhere first; None: nobody here knows."""
+        self._legacy = legacy
         self._store = store
         self._clock = clock
         self._coordinates = coordinates
@@ -128,6 +155,11 @@ class Outcomes(Service):
 
     async def _start(self) -> None:
         self.spawn(self._repair(), "repair")
+
+    @property
+    def legacy(self) -> LegacyCoordination:
+        """Asked before a legacy transaction writes or acknowledges somewhere first."""
+        return self._legacy()
 
     # --- what is known
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from magnetar.errors import BadVersion, OutcomeUnknown
+from magnetar.errors import BadVersion, InvalidTxnStatus, OutcomeUnknown
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record, Stat
 from magnetar.metadata.recipes import Content, Fate, cas_settle
@@ -57,8 +57,9 @@ from magnetar.wire.messages import TxnId
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_CAS_STORED = TXN_HEADER_CAS.labels("stored")
-_CAS_LOST = TXN_HEADER_CAS.labels("lost")
+_CAS_OK = TXN_HEADER_CAS.labels("ok")
+_CAS_CONFLICT = TXN_HEADER_CAS.labels("conflict")
+_CAS_REJECT = TXN_HEADER_CAS.labels("reject")
 
 
 class StoredOp(NamedTuple):
@@ -99,9 +100,9 @@ class TxnStore:
             await self.metadata.put(key, encode(header), expected=version, indexes=indexes)
         # In both cases only the store tells what stands there: the caller falls back to reading it.
         except (BadVersion, OutcomeUnknown):
-            _CAS_LOST.inc()
+            _CAS_CONFLICT.inc()
             return False
-        _CAS_STORED.inc()
+        _CAS_OK.inc()
         return True
 
     async def header(self, txn: TxnId) -> Header | None:
@@ -285,13 +286,16 @@ class TxnStore:
 
         try:
             await cas_settle(self.metadata, key, fate)
-        except BaseException:
+        except BaseException as error:
             lost = attempts
+            # Decided otherwise before: nothing was put, and that is what the caller is told.
+            if kind is Header and isinstance(error, InvalidTxnStatus):
+                _CAS_REJECT.inc()
             raise
         finally:
             if kind is Header and attempts:
-                _CAS_STORED.inc(attempts - lost)
-                _CAS_LOST.inc(lost)
+                _CAS_OK.inc(attempts - lost)
+                _CAS_CONFLICT.inc(lost)
         return after
 
     async def _found(

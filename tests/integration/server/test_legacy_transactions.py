@@ -463,3 +463,58 @@ def test_what_its_coordinator_does_not_know_holds_nothing(tmp_path: Path) -> Non
         assert await client.payloads(1) == [b"y"]
 
     play(tmp_path, scene)
+
+
+NOBODYS = (TxnId(3, 1), TxnId(16, 0), TxnId(1 << 40, 7))
+"""Of a coordinator that never began one, and of numbers that no coordinator has."""
+
+
+@pytest.mark.parametrize("kind", ["auto", "metadata"])
+def test_an_id_that_no_coordinator_gave_out_is_refused(tmp_path: Path, kind: str) -> None:
+    async def scene(server: Server, client: V4) -> None:
+        await client.subscribe(A)
+        await client.publish(A, b"#first")
+        _, where = await client.receive()
+        for invented in NOBODYS:
+            assert await refused(client.send(A, b"#x", invented)) == WireCode.NOT_ALLOWED
+            code = await refused(client.ack_only(A, where, invented))
+            assert code == WireCode.TRANSACTION_CONFLICT
+        await client.publish(A, b"#plain")
+        assert await client.payloads(1) == [b"plain"]
+        await client.ack_only(A, where)  # no transaction holds it
+
+    async def again(server: Server, client: V4) -> None:
+        await client.subscribe(A, "new")
+        assert await client.payloads(2) == [b"first", b"plain"]
+
+    play(tmp_path, scene, again, kinds=(kind, kind))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_send_that_was_not_added_ends_with_its_own_transaction(
+    tmp_path: Path, commit: bool
+) -> None:
+    made: list[TxnId] = []
+
+    async def scene(server: Server, client: V4) -> None:
+        for topic in (A, B):
+            await client.subscribe(topic)
+        await client.publish(B, b"#taken")
+        _, where = await client.receive()
+        txn = await client.begin(5)
+        made.append(txn)
+        await client.send(A, b"#in", txn)
+        await client.ack_only(B, where, txn)
+        await client.publish(A, b"#behind")
+        await client.sees_nothing()
+
+    # The coordinator has noted it durably: a restart before the end changes nothing.
+    async def again(server: Server, client: V4) -> None:
+        await client.end(made[0], commit=commit)
+        for topic in (A, B):
+            await client.subscribe(topic)
+        expected = {b"in", b"behind"} if commit else {b"behind", b"taken"}
+        assert set(await client.payloads(2)) == expected
+        await client.sees_nothing()
+
+    play(tmp_path, scene, again)

@@ -13,6 +13,7 @@ from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.records import TopicRecord
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic, TopicParts
+from magnetar.errors import TransactionNotFound
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -20,7 +21,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import transitions
 from magnetar.txn.api import Transactions
-from magnetar.txn.ids import metadata_id
+from magnetar.txn.ids import metadata_id, to_text
 from magnetar.txn.outcomes import Outcomes
 from magnetar.txn.records import ABORTED_RECORDS, OPS, State
 from magnetar.txn.store import TxnStore
@@ -32,6 +33,26 @@ T1, T2, T3 = (metadata_id(0, number) for number in (1, 2, 3))
 TIMEOUT_MS = 600_000
 
 
+class LegacyCoordinator:
+    """The coordinators of legacy transactions: what they say of one that wants to take part."""
+
+    def __init__(self) -> None:
+        self.over: set[TxnId] = set()
+        """Of which they know that they are not open."""
+        self.places: dict[TxnId, list[tuple[str, str | None]]] = {}
+        """Where others take part."""
+
+    def takes_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> bool | None:
+        if txn in self.over:
+            return False
+        return True if (topic, subscription) in self.places.get(txn, []) else None
+
+    async def take_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> None:
+        if txn in self.over:
+            raise TransactionNotFound(f"there is no transaction {to_text(txn)}")
+        self.places.setdefault(txn, []).append((topic, subscription))
+
+
 class Broker:
     """One process: its stores, what it knows of transactions, its topics."""
 
@@ -41,13 +62,12 @@ class Broker:
         self.world = world
         parts = world.parts()
         self.store = TxnStore(parts.metadata)
-        self.legacy_over: set[TxnId] = set()
-        """Of which their coordinator here knows that they are not open."""
+        self.legacy = LegacyCoordinator()
         self.outcomes = Outcomes(
             self.store,
             world.clock,
             coordinates=lambda _: coordinates,
-            legacy_is_open=lambda txn: False if txn in self.legacy_over else None,
+            legacy=lambda: self.legacy,
         )
         transactions = Transactions(self.store, self.outcomes, shares_journal, parts.limits)
         self.parts: TopicParts = replace(parts, transactions=transactions)

@@ -158,6 +158,15 @@ class Schemas:
         if not any(each.holds(schema) for each in in_force):
             self._check(schema, [each.as_schema() for each in in_force], strategy)
 
+    async def is_judged(self, schema_id: str, schema: SchemaData, *, strategy: str) -> bool:
+        """Whether that `check` passes says all that the strategy asks for.
+
+        Of two different definitions of one type it does not: only their type was compared.
+        """
+        in_force = await self.versions(schema_id)
+        is_known = any(each.holds(schema) for each in in_force)
+        return is_known or not in_force or strategy == "ALWAYS_COMPATIBLE"
+
     async def for_producer(
         self, schema_id: str, schema: SchemaData | None, policies: TopicPolicies
     ) -> int | None:

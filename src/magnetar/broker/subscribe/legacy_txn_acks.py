@@ -6,7 +6,8 @@ and holding are the same; what differs is where the intents are, and who tells t
 Invariants:
 1. `recover` has read the log, if there is one, before anything is dispatched or acknowledged in a
    transaction: what is not ended is held again, what was committed is in the cursor.
-2. An acknowledgement is answered once its entry is durable. If that could not be written it is held
+2. An acknowledgement is answered once its coordinator has confirmed that the transaction is open
+   and will be ended here, and its entry is durable. If that could not be written it is held
    no more. Being the log's owner is what lets an entry become durable.
 3. From the moment of an end nothing more is accepted of its transaction. The end waits for what is
    in flight, is durable behind it, and is then applied; only then `end` returns.
@@ -25,8 +26,10 @@ from typing import Final
 
 from magnetar.broker.subscribe.pending_ack_messages import PendingAckMessages
 from magnetar.errors import (
+    InvalidTxnStatus,
     ServiceNotReady,
     TransactionConflict,
+    TransactionNotFound,
 )
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
@@ -145,14 +148,14 @@ class LegacyTxnAcks:
         self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
 
     def check_open(self, txn: TxnId) -> None:
-        """TransactionConflict if it has ended here, or its coordinator knows that it is not open.
+        """TransactionConflict if it has ended here, or its coordinator says that it is not open.
 
-        Of one that its coordinator has forgotten nobody would tell the end.
+        If that cannot tell without waiting, `store` has it asked.
         """
         if txn in self._ended:
             raise TransactionConflict(f"transaction {to_text(txn)} has ended")
-        if self._outcomes.legacy_is_open(txn) is False:
-            raise TransactionConflict(f"transaction {to_text(txn)} is not open")
+        if self._takes_part(txn) is False:
+            raise _not_open(txn)
 
     async def store(
         self, txn: TxnId, acks: list[Acked], cumulative: bool, incarnation: int
@@ -177,6 +180,8 @@ class LegacyTxnAcks:
         # The end was told after the hold: nothing more is accepted (invariant 3).
         if entry.txn in self._ended:
             raise TransactionConflict(f"transaction {to_text(entry.txn)} has ended")
+        if entry.txn not in self._stored and self._takes_part(entry.txn) is not True:
+            await self._take_part(entry.txn)
         log = await self._opened()
         self._check_serving(entry.incarnation)
         position = await log.submit(entry)
@@ -186,6 +191,16 @@ class LegacyTxnAcks:
         else:
             self._entries.merged([position])
             self._settle()
+
+    def _takes_part(self, txn: TxnId) -> bool | None:
+        return self._outcomes.legacy.takes_part(txn, self._logs.topic, self._cursor.name)
+
+    async def _take_part(self, txn: TxnId) -> None:
+        """Have its coordinator say that it is open, and end it here too."""
+        try:
+            await self._outcomes.legacy.take_part(txn, self._logs.topic, self._cursor.name)
+        except (TransactionNotFound, InvalidTxnStatus) as error:
+            raise _not_open(txn) from error
 
     def _check_serving(self, incarnation: int) -> None:
         if self._closed or incarnation != self._cursor.incarnation:
@@ -282,3 +297,9 @@ class LegacyTxnAcks:
     def _check_open(self) -> None:
         if self._closed or self._cursor.failure is not None:
             raise ServiceNotReady(f"subscription {self._cursor.name} was closed")
+
+
+def _not_open(txn: TxnId) -> TransactionConflict:
+    return TransactionConflict(
+        f"transaction {to_text(txn)} is not open", hint="begin a new transaction"
+    )

@@ -352,6 +352,12 @@ class Subscription:
         """Undecided transactions of either kind that have acknowledged something here."""
         return self._held.pending.txns
 
+    async def undecided_txns(self) -> list[TxnId]:
+        """Read `pending_txns` once what former owners left is known."""
+        if self._txn_acks is not None:
+            await self._txn_acks.until_ready()
+        return list(self.pending_txns)
+
     async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
         """What the coordinator of a legacy transaction decided; durable when this returns."""
         if self._txn_acks is not None:

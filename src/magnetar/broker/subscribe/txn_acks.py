@@ -225,7 +225,7 @@ class TransactionalAcks:
 
     async def rescan(self) -> None:
         """Deal with ops of decided transactions that were left behind, or came from elsewhere."""
-        await self._wait_ready()
+        await self.until_ready()
         for found in await self._ops.found():
             txn = from_text(found.ack.txn)
             state = await self._outcomes.read(txn)
@@ -331,7 +331,8 @@ class TransactionalAcks:
             await self._store.delete_ops(ops)
             raise
 
-    async def _wait_ready(self) -> None:
+    async def until_ready(self) -> None:
+        """Wait until what former owners left is held again."""
         try:
             async with asyncio.timeout(READY_SECONDS):
                 await self.ready.wait()
@@ -341,7 +342,7 @@ class TransactionalAcks:
 
     async def _admitted(self, txn: TxnId, acks: Sequence[Ack], cumulative: bool) -> _Command | None:
         """Held from now on; None: there is nothing new in it. One at a time, in order."""
-        await self._wait_ready()
+        await self.until_ready()
         async with self._turn:
             wanted = await self._sized(acks)
             self._catch_up()
@@ -486,7 +487,7 @@ class TransactionalAcks:
     async def end_legacy(self, txn: TxnId, *, commit: bool, low_watermark: int) -> None:
         """Apply what its coordinator says of a legacy transaction; durable when this returns."""
         if self._legacy is not None:
-            await self._wait_ready()
+            await self.until_ready()
             await self._legacy.end(txn, commit=commit, low_watermark=low_watermark)
 
     def _gone(self, txn: TxnId) -> None:

@@ -18,7 +18,7 @@ from magnetar.cli.admin_client import (
 )
 from magnetar.cli.output import print_json, print_table
 from magnetar.model.names import Domain, TopicName
-from magnetar.txn.ids import from_text
+from magnetar.txn.ids import from_text, to_text
 
 _PREFIX: Final = "/admin/v3/transactions"
 # A transaction may have thousands of participants, and a row has one line.
@@ -119,22 +119,40 @@ def why_blocked(topic: str, admin_url: str | None, as_json: bool) -> None:
     # A segment without entries behind the holder keeps nobody waiting (None: not known).
     waiting = [each for each in held if each["entriesBehind"] != 0]
     if waiting:
-        first = waiting[0]["blocker"]["id"]
-        click.echo(
-            f"`magnetar txn show {first}` tells its story, `magnetar txn abort {first}` ends it"
-        )
+        click.echo(_way_out(waiting[0]))
     if found["truncated"]:
         click.echo("there are more segments than are shown")
 
 
 @txn.command()
-@click.argument("transaction")
+@click.argument("transaction", required=False)
+@click.option("--on", "topic", metavar="TOPIC", help="Free TOPIC of what is undecided there.")
 @admin_options
-def abort(transaction: str, admin_url: str | None) -> None:
-    """Abort TRANSACTION, whoever owns it: nothing that it did counts."""
+def abort(transaction: str | None, topic: str | None, admin_url: str | None) -> None:
+    """Abort TRANSACTION, whoever owns it: nothing that it did counts.
+
+    With --on all transactions that are undecided on TOPIC, or TRANSACTION, also if no coordinator
+    knows it any more.
+    """
+    if topic is not None:
+        _abort_on(topic, transaction, admin_url)
+        return
+    if transaction is None:
+        raise click.UsageError("name a TRANSACTION, or a topic with --on TOPIC")
     path = f"{_PREFIX}/abortTransaction/{_id_path(transaction)}"
     ask(admin_url, lambda admin: _abort(admin, path))
     click.echo(f"aborted {transaction}")
+
+
+def _abort_on(topic: str, transaction: str | None, admin_url: str | None) -> None:
+    path = f"{_PREFIX}/abortOn/{_any_topic_path(topic)}"
+    query = {} if transaction is None else {"txn": to_text(from_text(transaction))}
+    found = ask(admin_url, lambda admin: admin.post(path, **query))["transactions"]
+    for each in found:
+        # No state: its header is gone, and the segment aborts what it finds of it by itself.
+        click.echo(f"{(each['status'] or 'forgotten').lower()} {each['id']} on {each['segment']}")
+    if not found:
+        click.echo(f"no transaction is undecided on {topic}")
 
 
 async def _abort(admin: AdminClient, path: str) -> None:
@@ -205,6 +223,18 @@ def _acked_text(ack: dict[str, Any]) -> str:
     if ack["entries"] == 1:
         return f"the entry {ack['first']}"
     return f"{ack['entries']} entries from {ack['first']} to {ack['last']}"
+
+
+def _way_out(held: dict[str, Any]) -> str:
+    """The commands that help with a segment whose consumers wait."""
+    holder = held["blocker"]
+    if holder["status"] == "OPEN":
+        return (
+            f"`magnetar txn show {holder['id']}` tells its story, "
+            f"`magnetar txn abort {holder['id']}` ends it"
+        )
+    # Its coordinator does not know it, or has finished it elsewhere: only the topic can end it.
+    return f"`magnetar txn abort --on {held['segment']}` frees the topic"
 
 
 def _held_row(found: dict[str, Any]) -> tuple[object, ...]:

@@ -185,6 +185,11 @@ class SegmentTransactions(Generic[OneTransaction]):
         """How many transactions hold or may hold the maxReadPosition."""
         return len(self._tracked)
 
+    @property
+    def undecided_txns(self) -> list[TxnId]:
+        """The transactions that are undecided here, or whose end is being carried out."""
+        return list(self._tracked)
+
     def tracks(self, txn: TxnId) -> bool:
         """Whether it writes, or has written, here, and its end is not applied yet."""
         return txn in self._tracked

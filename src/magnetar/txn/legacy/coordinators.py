@@ -9,6 +9,8 @@ Invariants:
    begins: a broker without legacy transactions opens none, and reads one record per coordinator.
 3. While a log is being opened or opened again, requests wait a moment and then get
    TransactionCoordinatorNotFound: clients try again.
+4. A topic or subscription lets a legacy transaction in only on its coordinator's word, which has
+   noted by then that it takes part there: whatever is held anywhere is ended with it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.txn import transitions
-from magnetar.txn.coordinator_partitions import CoordinatorPartitions
+from magnetar.txn.coordinator_partitions import PARTITIONS, CoordinatorPartitions
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinator import LegacyCoordinator
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
@@ -176,15 +178,32 @@ class LegacyCoordinators(Service):
         seat = self._seats.get(partition)
         return None if seat is None else seat.coordinator
 
-    def is_open(self, txn: TxnId) -> bool | None:
-        """Whether a transaction may write; None: its coordinator is not open here."""
+    def takes_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> bool | None:
+        """Whether it is open and will be ended there; False: it may not; None: ask `take_part`."""
+        if txn.most >= PARTITIONS:
+            return False
         own = self.at(txn.most)
-        # None, not False: a lost log knows nothing for sure. The topic then lets the transaction
-        # write, and the end that comes decides.
+        # None, not False: a log that is not open, or was lost, may still come to know it.
         if own is None or own.log.failure is not None:
             return None
         known = own.find(txn)
-        return known is not None and known.is_open
+        if known is None or not known.is_open:
+            return False
+        if subscription is None:
+            is_added = topic in known.topics
+        else:
+            is_added = Acknowledging(topic, subscription) in known.subscriptions
+        return True if is_added else None
+
+    async def take_part(self, txn: TxnId, topic: str, subscription: str | None = None) -> None:
+        """Have it ended there too, as ADD_PARTITION and ADD_SUBSCRIPTION do; durably.
+
+        TransactionNotFound, InvalidTxnStatus: no coordinator says that it is open.
+        """
+        if subscription is None:
+            await self.add_partitions(txn, (topic,), None)
+        else:
+            await self.add_subscriptions(txn, (Acknowledging(topic, subscription),), None)
 
     async def find(self, txn: TxnId) -> LegacyTransaction | None:
         """A transaction that is coordinated here, unless it is forgotten."""

@@ -17,7 +17,8 @@ Invariants:
 4. `end` returns once that is durable; again, or of a transaction that has nothing here: at once. It
    raises what may pass, and is then to be asked again.
 5. What a coordinator's low watermark has passed writes no more; what it left open here is aborted.
-6. An owner that finds another's record, or cannot end what it must, says so: `failed` advances, and
+6. None is tracked that its coordinator has not confirmed: it is open, and will be ended here.
+7. An owner that finds another's record, or cannot end what it must, says so: `failed` advances, and
    its topic must be loaded anew. It shares the signals `moved` and `failed` of its sibling, which
    then say the same of either.
 
@@ -142,12 +143,17 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         """Ends that it does not have."""
         self._crowded = Signal()
         self._is_keeping = False
-        self._waiting: list[tuple[TxnId, Answered]] = []
+        self._waiting: list[tuple[TxnId, Answered | None]] = []
         """Called when the attempt to admit transactions is over."""
         self._is_admitting = False
         self._tasks = Service(f"legacy transactions of {segment}", stop_seconds=_STOP_SECONDS)
 
     # --- what consumers may see
+
+    @property
+    def segment(self) -> str:
+        """The name of the topic."""
+        return self._segment
 
     @property
     def holds(self) -> bool:
@@ -226,20 +232,25 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         # Tracked: one that a former owner left must first recall what it has stored, for dedup.
         if segment_txn is not None:
             return segment_txn.is_admitted and segment_txn.decision is None
-        # New here: with the record in place (invariant 1) there is nothing to wait for.
-        return self._record.exists and self.refusal(txn) is None
+        # New here: with the record in place (invariant 1), and noted by its coordinator
+        # (invariant 6), there is nothing to wait for.
+        return (
+            self._record.exists
+            and self.refusal(txn) is None
+            and self._outcomes.legacy.takes_part(txn, self._segment) is True
+        )
 
     def refusal(self, txn: TxnId) -> NotAllowed | None:
         """Why a message is refused without waiting; None: `ask` tells."""
         segment_txn = self._tracked.get(txn)
-        # Three ways not to be let in: ended here ('fence'), not open by the word of a coordinator
-        # on this broker, or the record has no room for one more.
+        # Three ways not to be let in: ended here ('fence'), not open by the word of its
+        # coordinator, or the record has no room for one more.
         if self._stream.is_over(txn) or (
             segment_txn is not None and segment_txn.decision is not None
         ):
             text = f"transaction {to_text(txn)} has ended on {self._segment}"
             return NotAllowed(text, hint=BEGIN_ANEW)
-        if segment_txn is None and self._outcomes.legacy_is_open(txn) is False:
+        if segment_txn is None and self._outcomes.legacy.takes_part(txn, self._segment) is False:
             return NotAllowed(f"transaction {to_text(txn)} is not open", hint=BEGIN_ANEW)
         if segment_txn is None and len(self._tracked) >= OPEN_MAX:
             text = f"{self._segment} has {OPEN_MAX} open transactions, its limit"
@@ -259,22 +270,25 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             raise self._unloading()
         if self.is_admitted(txn):
             return True
-        if then is not None:
-            self._waiting.append((txn, then))
+        self._waiting.append((txn, then))
         if not self._is_admitting:
             self._is_admitting = True
             self._tasks.spawn(self._admission(), "admit")
         return False
 
     async def _admission(self) -> None:
-        """What any transaction may wait for: the record, and to know what was stored before."""
+        """What transactions may wait for: their coordinators' word, the record, what was stored."""
+        unconfirmed: dict[TxnId, str] = {}
         # Stands if the task is cancelled: whoever waits is called in every case.
         refusal: str | None = f"{self._segment} was unloaded"
         try:
             async with asyncio.timeout(ADMIT_SECONDS):
+                await self._confirm(unconfirmed)
                 # The first legacy transaction this topic ever has: the record
-                # comes before its message.
-                if not self._record.exists:
+                # comes before its message. Ids that nobody gave out leave none behind.
+                if not self._record.exists and any(
+                    txn not in unconfirmed for txn, _ in self._waiting
+                ):
                     await self.write_record()
                 await self._recall()
             refusal = None
@@ -286,8 +300,33 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
             self._is_admitting = False
             waiting, self._waiting = self._waiting, []
             for txn, then in waiting:
-                # Asked again, for each: its end may have come during the attempt.
-                then(txn, self.refusal(txn) if refusal is None else self._refused(txn, refusal))
+                why = refusal or unconfirmed.get(txn)
+                if then is not None:
+                    # Asked again, for each: its end may have come during the attempt.
+                    then(txn, self._still_refused(txn) if why is None else self._refused(txn, why))
+
+    async def _confirm(self, unconfirmed: dict[TxnId, str]) -> None:
+        """Have the coordinators of those that are new here say that they are open (invariant 6)."""
+        legacy, asked = self._outcomes.legacy, set[TxnId]()
+
+        async def confirm(txn: TxnId) -> None:
+            try:
+                await legacy.take_part(txn, self._segment)
+            except MagnetarError as error:
+                unconfirmed[txn] = str(error)
+
+        # Again for those who came while this waited: they share the attempt.
+        while new := {txn for txn, _ in self._waiting if txn not in self._tracked} - asked:
+            asked |= new
+            if unsure := [txn for txn in new if legacy.takes_part(txn, self._segment) is not True]:
+                await asyncio.gather(*map(confirm, unsure))
+
+    def _still_refused(self, txn: TxnId) -> NotAllowed | None:
+        """Why one is not let in after an attempt that succeeded; None: it is."""
+        refusal = self.refusal(txn)
+        if refusal is None and not self.is_admitted(txn):
+            return self._refused(txn, "its coordinator does not answer")  # it lost its log
+        return refusal
 
     async def _recall(self) -> None:
         """Know what recovered transactions have stored before they store more."""

@@ -72,6 +72,11 @@ class PendingAckLogs:
         self._clock = clock
         self._limits = limits
 
+    @property
+    def topic(self) -> str:
+        """The topic whose subscriptions have these logs."""
+        return self._buffer.segment
+
     def exists(self, subscription: str) -> bool:
         return self._buffer.has_ack_log(subscription)
 

@@ -133,7 +133,7 @@ def test_what_its_coordinator_knows_to_be_over_acknowledges_nothing() -> None:
         client = stage.client(SHARED)
         await took(client)
         await ack(client, L1, "0")
-        stage.broker.legacy_over = {L1, L2}
+        stage.broker.legacy.over = {L1, L2}
         for txn in (L1, L2):
             with pytest.raises(TransactionConflict, match="not open"):
                 await ack(client, txn, "1")

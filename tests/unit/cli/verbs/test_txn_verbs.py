@@ -11,6 +11,8 @@ import pytest
 
 from magnetar.cli.verbs.txn import _duration, _shortened
 from magnetar.txn.ids import to_text
+from magnetar.txn.legacy.coordinators import LegacyCoordinators
+from magnetar.wire.messages import TxnId
 from tests.unit.cli.admin_server import Running, running_server
 from tests.unit.server.admin.txn_client import COMMIT, txn_client
 
@@ -160,3 +162,45 @@ def test_many_names_are_shortened() -> None:
     assert _shortened([]) == ""
     assert _shortened(["a", "b"]) == "a, b"
     assert _shortened(["a", "b", "c", "d"]) == "a, b +2"
+
+
+def test_abort_on_a_topic_frees_what_no_coordinator_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = TxnId(16, 3)
+
+    async def scene(url: str) -> None:
+        async with txn_client(url) as client:
+            await client.publish(T)
+            await client.subscribe(T, "sub")
+            await client.ack_next(hung)
+            await client.publish(T, hung)
+            await client.publish(T)
+
+    # A server that believes every id, as earlier versions did: its folder has a hung topic.
+    with monkeypatch.context() as patch, running_server(tmp_path / "data") as former:
+        patch.setattr(LegacyCoordinators, "takes_part", lambda *_: True)
+        asyncio.run(scene(former.url))
+    with running_server(tmp_path / "data") as running:
+        running.done("topics", "stats", T)  # loads it
+        text = running.done("txn", "why-blocked", T)
+        assert "forgotten" in text
+        command = text.partition("`magnetar ")[2].partition("`")[0]
+        assert command == f"txn abort --on {T}"
+        assert running.done(*command.split()) == f"aborted 16_3 on {T}\n"
+        assert "no transaction holds" in running.done("txn", "why-blocked", T)
+        assert "no transaction is undecided" in running.done(*command.split())
+
+
+@pytest.mark.parametrize("scalable", [True, False])
+def test_abort_on_a_topic_aborts_open_transactions_as_a_whole(
+    running: Running, scalable: bool
+) -> None:
+    txn = opened(running, scalable=scalable)
+    assert running.done("txn", "abort", txn, "--on", T) == f"aborted {txn} on {T}\n"
+    assert "ABORTED" in running.done("txn", "show", txn)
+    other = opened(running, scalable=scalable)
+    assert running.done("txn", "abort", "--on", T) == f"aborted {other} on {T}\n"
+    assert "no transaction holds" in running.done("txn", "why-blocked", T)
+    assert "not undecided" in running.admin("txn", "abort", txn, "--on", T).output
+    assert "--on TOPIC" in running.admin("txn", "abort").output

@@ -222,6 +222,10 @@ def test_schemas(tmp_path: Path) -> None:
         assert asked.body == {"version": 0}
         fits = await world.ask("POST", f"{path}/compatibility", {"type": "STRING"})
         assert fits.body["compatibility"] is False
+        fits = await world.ask("POST", f"{path}/compatibility", one)
+        assert fits.body["compatibility"] is True
+        # Only the type is compared so far: no claim about another definition of it.
+        await world.refuse(501, "POST", f"{path}/compatibility", {**two, "schema": "{}"})
         await world.refuse(409, "POST", f"{path}/schema", {"type": "STRING"})
         await world.refuse(412, "POST", f"{path}/schema", {"type": "POEM"})
         await world.refuse(412, "POST", f"{path}/schema", {})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.limits import within
-from magnetar.errors import NotAllowed
+from magnetar.errors import NotAllowed, RequestError
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.model.ids import Position
 from magnetar.model.names import NamespaceName, TopicName
@@ -445,8 +445,9 @@ def test_each_part_of_a_transaction_moves_its_metrics(tmp_path: Path) -> None:
         store = "pulsar_txn_metadata_store_"
         names = {
             "pins and acks": f"{store}op_writes_total",
-            "decisions": f'{store}header_cas_total{{result="stored"}}',
-            "lost": f'{store}header_cas_total{{result="lost"}}',
+            "decisions": f'{store}header_cas_total{{result="ok"}}',
+            "conflicts": f'{store}header_cas_total{{result="conflict"}}',
+            "rejected": f'{store}header_cas_total{{result="reject"}}',
             "queries": f"{store}index_query_seconds_count",
             "ops": f'{store}outstanding_op_records{{cluster="here"}}',
             "quick": 'pulsar_txn_execution_latency_le_5000{cluster="here"}',
@@ -497,6 +498,9 @@ def test_each_part_of_a_transaction_moves_its_metrics(tmp_path: Path) -> None:
             await settled(world, lost)
             changes = await grown(since)
             assert changes == {"decisions": 1, "quick": 1, "held": -1, "aborted": 1, "ops": -1}
+            with pytest.raises(RequestError, match="ABORTED"):
+                await client.end(lost, COMMIT)
+            assert await grown(since) == {"rejected": 1}
 
     run(tmp_path, scenario)
 

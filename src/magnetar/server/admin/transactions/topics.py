@@ -4,7 +4,8 @@ A topic is named as in Pulsar by `{tenant}/{namespace}/{topic}`, which is a `per
 with its domain before: `segment/{tenant}/{namespace}/{topic}`.
 
 Invariants:
-1. A look loads its topic, as statistics do, and changes nothing. `blocked` loads none.
+1. A look loads its topic, as statistics do, and changes nothing. `blocked` loads none. `abort_on`
+   alone ends transactions: those that a coordinator knows as a whole, others on this topic.
 2. Lists of records are bounded by `limit` and say if they are cut (`truncated`).
 """
 
@@ -19,7 +20,13 @@ from aiohttp import web
 
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
-from magnetar.errors import NotAllowed, ServiceNotReady, SubscriptionNotFound
+from magnetar.errors import (
+    InvalidTxnStatus,
+    NotAllowed,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TransactionNotFound,
+)
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record
 from magnetar.server.admin.exchange import part_of, server_of, shown, topic_of, topics_of
@@ -31,6 +38,7 @@ from magnetar.server.admin.transactions.records import (
     TransactionRecords,
     aborted_json,
     ack_json,
+    check_here,
     coordinators_of,
     dated,
     in_buffer_json,
@@ -39,8 +47,10 @@ from magnetar.server.admin.transactions.records import (
     pin_json,
     txn_of,
 )
+from magnetar.server.authority import ANYBODY, Action
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
-from magnetar.txn.ids import to_text
+from magnetar.txn.coordinator_partitions import PARTITIONS
+from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.records import (
     ABORTED_BY_POSITION,
     ACKS_BY_SUBSCRIPTION,
@@ -52,6 +62,10 @@ from magnetar.txn.records import (
     subscription_index,
 )
 from magnetar.txn.store import TxnStore
+from magnetar.wire.messages import TxnId
+
+NO_WATERMARK: Final = -1
+"""An end that says nothing of other transactions."""
 
 _SUMMED_MAX: Final = 20_000
 """Ack ops that are looked at for a sum."""
@@ -214,6 +228,74 @@ async def blocked(request: web.Request) -> web.Response:
     return shown({"segments": found, "truncated": len(segments) > limit})
 
 
+# --- what frees a topic
+
+
+async def abort_on(request: web.Request) -> web.Response:
+    """Our own: end every transaction that is undecided on a topic, or the one that is named."""
+    coordinators_of(request)
+    named = request.query.get("txn")
+    only = None if named is None else from_text(named)
+    segments = await segments_of(request, topic_of(request))
+    authority = server_of(request).context.authority
+    # All rights on all of them before the first is touched.
+    for segment in segments:
+        for action in Action:
+            authority.authorise(ANYBODY, action, segment)
+    ended: list[Json] = []
+    for segment in segments:
+        topic = await topics_of(request).get(segment, create=False)
+        if isinstance(topic, Topic):
+            for txn in await _undecided(topic):
+                if only in (None, txn):
+                    state = await _end_on(request, topic, txn)
+                    ended.append({"id": to_text(txn), "segment": str(segment), "status": state})
+    if only is not None and not ended:
+        raise TransactionNotFound(f"transaction {named} is not undecided on {topic_of(request)}")
+    return shown({"transactions": ended})
+
+
+async def _undecided(topic: Topic) -> list[TxnId]:
+    """What waits for a decision: messages in either buffer, acknowledgements."""
+    found: dict[TxnId, None] = {}
+    for buffer in (topic.transactions, topic.legacy_transactions):
+        if buffer is not None:
+            found |= dict.fromkeys(buffer.undecided_txns)
+    for subscription in list(topic.subscriptions.values()):
+        found |= dict.fromkeys(await subscription.undecided_txns())
+    return list(found)
+
+
+async def _end_on(request: web.Request, topic: Topic, txn: TxnId) -> str | None:
+    """Abort a transaction as a whole, or carry out here what was decided; its state."""
+    own = coordinators_of(request)
+    # A number that no coordinator has cannot be asked for.
+    if txn.most < PARTITIONS:
+        check_here(own, txn)
+    if is_metadata(txn):
+        try:
+            return await own.of(txn).end(txn, commit=False, owner=None)
+        except InvalidTxnStatus:
+            return "COMMITTED"  # which its topics are being told
+        except TransactionNotFound:
+            return None  # its header is gone: the segment aborts it by itself
+    known = await own.legacy.find(txn) if txn.most < PARTITIONS else None
+    if known is not None and not known.is_finished:
+        commit = known.commits
+        # Decided, but not carried out everywhere: asked again, now.
+        return await own.legacy.end(txn, commit=commit, owner=None)
+    # Nobody gave it out, or its end passed this topic by: no coordinator will ask for it again.
+    commit, ends = known is not None and known.commits, own.legacy.participants
+    name = str(topic.name)
+    await ends.end_on_topic(name, txn, commit=commit, low_watermark=NO_WATERMARK)
+    for each, subscription in list(topic.subscriptions.items()):
+        if txn in subscription.pending_txns:
+            await ends.end_on_subscription(
+                name, each, txn, commit=commit, low_watermark=NO_WATERMARK
+            )
+    return "COMMITTED" if commit else "ABORTED"
+
+
 _HANDLERS: Final[dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = {
     "transactionBufferStats/{topic}": buffer_stats,
     "transactionBufferInternalStats/{topic}": buffer_internal_stats,
@@ -233,3 +315,4 @@ def routes(base: str, txn_id: str) -> Iterator[web.RouteDef]:
         yield web.get(path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler)
     domains = "{domain:persistent|non-persistent|segment|topic|scalable}"
     yield web.get(f"{base}/blocked/{domains}/{name}", blocked)
+    yield web.post(f"{base}/abortOn/{domains}/{name}", abort_on)

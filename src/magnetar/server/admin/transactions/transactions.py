@@ -1,7 +1,7 @@
 """`/admin/v3/transactions`: what coordinators, topics and subscriptions know of transactions.
 
 Invariants:
-1. But for `abortTransaction` nothing here changes anything.
+1. But for `abortTransaction` and `abortOn` nothing here changes anything.
 2. Lists are bounded by `limit`, which has a default and a maximum. The oldest transactions come
    first.
 3. Without transactions on this server every endpoint is 503.
