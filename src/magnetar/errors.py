@@ -283,6 +283,17 @@ class AlreadyClosed(ClientError):
     """The client, producer or consumer was closed by its application."""
 
 
+# Raised by a client that was to go on from a place, and on Spark's driver or tasks: nothing is
+# skipped unless the application, or the query, says that it may be.
+class DataLost(ClientError):
+    """Messages behind the place of a checkpoint or a query, not read yet, are gone."""
+
+    hint = (
+        "set failOnDataLoss (of a client's consumer: fail_on_data_loss) to false to go on behind "
+        "the gap; a `subscription`, or a longer retention, keeps messages until they are read"
+    )
+
+
 class ProducerQueueFull(ClientError):
     """Too many messages of a producer, or too many bytes of the client, wait for their receipt."""
 
@@ -514,16 +525,6 @@ class JavaMissing(SparkError):
     hint = (
         "install one (Debian, Ubuntu: apt install openjdk-17-jre-headless; without root: "
         "pip install 'magnetar[java]'), or set JAVA_HOME"
-    )
-
-
-# Raised on Spark's driver or tasks: nothing is skipped unless the query says that it may.
-class DataLost(SparkError):
-    """Messages that a query has not read yet are gone."""
-
-    hint = (
-        "set failOnDataLoss to false to go on behind the gap; a `subscription`, or a longer "
-        "retention, keeps messages until they are read"
     )
 
 

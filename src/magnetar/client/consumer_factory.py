@@ -53,6 +53,12 @@ class ReadingOptions(TypedDict, total=False):
     chunk_timeout: float
 
 
+class CheckpointOptions(ReadingOptions, total=False):
+    """Options of consumers that go on from a checkpoint."""
+
+    fail_on_data_loss: bool
+
+
 class SubscribingOptions(ReadingOptions, total=False):
     """Options of consumers with a subscription."""
 
@@ -229,7 +235,7 @@ class ConsumerFactory(ABC):
         start: Checkpoint = FROM_LATEST,
         group: str | None = None,
         name: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[bytes]: ...
 
     @overload
@@ -241,7 +247,7 @@ class ConsumerFactory(ABC):
         start: Checkpoint = FROM_LATEST,
         group: str | None = None,
         name: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[T]: ...
 
     async def checkpoint_consumer(
@@ -252,11 +258,14 @@ class ConsumerFactory(ABC):
         start: Checkpoint = FROM_LATEST,
         group: str | None = None,
         name: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[Any]:
         """A consumer whose place the application keeps; in a `group`, the segments are shared.
 
         consumer = await client.checkpoint_consumer(topic, start=Checkpoint.from_bytes(stored))
+
+        Raises `DataLost` if retention took messages that the checkpoint had not read. With
+        `fail_on_data_loss=False` it warns, and goes on behind the gap.
         """
         self._check_open()
         # A group is a subscription to its controller, and named like one.

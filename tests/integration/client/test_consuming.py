@@ -19,6 +19,7 @@ from magnetar.errors import (
     AlreadyClosed,
     ConsumerBusy,
     ConsumerNotFound,
+    DataLost,
     DeadlineExceeded,
     InvalidSetting,
     InvalidValue,
@@ -28,7 +29,7 @@ from magnetar.model.ids import EARLIEST, MessageId
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from tests.integration.client.stage import new_client, play
-from tests.integration.server.scalable_stage import NAME, Stage
+from tests.integration.server.scalable_stage import NAME, TOPIC, Stage
 
 FIRST = InitialPosition.EARLIEST
 REGULAR = "persistent://public/default/plain"
@@ -565,3 +566,86 @@ def test_wrong_options_are_refused_before_anything_is_connected() -> None:
             assert client._connections.count == 0
 
     play(story)
+
+
+def test_a_checkpoint_over_a_pruned_segment_is_refused_unless_told_otherwise() -> None:
+    """Thirty of fifty messages are gone: nobody skips them without a word."""
+
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client:
+            await send(client, 50)
+            async with await client.checkpoint_consumer(NAME, start=FROM_EARLIEST) as consumer:
+                await drain(consumer, 20)
+                stored = consumer.checkpoint()
+            await stage.split(0)
+            await until_pruned(stage, 0)
+            await send(client, 10)
+            with pytest.raises(DataLost, match=r"segment 0 of .* before all of it was read"):
+                await client.checkpoint_consumer(NAME, start=stored)
+            async with await client.checkpoint_consumer(
+                NAME, start=stored, fail_on_data_loss=False
+            ) as consumer:
+                assert numbers(await drain(consumer, 10)) == list(range(10))
+                stored = consumer.checkpoint()
+            # It stands behind the gap now.
+            async with await client.checkpoint_consumer(NAME, start=stored) as consumer:
+                await silence(consumer)
+
+    play(story, scalable_sealed_seconds=1.0, scalable_auto_scale_interval_seconds=1.0)
+
+
+def test_a_checkpoint_behind_all_of_a_pruned_segment_is_taken() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client:
+            await send(client, 50)
+            await stage.split(0)
+            async with await client.checkpoint_consumer(NAME, start=FROM_EARLIEST) as consumer:
+                await drain(consumer, 50)
+                await silence(consumer)
+                stored = Checkpoint.from_bytes(consumer.checkpoint().to_bytes())
+            await until_pruned(stage, 0)
+            await send(client, 10)
+            async with await client.checkpoint_consumer(NAME, start=stored) as consumer:
+                assert numbers(await drain(consumer, 10)) == list(range(10))
+
+    play(story, scalable_sealed_seconds=1.0, scalable_auto_scale_interval_seconds=1.0)
+
+
+def test_a_checkpoint_before_what_was_trimmed_is_refused_unless_told_otherwise() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create()
+        async with new_client(stage) as client:
+            await send(client, 50, batching=False)
+            async with await client.checkpoint_consumer(NAME, start=FROM_EARLIEST) as consumer:
+                await drain(consumer, 20)
+                early = consumer.checkpoint()
+                await drain(consumer, 30)
+                late = consumer.checkpoint()
+            (segment,) = (await stage.layout()).active
+            name = TOPIC.segment(segment.descriptor)
+            topic = await stage.host.server.topics.get(name, create=False)
+            for _ in range(10):  # the ledgers are full, and retention may want them a while
+                if await topic.trim():
+                    break
+                await asyncio.sleep(60.0)
+            with pytest.raises(DataLost, match=r"segment 0 of .* its first message is now"):
+                await client.checkpoint_consumer(NAME, start=early)
+            for place, strict in ((early, False), (late, True)):
+                async with await client.checkpoint_consumer(
+                    NAME, start=place, fail_on_data_loss=strict
+                ) as consumer:
+                    await silence(consumer)
+            async with await client.checkpoint_consumer(NAME, start=FROM_EARLIEST) as consumer:
+                await silence(consumer)
+
+    play(story, managed_ledger_ledger_entries=10)
+
+
+async def until_pruned(stage: Stage, segment_id: int) -> None:
+    for _ in range(600):
+        if segment_id not in (await stage.layout()).segments:
+            return
+        await asyncio.sleep(1.0)
+    raise AssertionError(f"segment {segment_id} is not pruned")

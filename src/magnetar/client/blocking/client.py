@@ -26,10 +26,10 @@ from magnetar.client.connection.metrics import ClientMetrics
 from magnetar.client.connection.settings import Auth, TlsSettings
 from magnetar.client.consume.checkpoint import FROM_LATEST
 from magnetar.client.consumer_factory import (
+    CheckpointOptions,
     ConsumerOptions,
     QueueOptions,
     ReaderOptions,
-    ReadingOptions,
     SubscribingOptions,
 )
 from magnetar.client.message.interceptors import Interceptor
@@ -248,7 +248,7 @@ class Client(Root[AsyncClient]):
         start: Checkpoint = FROM_LATEST,
         group: str | None = None,
         name: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[bytes]: ...
 
     @overload
@@ -260,7 +260,7 @@ class Client(Root[AsyncClient]):
         start: Checkpoint = FROM_LATEST,
         group: str | None = None,
         name: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[T]: ...
 
     def checkpoint_consumer(
@@ -271,11 +271,14 @@ class Client(Root[AsyncClient]):
         start: Checkpoint = FROM_LATEST,
         group: str | None = None,
         name: str | None = None,
-        **options: Unpack[ReadingOptions],
+        **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[Any]:
         """A consumer whose place the application keeps; in a `group`, the segments are shared.
 
         consumer = client.checkpoint_consumer(topic, start=Checkpoint.from_bytes(stored))
+
+        Raises `DataLost` if retention took messages that the checkpoint had not read. With
+        `fail_on_data_loss=False` it warns, and goes on behind the gap.
         """
         return CheckpointConsumer(
             self._thread,

@@ -77,10 +77,17 @@ class Unreadable:
     """Decodes nothing: the payload of its message is broken."""
 
     def __init__(self, error: UnreadableMessage) -> None:
-        self.error = error
+        # Its words alone: the error has a traceback, whose frames hold whatever was being unfolded.
+        self._text = str(error.args[0])
+        self._hint = error.hint
+
+    @property
+    def error(self) -> UnreadableMessage:
+        """A new one each time, which nobody has raised yet."""
+        return UnreadableMessage(self._text, hint=self._hint)
 
     def __call__(self, _data: bytes, _version: bytes) -> NoReturn:
-        raise self.error.with_traceback(None)
+        raise self.error
 
 
 def given_name(producer_name: str) -> str:

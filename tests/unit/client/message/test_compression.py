@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 
 import pytest
@@ -68,3 +69,26 @@ def test_what_unfolds_too_far_is_refused_before_memory_is_taken(kind: Compressio
         decompress(kind, bomb, 1_000_000, size_max=1000)
     with pytest.raises(UnreadableMessage):
         decompress(kind, bomb, 1000, size_max=1000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_that_does_not_come_true_takes_no_memory(kind: Compression) -> None:
+    """One byte that says it is 64 MiB, and 4 KiB of a stream that could be."""
+    claim = 64 * 1024 * 1024
+    honest = compress(kind, bytes(range(256)) * 16)
+    tracemalloc.start()
+    try:
+        for data in (b"\x00", b"(", honest, honest[:-1]):
+            with pytest.raises(UnreadableMessage):
+                decompress(kind, data, claim)
+        assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_payloads_unfold_in_steps(kind: Compression) -> None:
+    data = bytes(3 * 1024 * 1024)
+    assert decompress(kind, compress(kind, data), len(data)) == data
+    with pytest.raises(UnreadableMessage):
+        decompress(kind, compress(kind, data), len(data) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,13 @@ from magnetar.client.message.batch import (
     open_entry,
     single_entry,
 )
-from magnetar.client.message.message import AnyMessageId, Message, MessageId, ScalableMessageId
+from magnetar.client.message.message import (
+    AnyMessageId,
+    Message,
+    MessageId,
+    ScalableMessageId,
+    Unreadable,
+)
 from magnetar.client.schema import INT8, STRING
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import Position
@@ -136,3 +143,25 @@ def test_a_value_is_decoded_once_and_only_when_it_is_asked_for() -> None:
     metadata.partition_key, metadata.partition_key_b64_encoded = "!", True
     with pytest.raises(UnreadableMessage, match="base64"):
         _ = broken.key_bytes
+
+
+def test_an_unreadable_message_keeps_nothing_of_its_error_alive() -> None:
+    """The frames of a traceback hold the buffers that were being filled."""
+
+    class Buffer:
+        pass
+
+    def fail() -> Unreadable:
+        buffer = Buffer()
+        alive.append(ref(buffer))
+        try:
+            raise UnreadableMessage("broken", hint="none")
+        except UnreadableMessage as error:
+            return Unreadable(error)
+
+    alive: list[ref[Buffer]] = []
+    stored = fail()
+    assert alive[0]() is None
+    for _ in range(2):
+        with pytest.raises(UnreadableMessage, match="broken"):
+            stored(b"", b"")

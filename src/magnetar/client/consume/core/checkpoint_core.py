@@ -7,11 +7,14 @@ Invariants:
 1. A segment is read after all its parents were read to their end, so a key's messages come in
    order. (In a group the controller sees to that.)
 2. `checkpoint` names every segment that this consumer knows, silent ones too, at what the
-   application has received: whoever starts there gets exactly the rest. The end of a sealed segment
-   may be named as the latest message.
+   application has received: whoever starts there gets exactly the rest. A segment that was read to
+   its end is named at the latest message: whoever starts there can tell that nothing is missing
+   when it is deleted.
 3. A consumer that starts at the latest has places of its own before it is open; segments that come
    later are read from their beginning.
-4. A segment that is deleted has nothing more to read; it is skipped.
+4. A segment that is deleted is skipped only if nothing of it was owed: the checkpoint says that it
+   was read to its end, or had not begun with it. Else `DataLost` is raised, or, with
+   `fail_on_data_loss=False`, warned of.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from magnetar.client.layout.watch import LayoutWatch
 from magnetar.client.message.layouts import held_back
 from magnetar.client.message.message import Checkpoint, MessageId
 from magnetar.client.schema.info import Schema
-from magnetar.errors import MagnetarError
+from magnetar.errors import DataLost, MagnetarError
 from magnetar.model.ids import EARLIEST, LATEST, CheckpointKind, SegmentPosition
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout
@@ -90,7 +93,7 @@ class CheckpointCore(ConsumerCore[T]):
         positions = dict(self._positions)
         for (_, segment_id), segment in self._segments.present.items():
             assert isinstance(segment, ReaderSegment), "nothing else is made"
-            positions[segment_id] = segment.position
+            positions[segment_id] = LATEST if segment.reached_end else segment.position
         layout = self._watch.layout
         assert layout is not None, "it is open"
         # Invariant 2: silent segments, and those that wait for their parents, have a place too.
@@ -108,6 +111,7 @@ class CheckpointCore(ConsumerCore[T]):
         await self._watch.start()
         layout = await self._watch.first()
         self._first = frozenset(layout.segments)
+        self._check_present(layout)
         self._segments.follow(self._watch.changes, "layouts")
         if self._session is not None:
             await self._session.start()
@@ -120,6 +124,23 @@ class CheckpointCore(ConsumerCore[T]):
                 for segment_id, segment in layout.segments.items()
                 if not segment.is_active
             }
+
+    def _check_present(self, layout: SegmentLayout) -> None:
+        """Raise `DataLost` (or warn) if segments are gone that were not read to their end."""
+        # The segments of a group are kept until the group has read them: what is gone, another
+        # member has read.
+        if self._session is not None:
+            return
+        losses = [
+            f"segment {segment_id} of {self.topic} was deleted before all of it was read"
+            for segment_id, place in self._given.items()
+            if segment_id not in layout.segments and place not in (EARLIEST, LATEST)
+        ]
+        if losses and self._settings.fail_on_data_loss:
+            more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
+            raise DataLost(losses[0] + more)
+        for each in losses:
+            _LOG.warning("data-lost", what=each)
 
     async def _close_sources(self) -> None:
         async with AsyncExitStack() as parts:
@@ -194,7 +215,21 @@ class CheckpointCore(ConsumerCore[T]):
         return LATEST if self._at_latest and segment_id in self._first else EARLIEST
 
     def make(self, key: SegmentKey, spec: SegmentSpec) -> SegmentConsumer:
-        return ReaderSegment(self, spec, start=self._start_of(key[1]))
+        start = self._start_of(key[1])
+        return ReaderSegment(self, spec, start=start, owed_from=self._owed_from(key[1], start))
+
+    def _owed_from(self, segment_id: int, start: MessageId) -> MessageId | None:
+        """The place behind which nothing of a segment may be missing; None: there is none."""
+        if start != EARLIEST:
+            return start
+        layout = self._watch.layout
+        segment = None if layout is None else layout.segments.get(segment_id)
+        parents = () if segment is None else segment.parent_ids
+        # From its first message, if it is newer than the checkpoint, or waited there for a parent.
+        # Who begins at the earliest takes what there is.
+        is_new = self._session is None and segment_id not in self._given
+        waited = any(parent in self._given for parent in parents)
+        return start if self._given and (is_new or waited) else None
 
     def left(self, key: SegmentKey, segment: SegmentConsumer) -> None:
         assert isinstance(segment, ReaderSegment), "nothing else is made"
@@ -202,6 +237,6 @@ class CheckpointCore(ConsumerCore[T]):
         if self._session is not None and segment.is_releasing and segment_id not in self._finished:
             return  # it has another owner now
         # Kept for a checkpoint, and for the next consumer of this segment here.
-        self._positions[segment_id] = segment.position
+        self._positions[segment_id] = LATEST if segment.reached_end else segment.position
         if segment.reached_end:
             self._finished.add(segment_id)

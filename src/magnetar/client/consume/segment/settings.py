@@ -72,6 +72,8 @@ class ConsumerSettings:
     chunked_messages_max: int = PENDING_MESSAGES_MAX
     """Messages in chunks that may be incomplete, per segment."""
     chunk_timeout: float = EXPIRE_S
+    fail_on_data_loss: bool = True
+    """What a checkpoint has not read is gone: fail, or warn and go on behind the gap."""
     release_timeout: float = RELEASE_TIMEOUT_S
     """How long a segment that goes to another consumer waits for the last acknowledgements."""
 

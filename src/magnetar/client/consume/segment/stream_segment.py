@@ -14,14 +14,17 @@ Invariants:
 4. No more is fetched while `unacked_max` entries are not acknowledged.
 5. What a reader handed out is acknowledged once none of its own messages waits in the receive
    queue, however many of other segments do: the broker tells the end of a segment only then.
+6. A reader that is owed all messages behind a place does not begin behind a gap unless it was told
+   that it may (`fail_on_data_loss`): it asks before each subscription, where a broker can say it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from magnetar.client.connection.connection import CONSUMER, BrokerConnection
+from magnetar.client.connection.server_errors import raise_refusal
 from magnetar.client.consume.segment.ack_outbox import AckTransaction
 from magnetar.client.consume.segment.ack_state import (
     BEFORE_ALL,
@@ -41,9 +44,13 @@ from magnetar.client.consume.segment.segment_consumer import (
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import Message, MessageId
 from magnetar.client.message.message_ids import id_from, wire_id
-from magnetar.errors import MagnetarError, TopicNotFound
+from magnetar.errors import DataLost, MagnetarError, TopicNotFound
 from magnetar.model.ids import EARLIEST, LATEST, Position
+from magnetar.model.ranges import ORIGIN, RangePosition
+from magnetar.runtime.logs import logger
 from magnetar.wire.messages import Command
+
+_LOG: Final = logger(__name__)
 
 
 class StreamSegment(SegmentConsumer):
@@ -176,9 +183,12 @@ class ReaderSegment(StreamSegment):
         *,
         start: MessageId,
         inclusive: bool = False,
+        owed_from: MessageId | None = None,
     ) -> None:
         super().__init__(parent, spec, _begin(start, inclusive=inclusive))
         self._start = start
+        self._owed_from = owed_from
+        """Everything behind it must still be there; None: what is gone is not missed."""
         self._start_ms: int | None = None
         """It is to begin at what was published then or later; None: its place is known."""
         self._attempts = 0
@@ -243,6 +253,13 @@ class ReaderSegment(StreamSegment):
     def _may_go_on(self, error: MagnetarError) -> bool:
         # Retention took the segment with all its messages: its children may be read now.
         if isinstance(error, TopicNotFound) and self.spec.segment_id is not None:
+            if self._owed is not None:
+                gone = f"segment {self.spec.segment_id} of {self.topic} was deleted"
+                lost = DataLost(f"{gone} before all of it was read")
+                if self.settings.fail_on_data_loss:
+                    self.trouble = self.failure = lost
+                    return False
+                _LOG.warning("data-lost", what=str(lost.args[0]))
             self.reached_end = True  # a segment that is deleted has nothing more to read
             return False
         return super()._may_go_on(error)
@@ -254,7 +271,34 @@ class ReaderSegment(StreamSegment):
             await self._find_time(connection, number, self._start_ms)
         elif self.position == LATEST:
             await self._find_latest(connection, number)
+        if self._owed is not None and connection.features.supports_ranges:
+            await self._check_kept(connection, self._owed)
         await self._subscribe_at(connection, number, self.position)
+
+    @property
+    def _owed(self) -> MessageId | None:
+        """The message behind which all must be there, if it is known where that is."""
+        if self._owed_from is None or self._start_ms is not None:
+            return None
+        # What was received counts; before that, what its checkpoint says.
+        place = self._owed_from if self.position == EARLIEST else self.position
+        return None if place == LATEST else place
+
+    async def _check_kept(self, connection: BrokerConnection, place: MessageId) -> None:
+        """Raise `DataLost` (or warn) if messages behind a place were trimmed (invariant 6)."""
+        answer = await connection.request("RANGE_STATES", topics=[self.wire_topic], isolation=0)
+        (state,) = answer.states
+        raise_refusal(f"the state of {self.wire_topic}", state)
+        first = RangePosition(state.first.ledger_id, state.first.entry_id)
+        if first == ORIGIN or _behind(place) >= first:
+            return
+        text = (
+            f"segment {self.spec.segment_id} of {self.topic} was to be read from behind {place} "
+            f"on, but its first message is now {first}"
+        )
+        if self.settings.fail_on_data_loss:
+            raise DataLost(text)
+        _LOG.warning("data-lost", what=text)
 
     async def _find_latest(self, connection: BrokerConnection, number: int) -> None:
         """Find the last message, so that there is a place that a checkpoint can name."""
@@ -327,6 +371,17 @@ def _begin(start: MessageId, *, inclusive: bool) -> SegmentMark:
     if start.batch_index <= 0:
         return BEFORE_ALL
     return SegmentMark(start.position, start.batch_index - 1, start.batch_size)
+
+
+def _behind(message_id: MessageId) -> RangePosition:
+    """The next message to read behind this one."""
+    if message_id == EARLIEST:
+        return ORIGIN
+    # Inside of a batch the rest of its entry is still to come.
+    index = message_id.batch_index + 1
+    if 0 < index < message_id.batch_size:
+        return RangePosition(*message_id.position, index)
+    return RangePosition.behind(message_id.position)
 
 
 def _mark(message_id: MessageId) -> SegmentMark:
