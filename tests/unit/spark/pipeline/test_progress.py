@@ -35,6 +35,12 @@ def test_batches_are_counted_once() -> None:
     assert state.committed_at == "2026-11-16T09:00:01.150+00:00", "when the batch ended"
 
 
+def test_a_query_with_a_new_checkpoint_counts_anew() -> None:
+    state = QueryState(query_id="an-earlier-one", batch=17, committed_at="2026-11-15T00:00:00")
+    taken(state, _progress(0, 10), group=None)
+    assert (state.query_id, state.batch, state.batches) == ("the-query", 0, 1)
+
+
 def test_a_query_that_waits_has_no_new_batch_but_a_lag() -> None:
     state = QueryState()
     taken(state, _progress(5, 20), group=None)
