@@ -79,12 +79,20 @@ def test_a_line_says_what_a_row_shows() -> None:
             "there is no orders (create it first)",
         ),
         (
+            "[STREAM_FAILED] Query x terminated with exception: [PYTHON_DATA_SOURCE_ERROR] Failed "
+            "to create: magnetar.errors.NotConnected: no broker can be reached\n SQLSTATE: 38000",
+            "no broker can be reached",
+        ),
+        (
             "assertion failed: There are [2] sources in the checkpoint offsets and now there are "
             "[1] sources requested by the query.",
             "another number of sources",
         ),
         ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema", "state of another query"),
-        ("Data source magnetar does not support Update mode", "no update mode"),
+        (
+            "magnetar does not support Update mode.",
+            "foreachBatch with magnetar.spark.foreach_batch",
+        ),
         ("[STREAM_FAILED] Python worker failed to connect back.", "run it again, it goes on"),
         ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: magnetr.", "no such format"),
         (
