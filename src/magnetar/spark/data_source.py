@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from magnetar.errors import InvalidSetting
 from magnetar.spark.options import Options, Use, parse
+from magnetar.spark.plain_errors import told_plainly
 
 
 class MagnetarSource(DataSource):
@@ -38,6 +39,7 @@ class MagnetarSource(DataSource):
     def name(cls) -> str:
         return "magnetar"
 
+    @told_plainly()
     def schema(self) -> StructType:
         """Not called if the user names the columns."""
         # Imports are inside the methods: Spark imports this module in every process that looks for
@@ -49,23 +51,27 @@ class MagnetarSource(DataSource):
         self._shape = shape_for(options, None)
         return spark_schema(self._shape, options)
 
+    @told_plainly()
     def reader(self, schema: StructType) -> DataSourceReader:
         from magnetar.spark.source.readers import batch_reader
 
         options = self._parsed(Use.BATCH)
         return batch_reader(options, schema, self._shape_for(options, schema))
 
+    @told_plainly()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from magnetar.spark.source.readers import StreamReader
 
         options = self._parsed(Use.STREAM)
         return StreamReader(options, schema, self._shape_for(options, schema))
 
+    @told_plainly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from magnetar.spark.sink.writers import batch_writer
 
         return batch_writer(self._parsed(Use.WRITE), schema, overwrite)
 
+    @told_plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from magnetar.spark.sink.writers import stream_writer
 

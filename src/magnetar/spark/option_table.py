@@ -273,8 +273,9 @@ _RULES: Final = (
         Use.STREAM,
         text,
         None,
-        "A durable subscription that follows the query: brokers keep what is unread, and tools "
-        "show the backlog.",
+        "The durable subscription that follows the query: brokers keep what is unread, and tools "
+        "show the backlog. Default: `spark` for one topic, else `spark-` and a hash of what is "
+        "named; a pipeline has names of its own. `none`: nothing is kept for the query.",
         ("predefinedSubscription",),
     ),
     Option(

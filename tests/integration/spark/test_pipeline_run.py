@@ -72,6 +72,9 @@ def test_a_pipeline_goes_on_after_a_kill_and_ends_on_request(file: Path, tmp_pat
         process.kill()
     assert "killed while running" in _said("status", file)
     with _running(file) as process:
+        # As soon as it says anything: before Spark has started, let alone committed a batch.
+        known = _until(file, lambda _: True, process)
+        assert known["queries"]["out"]["batch"] >= seen["queries"]["out"]["batch"]
         _until(file, lambda state: state["queries"]["out"]["batch"] >= 3, process)
         assert "stopped; last committed: out: batch" in _said("stop", file)
         assert process.wait(WAIT_SECONDS) == 0

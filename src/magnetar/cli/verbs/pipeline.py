@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec import to_builtins
 
-from magnetar.cli.admin_client import json_option
+from magnetar.cli.admin_client import (
+    NOT_FOUND,
+    AdminClient,
+    admin_options,
+    ask,
+    check,
+    json_option,
+    part,
+    topic_path,
+)
 from magnetar.cli.output import print_json, print_table
+from magnetar.cli.verbs.scalable import is_scalable, scalable_path
 from magnetar.errors import ConfigError, NotAllowed, SparkError
 
 if TYPE_CHECKING:
@@ -132,8 +143,10 @@ def status(file: Path, as_json: bool) -> None:
     from magnetar.cli.verbs.pipeline_view import rows
     from magnetar.spark.pipeline.progress import HEADINGS
     from magnetar.spark.pipeline.state import is_running, read_state, state_folder
+    from magnetar.spark.pipeline.subscriptions import held
 
-    folder = state_folder(_load(file))
+    found = _load(file)
+    folder = state_folder(found)
     # The lock tells whether it runs: a killed process leaves a state that says so still.
     state, running = read_state(folder), is_running(folder)
     if state is None:
@@ -143,10 +156,16 @@ def status(file: Path, as_json: bool) -> None:
             click.echo("never started")
         return
     if as_json:
-        print_json(_as_json(state, running=running))
+        kept = [to_builtins(each) for each in held(found)]
+        print_json(_as_json(state, running=running) | {"subscriptions": kept})
         return
     click.echo(_in_words(state, running))
     print_table(HEADINGS, rows(state), none="no sinks")
+    print_table(
+        ("sink", "source", "subscription", "topics"),
+        [(each.sink, each.source, each.subscription, each.topics) for each in held(found)],
+        none="no subscriptions: brokers keep nothing for this pipeline",
+    )
 
 
 @pipeline.command()
@@ -167,6 +186,52 @@ def stop(file: Path, timeout: float) -> None:
     state = stop_run(state_folder(_load(file)), timeout)
     batches = ", ".join(f"{name}: batch {each.batch}" for name, each in state.queries.items())
     click.echo(f"{state.phase}; last committed: {batches}")
+
+
+@pipeline.command()
+@file_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@admin_options
+def delete(file: Path, yes: bool, admin_url: str | None) -> None:
+    """Delete the subscriptions and the checkpoint of the pipeline of FILE; FILE stays.
+
+    Brokers keep its input no longer, and the next run begins anew: it writes its output again.
+    """
+    from magnetar.spark.pipeline.state import StateFolder, state_folder
+    from magnetar.spark.pipeline.subscriptions import held, topics_of
+
+    found = _load(file)
+    # Under the lock, so that no run begins meanwhile; a run that has it is told to be stopped.
+    with StateFolder(state_folder(found)) as folder:
+        kept = [
+            (each.subscription, topic) for each in held(found) for topic in topics_of(found, each)
+        ]
+        if not yes:
+            click.confirm(
+                f"delete {len(kept)} subscriptions and the checkpoint {found.checkpoint_path}?",
+                abort=True,
+            )
+        # First, and all of them: a server that cannot be asked leaves everything as it was.
+        for name, topic in kept:
+            is_there = ask(admin_url, lambda admin: _unsubscribed(admin, topic, name))  # noqa: B023
+            click.echo(f"{'deleted' if is_there else 'there is no'} subscription {name} of {topic}")
+        if folder.remove(found):
+            click.echo(f"deleted the checkpoint {found.checkpoint_path}")
+        else:
+            click.echo(f"remove the checkpoint yourself: {found.checkpoint_path}")
+
+
+async def _unsubscribed(admin: AdminClient, topic: str, name: str) -> bool:
+    """False: there is no such subscription, or no such topic."""
+    if is_scalable(topic):
+        path = f"{scalable_path(topic)}/subscriptions/{part(name)}"
+    else:
+        path = f"{topic_path(topic)}/subscription/{part(name)}"
+    answer = await admin.exchange("DELETE", path)
+    if answer.status == NOT_FOUND:
+        return False
+    check(answer)
+    return True
 
 
 # --- what the verbs share
@@ -195,11 +260,8 @@ def need(*modules: str) -> None:
             raise SparkError(f"{module} is not installed", hint="pip install 'magnetar[spark]'")
 
 
-def _as_json(state: RunState, *, running: bool) -> object:
-    import msgspec
-
-    found = msgspec.to_builtins(state)
-    return found | {"running": running}
+def _as_json(state: RunState, *, running: bool) -> dict[str, object]:
+    return {**to_builtins(state), "running": running}
 
 
 def _in_words(state: RunState, running: bool) -> str:

@@ -4,7 +4,8 @@ Owns: how each table of the file becomes a view or a query, and which sources a 
 
 Invariants:
 1. Views are made in the order of the file: a step sees what stands above it, nothing else.
-2. Each sink is a query with a checkpoint of its own, `<checkpoint>/<sink>`.
+2. Each sink is a query with a checkpoint of its own, `<checkpoint>/<sink>`, and with a subscription
+   of its own at each of its sources, `<pipeline>.<sink>.<source>`.
 3. A function of a file next to the pipeline reaches executors by value: they need not have the
    file.
 """
@@ -43,6 +44,8 @@ from magnetar.spark.pipeline.file import (
 )
 
 _TOPICS: Final = ("topic", "topics", "topicsPattern", "subscribe", "subscribePattern", "path")
+_SUBSCRIPTION: Final = ("subscription", "predefinedsubscription")
+_UNUSUAL: Final = re.compile(r"[^\w-]+")
 
 
 def check_steps(pipeline: Pipeline) -> None:
@@ -64,7 +67,7 @@ def check_steps(pipeline: Pipeline) -> None:
 def check_options(pipeline: Pipeline) -> None:
     """Check the options of our own sources and sinks; those of others only Spark knows."""
     ends = [
-        (f"sources.{name}", source.format, source_options(pipeline, source), Use.STREAM)
+        (f"sources.{name}", source.format, source_options(pipeline, name), Use.STREAM)
         for name, source in pipeline.sources.items()
     ]
     ends += [
@@ -81,11 +84,14 @@ def check_options(pipeline: Pipeline) -> None:
             raise ConfigError(f"{place}: {error.args[0]}", hint=error.hint) from error
 
 
-def views(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:
-    """Every source and step, by its name; each is a temporary view of the session, too."""
+def views(spark: SparkSession, pipeline: Pipeline, sink: str) -> dict[str, DataFrame]:
+    """Every source and step, by its name; each is a temporary view of the session, too.
+
+    Sources are the sink's own: what its query has not read is kept for it, whatever others do.
+    """
     made: dict[str, DataFrame] = {}
-    for name, source in pipeline.sources.items():
-        made[name] = _source(spark, pipeline, source)
+    for name in pipeline.sources:
+        made[name] = _source(spark, pipeline, name, sink)
         made[name].createOrReplaceTempView(name)
     for step in pipeline.steps:
         made[step.name] = _step(spark, pipeline, step, made)
@@ -113,8 +119,15 @@ def query(pipeline: Pipeline, name: str, frame: DataFrame) -> StreamingQuery:
     return writer.start()
 
 
-def source_options(pipeline: Pipeline, source: Source) -> dict[str, str]:
-    return _options(pipeline, source.format, source.topic, source.options)
+def source_options(pipeline: Pipeline, name: str, *, sink: str | None = None) -> dict[str, str]:
+    """The options of a source, with the subscription of the sink's query."""
+    source = pipeline.sources[name]
+    options = _options(pipeline, source.format, source.topic, source.options)
+    is_named = any(key.lower() in _SUBSCRIPTION for key in options)
+    if sink is not None and source.format in MAGNETAR_FORMATS and not is_named:
+        # A pipeline's name is for people; as a part of a subscription's it goes into URLs.
+        options["subscription"] = f"{_UNUSUAL.sub('-', pipeline.name)}.{sink}.{name}"
+    return options
 
 
 def sink_options(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
@@ -125,7 +138,7 @@ def identity(pipeline: Pipeline) -> dict[str, list[str]]:
     """The sources that each sink's checkpoint has positions of, in words."""
     found = {}
     for name, sink in pipeline.sinks.items():
-        needed = _sources_of(pipeline, pipeline.input_of(sink))
+        needed = sources_of(pipeline, pipeline.input_of(sink))
         found[name] = [_described(pipeline.sources[source]) for source in needed]
     return found
 
@@ -152,9 +165,10 @@ def _text(value: Option) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _source(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataFrame:
+def _source(spark: SparkSession, pipeline: Pipeline, name: str, sink: str) -> DataFrame:
+    source = pipeline.sources[name]
     reader = spark.readStream.format(source.format)
-    for key, value in source_options(pipeline, source).items():
+    for key, value in source_options(pipeline, name, sink=sink).items():
         reader = reader.option(key, value)
     if source.schema is not None:
         reader = reader.schema(source.schema)
@@ -244,7 +258,7 @@ def _module(path: Path) -> ModuleType:
 # --- what a checkpoint belongs to
 
 
-def _sources_of(pipeline: Pipeline, view: str) -> list[str]:
+def sources_of(pipeline: Pipeline, view: str) -> list[str]:
     """The sources that a view may read. A Python function is taken to read all above it."""
     # Too many is safe and too few is not: a name in a comment of the SQL counts as a use.
     above: dict[str, set[str]] = {name: {name} for name in pipeline.sources}

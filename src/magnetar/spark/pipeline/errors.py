@@ -15,7 +15,8 @@ from typing import Final
 
 from magnetar.errors import SparkError
 
-_OURS: Final = re.compile(r"^(?:Caused by: )?magnetar\.errors\.(\w+): (.+)$", re.MULTILINE)
+# Anywhere in a line: Spark puts its own words in front of what a worker of ours has said.
+_OURS: Final = re.compile(r"\bmagnetar\.errors\.(\w+): (.+)$", re.MULTILINE)
 _CLASS: Final = re.compile(r"^\[([A-Z_.0-9]+)\] ?")
 _USER_FRAME: Final = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception)): (?P<text>.+)$", re.M)
@@ -34,7 +35,8 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], str, str], ...]] = (
     (
         re.compile(r"does not support Update mode", re.IGNORECASE),
         "Spark gives a sink written in Python no update mode",
-        "use append, with a watermark where rows are aggregated",
+        "use append, with a watermark where rows are aggregated, or write from foreachBatch with "
+        "magnetar.spark.foreach_batch_writer",
     ),
     (
         re.compile(

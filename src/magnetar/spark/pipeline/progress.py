@@ -26,7 +26,7 @@ class QueryState(Struct, kw_only=True):
 
     query_id: str = ""
     batch: int = -1
-    """The last one that was committed."""
+    """The last one that was committed, by this run or an earlier one."""
     batches: int = 0
     """Of this run, as the rows below."""
     input_rows: int = 0
@@ -46,6 +46,9 @@ class QueryState(Struct, kw_only=True):
 
 def taken(state: QueryState, progress: Mapping[str, Any], *, group: str | None) -> None:
     """Count one more progress into the state of its query."""
+    # Another query, since the checkpoint that earlier batches were of is gone: it counts anew.
+    if state.query_id not in ("", progress["id"]):
+        state.batch, state.committed_at, state.group = -1, None, None
     state.query_id = str(progress["id"])
     state.rows_per_second = float(progress.get("processedRowsPerSecond") or 0.0)
     # Only sources of ours report a lag; the numbers of several add up, their ages do not.

@@ -36,7 +36,7 @@ from magnetar.spark.pipeline.errors import explained
 from magnetar.spark.pipeline.file import Pipeline
 from magnetar.spark.pipeline.groups import PipelineGroups
 from magnetar.spark.pipeline.java import java_home
-from magnetar.spark.pipeline.progress import QueryState, taken
+from magnetar.spark.pipeline.progress import taken
 from magnetar.spark.pipeline.shipping import environment_settings, pack
 from magnetar.spark.pipeline.state import RunState, StateFolder, state_folder
 
@@ -81,11 +81,11 @@ def run(pipeline: Pipeline, file: Path, where: Where, watcher: Watcher) -> RunSt
         host=socket.gethostname(),
         master=where.master,
         started_at=time.time(),
-        queries={name: QueryState() for name in pipeline.sinks},
     )
     with StateFolder(state_folder(pipeline)) as folder:
         # Under the lock, so that two first runs cannot both claim the checkpoint.
         folder.claim(identity(pipeline))
+        state.queries = {name: folder.committed(pipeline, name) for name in pipeline.sinks}
         folder.driver_log.unlink(missing_ok=True)
         with _ending(folder, state), metrics.served(where.metrics_port) as url:
             state.metrics_url = url
@@ -169,9 +169,10 @@ class _Run:
         self._watcher.told("planning")
         # All views before the first query: a mistake in the last step must not leave a sink half
         # begun.
-        made = views(spark, self._pipeline)
-        for name, sink in self._pipeline.sinks.items():
-            frame = made[self._pipeline.input_of(sink)]
+        sinks = self._pipeline.sinks
+        made = {name: views(spark, self._pipeline, name) for name in sinks}
+        for name, sink in sinks.items():
+            frame = made[name][self._pipeline.input_of(sink)]
             self._queries[name] = query(self._pipeline, name, frame)
         self._state.phase = "running"
         self._folder.write(self._state)

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import time
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -100,6 +103,47 @@ class StateFolder:
         state.updated_at = time.time()
         text = msgspec.json.format(msgspec.json.encode(state))
         replace_file(self._disk, self.path / "state.json", text)
+
+    def committed(self, pipeline: Pipeline, sink: str) -> QueryState:
+        """What earlier runs have committed to a sink, as a new run begins with it."""
+        past = read_state(self.path)
+        known = QueryState() if past is None else past.queries.get(sink, QueryState())
+        names = ("query_id", "batch", "committed_at", "group")
+        # Only Spark can read a checkpoint behind a URL.
+        if "://" in pipeline.checkpoint_path:
+            return QueryState(**{name: getattr(known, name) for name in names})
+        # Spark's own log is right where the state is not: a run that was killed wrote its state up
+        # to a second before, and a checkpoint may have been removed.
+        query = Path(pipeline.checkpoint_path) / sink
+        done = [each for each in query.glob("commits/*") if each.name.isdecimal()]
+        if not done:
+            return QueryState()
+        last = max(done, key=lambda each: int(each.name))
+        at = datetime.fromtimestamp(last.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
+        with suppress(OSError, msgspec.DecodeError):
+            query_id = str(msgspec.json.decode((query / "metadata").read_bytes())["id"])
+            group = known.group if known.query_id == query_id else None
+            return QueryState(query_id=query_id, batch=int(last.name), committed_at=at, group=group)
+        return QueryState()
+
+    def remove(self, pipeline: Pipeline) -> bool:
+        """Remove the checkpoint and this folder; False: the checkpoint is where only Spark can."""
+        checkpoint = Path(pipeline.checkpoint_path)
+        is_local = "://" not in pipeline.checkpoint_path
+        # By the names of sinks, those of earlier versions of the file too: nothing else that
+        # stands in the folder is ours to remove.
+        sinks = {*self._claimed(self.path / "identity.json"), *pipeline.sinks}
+        folders = [checkpoint / sink for sink in sorted(sinks)] if is_local else []
+        try:
+            # Last the folder with the lock, which is held: a run that begins now begins anew.
+            for each in (*folders, self.path):
+                if each.exists():
+                    shutil.rmtree(each)
+        except OSError as error:
+            raise StorageError(f"{error.filename} cannot be removed: {error.strerror}") from error
+        with suppress(OSError):
+            self.path.parent.rmdir()
+        return is_local
 
     def claim(self, identity: dict[str, list[str]]) -> None:
         """Note to which sources each sink's checkpoint belongs, or refuse others."""

@@ -31,6 +31,7 @@ from magnetar.blocking import Client, Transaction
 from magnetar.errors import InvalidSetting, MagnetarError
 from magnetar.spark.links import client_for
 from magnetar.spark.options import Options
+from magnetar.spark.plain_errors import told_plainly
 from magnetar.spark.sink import group_writes, single_writes
 from magnetar.spark.sink.columns import SinkColumns
 from magnetar.spark.sink.group_commit import TaskPlan, TaskReport, WriteId
@@ -221,12 +222,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, sink: SinkWriter) -> None:
         self._sink = sink
 
+    @told_plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.write(iterator, _streaming_id(self._sink.options["transactionalId"]))
 
+    @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._sink.commit(batchId, messages)
 
+    @told_plainly()
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._sink.abort(messages)
 
@@ -238,12 +242,15 @@ class BatchWriter(DataSourceArrowWriter):
         self._sink = sink
         self._write = write
 
+    @told_plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.write(iterator, self._write)
 
+    @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._sink.commit(self._write.sequence, messages)
 
+    @told_plainly()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._sink.abort(messages)
 

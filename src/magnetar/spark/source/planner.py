@@ -6,18 +6,21 @@ Invariants:
 1. Whatever a batch holds is decided in the offsets that it returns: planned again from those, tasks
    read the same messages.
 2. An offset is returned as it was given unless there is something to do: Spark would run a batch.
-3. Data that is gone raises `DataLost`, or is warned of if the query wants to go on.
+3. Whatever the query may still read is held by its subscription, unless the user wants none: that
+   exists before a start is resolved, and is moved only over what Spark has committed.
+4. Data that is gone raises `DataLost`, or is warned of if the query wants to go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from magnetar.client.client import Client
-from magnetar.errors import RangeLost, TopicNotFound, WrongCheckpoint
-from magnetar.model.ranges import RangePosition
+from magnetar.client.ranges.ranges import Ranges
+from magnetar.errors import RangeLost, SubscriptionNotFound, TopicNotFound, WrongCheckpoint
+from magnetar.model.ranges import ORIGIN, RangePosition
 from magnetar.runtime.clock import SystemClock
 from magnetar.spark.options import Options
 from magnetar.spark.source import plan
@@ -35,7 +38,7 @@ from magnetar.spark.source.offsets import (
 from magnetar.spark.source.pace import BatchLimits, Pace
 from magnetar.spark.source.plan import Frozen, TopicView
 from magnetar.spark.source.tasks import ReadTask, Tasks, tell
-from magnetar.spark.source.watched_topics import Watched
+from magnetar.spark.source.watched_topics import Watched, subscription_of
 
 R = TypeVar("R")
 
@@ -62,8 +65,9 @@ class Planner:
         """Up to where the last plan saw messages: news are those behind it."""
         # Since when a batch waits to have `minMessagesPerTrigger`.
         self._waits_since: float | None = None
+        self._subscription = subscription_of(options)
         self._followed: dict[str, dict[int, RangePosition | None]] = {}
-        """Where the subscription was moved to."""
+        """Where the subscription is known to be, and was moved to."""
         self.lag: dict[str, Any] = {"lagBytes": 0, "lagMessages": 0, "lagSeconds": 0.0}
 
     # --- streams
@@ -80,20 +84,29 @@ class Planner:
         # The first batch. Its start is resolved once and goes into the offset as `base`: Spark asks
         # again after a crash, and `latest` would then be another place.
         if isinstance(start, Sentinel):
+            # The subscription comes first, at the first message that there is: what the start is
+            # resolved to must not be trimmed before it is held.
+            await self._hold(await self._watched.names())
             base = await begin(self._watched, self._options, start.start)
-            # The subscription comes first: from here on retention keeps what the query has not
-            # read.
             await self._follow(base)
             end = await _again(lambda: self._planned(base, limits)) or base
             return format_offset(end, base)
         await self._check_topics(start)
-        # Nothing new: the offset goes back as it came, and Spark runs no batch (invariant 2).
+        # The first plan of this process: the checkpoint may be older than the subscription, or
+        # somebody may have deleted that.
+        if not self._followed:
+            await self._follow(start)
+        # Nothing new: the offset goes back as it came, and Spark runs no batch (invariant 2). Spark
+        # plans behind a batch that is committed, and tells `committed` only with the next one: a
+        # query that rests would seem to be a batch behind.
         if self._frozen is None and not await self._is_news(start):
+            await self._follow(start)
             return dict(given)
         planned = await _again(lambda: self._planned(start, limits))
         # News without work: fewer messages than the wanted minimum, or a new layout that changes
         # nothing here.
         if planned is None:
+            await self._follow(start)
             if self._frozen is None:
                 await asyncio.sleep(min(_UNPLANNED_PAUSE_S, self._poll_ms / _MS_PER_SECOND))
             return dict(given)
@@ -161,6 +174,8 @@ class Planner:
         # Topics that a pattern finds after the freeze are not part of this run.
         if self._frozen is not None:
             names = tuple(name for name in names if name in self._frozen)
+        # A topic that a pattern has just found is held before it is looked at.
+        await self._hold(name for name in names if name not in start.topics)
         views = await self._watched.look(names, start.topics)
         # The order: what is lost, how far one could go, who is held, and only then limits, which
         # need counts from the brokers.
@@ -301,8 +316,25 @@ class Planner:
         """Move the subscription to `end`: everything up to there was processed."""
         await self._follow(parse_offset(end))
 
+    async def _hold(self, topics: Iterable[str]) -> None:
+        """Make the subscription where this process has not seen it, and leave it where it is."""
+        subscription = self._subscription
+        if subscription is None:
+            return
+        for topic in topics:
+            if topic in self._followed:
+                continue
+            try:
+                ranges = await self._watched.ranges(topic)
+                numbers = [each.number for each in (await ranges.layout()).segments]
+            # A pattern goes on without it; a topic that is named is told of by the look at it.
+            except TopicNotFound:
+                continue
+            await self._move(ranges, subscription, dict.fromkeys(numbers, ORIGIN), ())
+            self._followed[topic] = {}
+
     async def _follow(self, offset: Offset) -> None:
-        subscription = self._options["subscription"]
+        subscription = self._subscription
         # The checkpoint is the truth; a subscription is only there for backlog and retention.
         if subscription is None:
             return
@@ -320,14 +352,29 @@ class Planner:
                 continue
             if not is_same:
                 continue  # its subscriptions went with it
-            await ranges.move_cursor(
-                subscription,
-                {number: at for number, at in new.items() if at is not None},
-                drained=[number for number, at in new.items() if at is None],
-                initial=self._options["subscriptionInitialPosition"],
-            )
+            begun = {number: at for number, at in new.items() if at is not None}
+            drained = [number for number, at in new.items() if at is None]
+            await self._move(ranges, subscription, begun, drained)
             # After the move, so that one that failed is made again with the next commit.
             self._followed[topic] = dict(place.segments)
+
+    async def _move(
+        self,
+        ranges: Ranges,
+        subscription: str,
+        positions: Mapping[int, RangePosition],
+        drained: Iterable[int],
+    ) -> None:
+        initial = self._options["subscriptionInitialPosition"]
+        try:
+            await ranges.move_cursor(subscription, positions, drained=drained, initial=initial)
+        # The namespace forbids subscriptions that nobody created: the user may not know of ours.
+        except SubscriptionNotFound as error:
+            raise SubscriptionNotFound(
+                f"nothing keeps what the query has not read: {error.args[0]}",
+                hint="create it (magnetar subscriptions create), or set the option subscription to "
+                "none",
+            ) from error
 
 
 async def _again(plan_it: Callable[[], Awaitable[R]]) -> R:

@@ -38,6 +38,7 @@ from magnetar.client.client import connections_of
 from magnetar.client.schema.info import SchemaInfo
 from magnetar.spark.links import client_for, close_all, patiently, stop_on_sigterm
 from magnetar.spark.options import Options
+from magnetar.spark.plain_errors import told_plainly
 from magnetar.spark.source.batch_plan import BatchPlan, start_text
 from magnetar.spark.source.columns import RowBatches, Shape
 from magnetar.spark.source.filters import Bounds, bounds_of
@@ -68,6 +69,10 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range; runs in a worker."""
+        with told_plainly():
+            yield from self._read(partition)
+
+    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task = partition.value
         if task is None:
             return  # Spark's word for a read without partitions
@@ -102,6 +107,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     # --- in the long-lived process of the query
 
+    @told_plainly()
     def initialOffset(self) -> dict[str, Any]:
         return format_sentinel(Sentinel(start_text(self._options)))
 
@@ -117,9 +123,11 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             return ReadMinRows(options["minMessagesPerTrigger"])
         return ReadAllAvailable()
 
+    @told_plainly()
     def prepareForTriggerAvailableNow(self) -> None:
         self._do("the topics", lambda planner: planner.freeze())
 
+    @told_plainly()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         options = self._options
         limits = BatchLimits(options["maxMessagesPerTrigger"], options["maxBytesPerTrigger"])
@@ -131,10 +139,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._planner is None else self._planner.lag
 
+    @told_plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self._do("the tasks", lambda planner: planner.stream_tasks(start, end))
         return [SegmentRange(task) for task in tasks]
 
+    @told_plainly()
     def commit(self, end: dict[str, Any]) -> None:
         self._do("the subscription", lambda planner: planner.committed(end))
 
@@ -169,6 +179,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 class BatchReader(_Reading, DataSourceReader):
     """A read of what is there."""
 
+    @told_plainly()
     def partitions(self) -> Sequence[InputPartition]:
         return self._planned(None)
 
@@ -196,6 +207,7 @@ class PushingBatchReader(BatchReader):
         self._bounds = bounds_of(filters)
         return filters
 
+    @told_plainly()
     def partitions(self) -> Sequence[InputPartition]:
         return self._planned(self._bounds)
 

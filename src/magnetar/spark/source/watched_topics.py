@@ -2,7 +2,8 @@
 
 Owns: `Watched`: which topics there are, their `Ranges`, and `look`, which gives a view of each;
 `NamespacePattern`, the topics of a namespace that match: `persistent://public/default/o.*`,
-`topic://public/default/o.*`, or short for the former `o.*`.
+`topic://public/default/o.*`, or short for the former `o.*`; `subscription_of`, the name of the
+subscription that keeps what is unread in them.
 
 Invariants:
 1. A view is not older than the place that it is to be used with, and has a state for every segment
@@ -16,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -167,6 +169,28 @@ def names_of(options: Options) -> tuple[str, ...] | None:
             raise InvalidSetting(f"{each} is a segment", hint=f"read {each.scalable_topic()}")
     # A topic that is named twice is read once, in the order of the option.
     return tuple(dict.fromkeys(str(each) for each in names))
+
+
+NO_SUBSCRIPTION: Final = "none"
+_DIGITS: Final = 12
+
+
+def subscription_of(options: Options) -> str | None:
+    """The subscription that follows the query; None: the user wants none.
+
+    A source is told neither its query nor its checkpoint, so the default can only be made of what
+    it reads. That also bounds what is left behind: a query that is tried out again and again, with
+    a new checkpoint each time, uses the one subscription again.
+    """
+    chosen: str | None = options["subscription"]
+    if chosen is not None:
+        return None if chosen.lower() == NO_SUBSCRIPTION else chosen
+    names = names_of(options)
+    if names is not None and len(names) == 1:
+        return "spark"
+    # Each topic has the subscription, and may be read alone too, or together with others.
+    what = options["topicsPattern"] if names is None else ",".join(sorted(names))
+    return f"spark-{hashlib.sha256(what.encode()).hexdigest()[:_DIGITS]}"
 
 
 class Watched:

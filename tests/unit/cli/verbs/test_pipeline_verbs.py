@@ -10,11 +10,31 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from magnetar.blocking import Client
 from magnetar.cli.main import main
 from magnetar.cli.verbs import pipeline_view
 from magnetar.cli.verbs.pipeline_view import summary, watching
+from magnetar.client.blocking.loop_thread import LoopThread
+from magnetar.model.ranges import ORIGIN
 from magnetar.spark.pipeline.progress import QueryState
 from magnetar.spark.pipeline.state import Phase, RunState, StateFolder
+from tests.unit.cli.admin_server import running_server
+
+LoopThread().stop()  # the first loop of a process opens a pipe for signals that stays
+
+COPY = """
+name: my copy
+service_url: URL
+checkpoint: checkpoint
+sources:
+  orders: {topic: "topic://public/default/orders"}
+  payments: {topic: payments}
+  others: {topic: others, options: {subscription: none}}
+steps:
+  - {name: all, sql: "SELECT value FROM orders UNION ALL SELECT value FROM payments, others"}
+sinks:
+  out: {topic: copies}
+"""
 
 
 def _called(*words: str | Path) -> tuple[int, str]:
@@ -72,6 +92,41 @@ def test_status_of_a_run_of_the_past(tmp_path: Path) -> None:
         assert "copy: running, process 1" in _called("status", file)[1]
     assert "killed while running" in _called("status", file)[1]
     assert "this pipeline does not run" in _called("stop", file)[1]
+
+
+def test_a_pipeline_is_deleted_with_its_subscriptions_and_its_checkpoint(tmp_path: Path) -> None:
+    topics = ("topic://public/default/orders", "persistent://public/default/payments")
+    file = tmp_path / "copy.yaml"
+    with running_server(tmp_path / "data") as server:
+        file.write_text(COPY.replace("URL", server.url))
+        checkpoint = tmp_path / "checkpoint"
+        (checkpoint / "out" / "commits").mkdir(parents=True)
+        (checkpoint / "of-somebody-else").write_text("")
+        with StateFolder(checkpoint / ".pipeline") as folder:
+            folder.write(_state())
+            assert "runs a pipeline" in _called("delete", file, "--yes")[1]
+        found = json.loads(_called("status", file, "--json")[1])["subscriptions"]
+        assert [(each["subscription"], each["topics"]) for each in found] == [
+            ("my-copy.out.orders", topics[0]),
+            ("my-copy.out.payments", topics[1]),
+        ]
+        assert "my-copy.out.orders" in _called("status", file)[1]
+        with Client(server.url) as client:
+            for topic, each in zip(topics, found, strict=True):
+                with client.producer(topic) as producer:
+                    producer.send(b"1")
+                numbers = [s.number for s in client.ranges(topic).layout().segments]
+                client.ranges(topic).move_cursor(
+                    each["subscription"], dict.fromkeys(numbers, ORIGIN), initial="earliest"
+                )
+        asked = CliRunner().invoke(main, ["pipeline", "delete", str(file)], input="n\n")
+        assert "delete 2 subscriptions and the checkpoint" in asked.output
+        assert (checkpoint / "out").exists()
+        for said in ("deleted subscription", "there is no subscription"):
+            told = server.done("pipeline", "delete", str(file), "--yes")
+            assert f"{said} my-copy.out.orders of {topics[0]}\n" in told
+            assert f"{said} my-copy.out.payments of {topics[1]}\n" in told
+            assert [each.name for each in checkpoint.iterdir()] == ["of-somebody-else"]
 
 
 def test_without_a_terminal_there_is_a_line_per_batch(

@@ -9,6 +9,7 @@ import pytest
 from magnetar.errors import ConfigError
 from magnetar.spark.pipeline.build import check_steps, identity
 from magnetar.spark.pipeline.file import Pipeline, parsed
+from magnetar.spark.pipeline.subscriptions import held
 
 PIPELINE = """
 name: copy
@@ -29,6 +30,16 @@ sinks:
 def _pipeline(folder: Path, step: str) -> Pipeline:
     text = PIPELINE.replace("STEP", step)
     return parsed(text, path=folder / "copy.yaml", environment={})
+
+
+def test_each_query_keeps_its_own_input(tmp_path: Path) -> None:
+    pipeline = _pipeline(tmp_path, '{name: joined, sql: "SELECT * FROM orders JOIN payments"}')
+    found = [(each.sink, each.source, each.subscription) for each in held(pipeline)]
+    assert found == [
+        ("first", "orders", "copy.first.orders"),
+        ("second", "orders", "copy.second.orders"),
+        ("second", "payments", "s"),
+    ]
 
 
 @pytest.mark.parametrize(

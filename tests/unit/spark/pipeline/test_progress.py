@@ -35,6 +35,12 @@ def test_batches_are_counted_once() -> None:
     assert state.committed_at == "2026-11-16T09:00:01.150+00:00", "when the batch ended"
 
 
+def test_a_query_with_a_new_checkpoint_counts_anew() -> None:
+    state = QueryState(query_id="an-earlier-one", batch=17, committed_at="2026-11-15T00:00:00")
+    taken(state, _progress(0, 10), group=None)
+    assert (state.query_id, state.batch, state.batches) == ("the-query", 0, 1)
+
+
 def test_a_query_that_waits_has_no_new_batch_but_a_lag() -> None:
     state = QueryState()
     taken(state, _progress(5, 20), group=None)
@@ -73,12 +79,20 @@ def test_a_line_says_what_a_row_shows() -> None:
             "there is no orders (create it first)",
         ),
         (
+            "[STREAM_FAILED] Query x terminated with exception: [PYTHON_DATA_SOURCE_ERROR] Failed "
+            "to create: magnetar.errors.NotConnected: no broker can be reached\n SQLSTATE: 38000",
+            "no broker can be reached",
+        ),
+        (
             "assertion failed: There are [2] sources in the checkpoint offsets and now there are "
             "[1] sources requested by the query.",
             "another number of sources",
         ),
         ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema", "state of another query"),
-        ("Data source magnetar does not support Update mode", "no update mode"),
+        (
+            "magnetar does not support Update mode.",
+            "foreachBatch with magnetar.spark.foreach_batch",
+        ),
         ("[STREAM_FAILED] Python worker failed to connect back.", "run it again, it goes on"),
         ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: magnetr.", "no such format"),
         (

@@ -51,6 +51,26 @@ def test_a_run_is_seen_while_it_lasts(tmp_path: Path) -> None:
         stop(tmp_path, 1)
 
 
+def test_a_new_run_knows_what_earlier_ones_have_committed(tmp_path: Path) -> None:
+    ends = "sources: {s: {format: rate}}\nsinks: {copied: {format: noop}}"
+    text = f"name: c\ncheckpoint: checkpoint\n{ends}"
+    pipeline = parsed(text, path=tmp_path / "copy.yaml", environment={})
+    query = tmp_path / "checkpoint" / "copied"
+    with StateFolder(state_folder(pipeline)) as folder:
+        assert folder.committed(pipeline, "copied") == QueryState()
+        folder.write(_state())
+        assert folder.committed(pipeline, "copied") == QueryState(), "its checkpoint is gone"
+        (query / "commits").mkdir(parents=True)
+        (query / "metadata").write_text('{"id": "q"}')
+        for number in (9, 10):
+            (query / "commits" / f"{number}").touch()
+            (query / "commits" / f".{number}.crc").touch()
+        os.utime(query / "commits" / "10", (1000.0, 1000.0))
+        assert folder.committed(pipeline, "copied") == QueryState(
+            query_id="q", batch=10, committed_at="1970-01-01T00:16:40.000+00:00"
+        )
+
+
 def test_a_second_run_is_refused(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as folder:
         folder.write(_state())
