@@ -16,7 +16,7 @@ from harness.limits import PATIENCE_S
 from tests.interop.flows import EARLIEST, numbered
 from tests.interop.serving import ServerProcess
 
-SECONDS = PATIENCE_S
+SECONDS = round(PATIENCE_S)
 MANY = 50_000
 TYPES = (
     pulsar.ConsumerType.Exclusive,

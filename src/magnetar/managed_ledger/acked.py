@@ -30,6 +30,7 @@ from magnetar.model.ids import Position
 CHUNK_BITS: Final = 20
 CHUNK_ENTRIES: Final = 1 << CHUNK_BITS
 _OFFSET_MASK: Final = CHUNK_ENTRIES - 1
+_NONE_SPARED: Final = BitMap()
 
 
 class ChunkKey(NamedTuple):
@@ -55,11 +56,21 @@ class AckedRange(NamedTuple):
 
 
 class _Chunk:
-    __slots__ = ("batches", "bits")
+    __slots__ = ("batches", "bits", "partial")
 
     def __init__(self) -> None:
         self.bits = BitMap()
         self.batches: dict[int, int] = {}
+        self.partial = BitMap()
+        """The offsets of `batches`, in order: the lowest are dropped without a look at the rest."""
+
+    def set_batch(self, offset: int, unacked: int) -> None:
+        self.batches[offset] = unacked
+        self.partial.add(offset)
+
+    def forget_batch(self, offset: int) -> None:
+        del self.batches[offset]
+        self.partial.discard(offset)
 
 
 class AckedSet:
@@ -143,25 +154,38 @@ class AckedSet:
         if offset in chunk.bits:
             return False
         chunk.bits.add(offset)
-        chunk.batches.pop(offset, None)
+        if offset in chunk.batches:
+            chunk.forget_batch(offset)
         self._count += 1
         self._changed.add(key)
         return True
 
-    def add_range(self, ledger_id: int, first: int, last: int) -> None:
-        """Acknowledge the entries from `first` to `last`, both included."""
+    def add_range(
+        self, ledger_id: int, first: int, last: int, spared: BitMap = _NONE_SPARED
+    ) -> bool:
+        """Acknowledge the entries from `first` to `last`, but those in `spared` (entry ids).
+
+        Both ends are included. False: nothing is new.
+        """
+        count = self._count
         while first <= last:
             key = ChunkKey(ledger_id, first >> CHUNK_BITS)
             base = key.number << CHUNK_BITS
-            stop = min(last + 1 - base, CHUNK_ENTRIES)
-            chunk = self._chunks.get(key) or self._new_chunk(key)
+            stop = min(last + 1, base + CHUNK_ENTRIES)
+            wanted = (BitMap(range(first, stop)) - spared).shift(-base)
+            # In the terms of the bitmaps: a run of any length, with any holes, is a few steps.
+            first = stop
+            chunk = self._chunks.get(key)
+            if not wanted or (chunk is not None and wanted <= chunk.bits):
+                continue
+            chunk = chunk or self._new_chunk(key)
             before = len(chunk.bits)
-            chunk.bits.add_range(first - base, stop)
+            chunk.bits |= wanted
             self._count += len(chunk.bits) - before
-            for offset in [each for each in chunk.batches if first - base <= each < stop]:
-                del chunk.batches[offset]
+            for offset in wanted & chunk.partial:
+                chunk.forget_batch(offset)
             self._changed.add(key)
-            first = base + CHUNK_ENTRIES
+        return self._count > count
 
     def merge_batch(self, position: Position, unacked: int) -> bool:
         """Acknowledge the messages of a batch whose bits are clear; False: nothing is new."""
@@ -181,7 +205,7 @@ class AckedSet:
         # Its last messages: the entry becomes whole, and its batch-index set goes (invariant 1).
         if after == 0:
             return self.add(position)
-        chunk.batches[offset] = after
+        chunk.set_batch(offset, after)
         self._changed.add(key)
         return True
 
@@ -199,8 +223,8 @@ class AckedSet:
         stop = (position.entry_id & _OFFSET_MASK) + 1
         self._count -= chunk.bits.range_cardinality(0, stop)
         chunk.bits.remove_range(0, stop)
-        for offset in [each for each in chunk.batches if each < stop]:
-            del chunk.batches[offset]
+        while chunk.partial and (offset := chunk.partial.min()) < stop:
+            chunk.forget_batch(offset)
         if not chunk.bits and not chunk.batches:
             del self._chunks[last]
             # All before it went above, so it is the first.
@@ -246,7 +270,7 @@ class AckedSet:
         except (ValueError, IndexError) as error:
             raise CorruptMetadata(f"chunk {key} of a cursor holds no bitmap: {error}") from error
         for offset, data in stored.batches.items():
-            chunk.batches[offset] = int.from_bytes(data, "little")
+            chunk.set_batch(offset, int.from_bytes(data, "little"))
         # Before it counts: damage that passes for acknowledgements would lose messages.
         self._check_loaded(key, chunk)
         if chunk.bits or chunk.batches:

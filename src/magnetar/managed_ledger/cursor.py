@@ -26,6 +26,7 @@ from magnetar.managed_ledger.cursor_state import CursorState
 from magnetar.managed_ledger.cursor_store import CursorStore
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.model.ids import Position
+from magnetar.model.position_set import PositionSet
 from magnetar.runtime.metrics import CURSOR_FLUSHES
 from magnetar.runtime.signal import Signal
 
@@ -124,6 +125,11 @@ class Cursor:
         """Acknowledge everything up to a position, that entry in part if `unacked` says so."""
         self._check()
         return self._note(self._state.ack_cumulative(position, self._ledgers(), unacked))
+
+    def ack_all_but(self, spared: PositionSet, first: Position, last: Position) -> bool:
+        """Acknowledge the entries from `first` to `last`, both included, but some."""
+        self._check()
+        return self._note(self._state.ack_all_but(spared, first, last, self._ledgers()))
 
     # --- reading
 

@@ -22,6 +22,7 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.acked import AckedSet
 from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.model.ids import Position
+from magnetar.model.position_set import PositionSet
 
 NOTHING: Final = Position(0, -1)
 """As a mark-delete position: nothing is acknowledged."""
@@ -87,6 +88,26 @@ class CursorState:
         self.changes += 1
         self._move_mark(ledgers)
         return True
+
+    def ack_all_but(
+        self, spared: PositionSet, first: Position, last: Position, ledgers: LedgerList
+    ) -> bool:
+        """Acknowledge the entries from `first` to `last` but some, however many they are."""
+        changed = False
+        at = ledgers.at_or_after(max(first, self.mark_delete.next))
+        # By ledgers: each is a few steps on bitmaps.
+        while at is not None and at <= last:
+            ledger_id, start = at
+            end = ledgers.entries_of(ledger_id) - 1
+            if ledger_id == last.ledger_id:
+                end = min(end, last.entry_id)
+            held = spared.within(ledger_id, start, end)
+            changed = self.acked.add_range(ledger_id, start, end, held) or changed
+            at = ledgers.after(Position(ledger_id, end))
+        if changed:
+            self.changes += 1
+            self._move_mark(ledgers)
+        return changed
 
     def reset(self, position: Position, ledgers: LedgerList, incarnation: int) -> None:
         """Forget all acknowledgements and begin again behind `position`: a seek."""

@@ -150,6 +150,12 @@ class Limits:
     subscription_look_ahead_entries: int = _limit(
         2000, "entries", "passed over because their key's consumer cannot take them (Key_Shared)"
     )
+    command_ids_max: int = _limit(
+        50_000, "message ids", "in one ACK or REDELIVER_UNACKNOWLEDGED_MESSAGES"
+    )
+    subscribe_ranges_max: int = _limit(
+        2048, "hash ranges", "that one consumer of a Key_Shared subscription names"
+    )
     ack_set_words: int = _limit(
         2048, "words", "of 64 messages in the batch-index set of one acknowledgement"
     )

@@ -24,6 +24,7 @@ from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSu
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.errors import MagnetarError
+from magnetar.runtime.slices import slices
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
 from magnetar.wire.frames import command, encode_message, encode_receipt
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 OpenSubscription: TypeAlias = Subscription | NonPersistentSubscription
 
 _NO_PARTITION: Final = -1
+# They are cheap: two microseconds each.
+_DELIVERIES_PER_TURN: Final = 1000
 
 
 class ProducerHandle:
@@ -164,13 +167,20 @@ class ConsumerHandle:
             # ACTIVE_CONSUMER_CHANGE stands before the messages that follow from it.
             for news in consumer.take_news():
                 self._tell(news)
-            pieces: list[bytes] = []
-            # One write for all; payloads are pieces of their own, so large ones are not copied.
-            for position, payload, _, redelivered, ack_set, epoch in consumer.take():
-                pieces += encode_message(
-                    number, position, partition, redelivered, ack_set, payload, epoch
-                )
-            outbound.write_all(pieces)
+            taken = consumer.take()
+            # As sent from here on: those of the later slices are, unless the consumer is stopped.
+            for some in slices(taken, _DELIVERIES_PER_TURN):
+                pieces: list[bytes] = []
+                # One write for all; payloads are pieces of their own, so large ones are not copied.
+                for position, payload, _, redelivered, ack_set, epoch in some:
+                    pieces += encode_message(
+                        number, position, partition, redelivered, ack_set, payload, epoch
+                    )
+                outbound.write_all(pieces)
+                if len(taken) > _DELIVERIES_PER_TURN:
+                    await asyncio.sleep(0)
+                    if consumer.is_stopped:
+                        break
         self.tell_if_stopped()
 
     def _tell(self, news: News) -> None:

@@ -5,7 +5,7 @@ Owns: `Outbound`, the only writer of a session's transport.
 Invariants:
 1. Frames leave in the order of the `write` calls, whatever coroutine made them.
 2. One write per turn: pieces are joined while that is cheaper than handing them over singly.
-3. Nothing is written to a transport that is closing (uvloop raises there).
+3. Nothing is written to a transport that is closing (uvloop raises there), or behind its end.
 4. `writable` returns only while the transport is below its high-water mark, so who produces much
    (deliveries) waits, and the rest (answers to commands) is bounded by not reading commands.
 """
@@ -42,6 +42,8 @@ class Outbound:
         self._scheduled = False
         self._resumed = Signal()
         self.paused = False
+        self._has_ended = False
+        """The end was written: nothing may follow it."""
         # Above this asyncio calls `pause_writing`, below a quarter of it `resume_writing`.
         transport.set_write_buffer_limits(high=high_water_bytes)
 
@@ -69,7 +71,7 @@ class Outbound:
         pieces, size = self._pieces, self._size
         self._pieces, self._size = [], 0
         # Invariant 3. What was gathered is lost, as it would be in the kernel.
-        if self._transport.is_closing():
+        if self._has_ended or self._transport.is_closing():
             return
         # One frame as it is; many small ones in one copy; large ones piece by piece, without a
         # copy.
@@ -109,6 +111,7 @@ class Outbound:
             return
         # TLS cannot be half-closed.
         if self._transport.can_write_eof():
+            self._has_ended = True
             self._transport.write_eof()
         else:
             self._transport.close()

@@ -3,14 +3,16 @@
 Owns: `Session`, the protocol of one transport: its state machine, its producers and consumers, the
 requests that are being answered, back-pressure, and its end.
 
-SEND and the commands without an answer are handled at once, in frame order. Every other command is
+SEND and the commands without an answer are handled at once, in frame order; one that is long goes
+on in slices, and what was sent behind it waits for its end. Every other command is
 a request: a coroutine of its own, so that a slow one (a topic to be loaded) delays nobody. Requests
 begin in frame order; commands that end what a request opens are requests too, answered or not.
 
 Invariants:
 1. A request is answered exactly once: by its handler, or here with the error that it raised.
 2. The connection is read only while sends not yet durable, requests not yet answered, and bytes not
-   yet taken by the peer are below their limits; it is read again once they are at half. With a
+   yet taken by the peer are below their limits; it is read again once they are at half. It is not
+   read while commands wait for their turn. With a
    producer it is read only while the server's `publish_throttle` is open, too.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
    session runs, before `ended` is set.
@@ -41,6 +43,7 @@ from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import CONNECTION_PAUSES, REFUSED_COMMANDS
 from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.server.authority import ANYBODY, Action, Principal
 from magnetar.server.context import Context
 from magnetar.server.handles import ConsumerHandle, ProducerHandle, TopicListWatch
@@ -57,7 +60,12 @@ _log = logger(__name__)
 
 _PING: Final = command("PING")
 
-AtOnce = Callable[["Session", Any], None]
+# Commands are cheaper than what slices are cut for.
+_ITEMS_PER_TURN: Final = 2 * SLICE_ITEMS
+"""Commands, and message ids in them, that are handled in one turn of the loop."""
+
+AtOnce = Callable[["Session", Any], Coroutine[Any, Any, None] | None]
+"""Carries a command out, or returns the long work that it is: what comes later waits for it."""
 Request = Callable[["Session", Any], Awaitable[None]]
 _Tasks = dict[asyncio.Task[None], None]
 """In the order in which they were started."""
@@ -123,6 +131,10 @@ class Session(asyncio.Protocol):
         self._is_read = True
         self._draining = False
         self._leaving = False
+        # Commands that were read and wait for their turn, behind long work or another slice.
+        self._waiting: list[Command] = []
+        self._long: asyncio.Task[None] | None = None
+        self._spent = 0
 
     # --- the transport
 
@@ -149,12 +161,23 @@ class Session(asyncio.Protocol):
         try:
             commands = self.wire.receive(data)
         except ProtocolError as error:
-            self._broken(error)
+            if not self._waiting:
+                self._broken(error)
             return
+        if self._waiting or self._long is not None:
+            self._waiting += commands
+        else:
+            self._carry_out(commands)
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        """Handle commands in frame order, as many as a turn of the loop has time for."""
         has_sent = False
-        # In frame order. Commands in front of damaged bytes are still handled; the damage is told
-        # after.
-        for each in commands:
+        self._spent = 0
+        # Commands in front of damaged bytes are still handled; the damage is told after.
+        for number, each in enumerate(commands):
+            if self._long is not None or number + self._spent >= _ITEMS_PER_TURN:
+                self._hold(commands[number:])
+                return
             if isinstance(each, Send):
                 has_sent = True
                 self._send(each)
@@ -167,8 +190,20 @@ class Session(asyncio.Protocol):
         if self.wire.error is not None:
             self._broken(self.wire.error)
         # Only sends fill the queue that is judged here: a read without one need not look at it.
-        elif not (throttle.has_room() if has_sent else throttle.is_open):
+        elif not (throttle.has_room() if has_sent else throttle.is_open) or not self._is_read:
             self.judge_reading()
+
+    def _hold(self, commands: list[Command]) -> None:
+        """Keep commands back until long work is done, or for the next turn of the loop."""
+        self._waiting = commands
+        self.judge_reading()
+        if self._long is None:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        commands, self._waiting = self._waiting, []
+        if not self.is_closing and not self._leaving:
+            self._carry_out(commands)
 
     def pause_writing(self) -> None:
         self.outbound.pause()
@@ -294,6 +329,10 @@ class Session(asyncio.Protocol):
         if not self._is_read:
             self.judge_reading()
 
+    def spend(self, items: int) -> None:
+        """A command has so many items: fewer others are handled in this turn of the loop."""
+        self._spent += items
+
     def owe_ack(self) -> None:
         """An acknowledgement will be answered when it is durable."""
         self._acks_owed += 1
@@ -365,10 +404,24 @@ class Session(asyncio.Protocol):
                 self.judge_reading()
             return
         try:
-            at_once(self, body)
+            rest = at_once(self, body)
         # Whatever a handler raises is that command's failure, not the connection's (invariant 5).
         except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
             self.refuse(number, body, error)
+            return
+        if rest is not None:
+            self._long = self._run(self._finish(rest, number, body), NAMES[number], self._requests)
+            self.judge_reading()
+
+    async def _finish(self, work: Coroutine[Any, Any, None], number: int, body: Any) -> None:
+        """Long work of one command; those that came behind it follow."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  answered, and logged if it is a bug
+            self.refuse(number, body, error)
+        finally:
+            self._long = None
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     async def _answer(self, number: int, body: Any) -> None:
         try:
@@ -409,6 +462,8 @@ class Session(asyncio.Protocol):
             and (self.context.publish_throttle.is_open or not self.producers)
             and not self.outbound.paused
             and not self._draining
+            and not self._waiting
+            and self._long is None
         )
         if room and not self._is_read:
             self._is_read = True

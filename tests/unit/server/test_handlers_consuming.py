@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from magnetar.errors import WireCode
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.serving import (
+    LIMITS,
     connected,
     message,
     published,
@@ -253,3 +256,61 @@ def test_a_lost_connection_frees_what_it_held(tmp_path: Path) -> None:
 
 def _id(message_id: pb.MessageIdData) -> dict[str, int]:
     return {"ledgerId": message_id.ledgerId, "entryId": message_id.entryId}
+
+
+def test_too_many_message_ids_in_one_command_are_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        limits = replace(LIMITS, command_ids_max=2)
+        async with serving(tmp_path, limits=limits) as server:
+            driver = await connected(server)
+            await subscribed(driver, subType=1)
+            found = await published(driver, 3)
+            ids = [{"ledgerId": each.ledgerId, "entryId": each.entryId} for each in found]
+            ack = {"consumer_id": 0, "ack_type": 0}
+            assert (
+                await refused(driver.request("ACK", message_id=ids, **ack)) == WireCode.NOT_ALLOWED
+            )
+            await driver.request("ACK", message_id=ids[:2], **ack)
+            await driver.close()
+
+    run(scene())
+
+
+def test_too_many_hash_ranges_are_refused_before_they_are_looked_at(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            most = server.config.limits.subscribe_ranges_max
+            ranges = [{"start": 0, "end": 0}] * (most + 1)
+            meta = {"keySharedMode": 1, "hashRanges": ranges}
+            code = await refused(subscribed(driver, subType=3, keySharedMeta=meta))
+            assert code == WireCode.CONSUMER_ASSIGN
+            ranges = [{"start": 2 * each, "end": 2 * each} for each in range(most)]
+            meta = {"keySharedMode": 1, "hashRanges": ranges}
+            await subscribed(driver, subType=3, keySharedMeta=meta)
+            await driver.close()
+
+    run(scene())
+
+
+def test_commands_behind_a_long_acknowledgement_wait_for_its_end(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            await subscribed(driver, subType=1)
+            found = await published(driver, 5 * SLICE_ITEMS)
+            driver.send("FLOW", consumer_id=0, messagePermits=5 * SLICE_ITEMS)
+            for _ in found:
+                await message(driver)
+            ids = [{"ledgerId": each.ledgerId, "entryId": each.entryId} for each in found]
+            # Not in order, so that each id is a step of its own; the last one comes again.
+            driver.send("ACK", consumer_id=0, ack_type=0, message_id=[*ids[1:-1], ids[0]])
+            driver.send("REDELIVER_UNACKNOWLEDGED_MESSAGES", consumer_id=0)
+            driver.send("FLOW", consumer_id=0, messagePermits=10)
+            again = await message(driver)
+            assert again.body.message_id.entryId == found[-1].entryId
+            answer = await driver.request("CONSUMER_STATS", consumer_id=0)
+            assert (answer.msgBacklog, len(driver.pushes)) == (1, 0)
+            await driver.close()
+
+    run(scene())

@@ -403,7 +403,9 @@ class DispatchState:
         member = self._members.by_key[key]
         # Before the ring is handed out anew: entries given back release their hashes, so the next
         # owners need not wait for a consumer that is gone.
-        self._give_back(member, list(member.pending))
+        # With nobody left all is forgotten at once, below.
+        if len(self._members.by_key) > 1:
+            self._give_back_all(member)
         self._members.remove(key)
         moved = self._selector.leave(key) if self._keyed else []
         self._stuck = False
@@ -501,11 +503,26 @@ class DispatchState:
         if self._single:
             return
         for member in self._members.by_key.values():
-            # A list first: each ack removes its position from what is looked through.
-            for each in [each for each in member.pending if each <= position]:
-                self.on_ack(member.key, each)
+            self._acked_pending_through(member, position)
         self._counts.drop_through(position)
         self._stuck = False
+
+    def _acked_pending_through(self, member: Member, position: Position) -> None:
+        pending = member.pending
+        if not pending:
+            return
+        # Mostly everything: then nothing has to be looked at one by one.
+        if max(pending) <= position:
+            gone, messages = pending, member.unacked
+            member.pending = {}
+        else:
+            gone = {each: packed for each, packed in pending.items() if each <= position}
+            messages = sum([packed >> HASH_BITS for packed in gone.values()])
+            member.pending = {each: n for each, n in pending.items() if each > position}
+        if self._holds is not None:
+            for packed in gone.values():
+                self._holds.release(packed & HASH_MASK)
+        self._discharge(member, messages)
 
     def on_redeliver(self, key: int, positions: Iterable[Position] | None = None) -> Redelivery:
         """A consumer asks again for entries that it has; None: for all of them."""
@@ -545,18 +562,28 @@ class DispatchState:
         # Invariant 6: after the rewind they are read like all others that are open.
         if self._rewinding:
             return unknown
+        # Gathered first: a queue of many takes a run at the cost of one.
+        held: dict[int, list[Position]] = {}
+        unheld: list[Position] = []
         for position in positions:
             # Its consumer had it all the time that it was withheld; now it goes back to the queue.
             member = self._members.holder_of(position)
             if member is not None:
                 self._counts.increase(position)
-                self._give_back(member, [position])
+                held.setdefault(member.key, []).append(position)
             # Its place in the queue is under its hash, and only the stored entry tells which that
             # is.
-            elif self._keyed and position not in self._replay:
-                unknown.append(position)
-            else:
-                self._return(position, UNKEYED)
+            elif position not in self._replay:
+                if self._keyed:
+                    unknown.append(position)
+                else:
+                    self._counts.increase(position)
+                    unheld.append(position)
+        for key, back in held.items():
+            self._give_back(self._members.by_key[key], back)
+        if unheld:
+            self._replay.add_run(unheld, UNKEYED)
+            self._stuck = False
         return unknown
 
     def on_returned_entry(self, entry: EntryFacts) -> None:
@@ -585,6 +612,21 @@ class DispatchState:
         self._replay.add_all(waiting)
         self._stuck = False
         self._discharge(member, messages)
+
+    def _give_back_all(self, member: Member) -> None:
+        """Take all that a consumer has, which may be tens of thousands: as runs."""
+        pending, member.pending = member.pending, {}
+        by_hash: dict[int, list[Position]] = {}
+        if self._keyed:
+            for position, packed in pending.items():
+                by_hash.setdefault(packed & HASH_MASK, []).append(position)
+        elif pending:
+            by_hash[UNKEYED] = list(pending)
+        for key_hash, positions in by_hash.items():
+            self._replay.add_run(positions, key_hash)
+            if self._holds is not None:
+                self._holds.release_all(key_hash)
+        self._discharge(member, member.unacked)
 
     def _acked_waiting(self, position: Position) -> bool:
         if self._replay and self._replay.remove(position):

@@ -39,6 +39,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import DISPATCHED_ENTRIES, SUBSCRIPTION_FAILURES
 from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.legacy.markers import is_txn_marker
 
 _LOG: Final = logger(__name__)
@@ -167,6 +168,9 @@ class Dispatcher:
         self._bytes_max = limits.subscription_read_bytes
         # Failover: set while a new active consumer waits for the former one's acknowledgements.
         self._rewind_at: float | None = None
+        self._pace = SlicePace()
+        self._handled = 0
+        """Entries that the last step looked at."""
         self.failure: MagnetarError | None = None
         """Why nothing is dispatched any more, if so."""
 
@@ -225,6 +229,9 @@ class Dispatcher:
                 continue
             if not progressed:
                 await self._wake.past(seen)
+                continue
+            # What is in memory is read without a turn for others: they get one between two reads.
+            await self._pace.after(self._handled)
 
     async def _wait(self, seen: int, seconds: float) -> None:
         await self._wake.past_within(seen, seconds)
@@ -332,23 +339,28 @@ class Dispatcher:
         found: list[Entry] = []
         room = self._bytes_max
         for first, count in _runs(positions):
-            part = await self._topic.ledger.read(first, count, room)
-            last = Position(first.ledger_id, first.entry_id + count - 1)
-            # A read at a trimmed position brings the next that exist, which may be beyond the run.
-            part = [entry for entry in part if entry.position <= last]
-            size = sum([len(entry.payload) for entry in part])
-            # A read brings one entry whatever its size: left for the next step if others are there.
-            if found and size > room:
-                break
-            found += part
-            room -= size
-            if room <= 0 or len(part) < count:
-                break
+            at, last = first, Position(first.ledger_id, first.entry_id + count - 1)
+            # A file gives a page at a time: without the rest all positions would be judged again.
+            while at <= last:
+                part = await self._topic.ledger.read(at, last.entry_id - at.entry_id + 1, room)
+                # One at a trimmed position brings the next that exist, perhaps beyond the run.
+                part = [entry for entry in part if entry.position <= last]
+                size = sum([len(entry.payload) for entry in part])
+                # A read brings one entry whatever its size: left for the next step if others are
+                # there.
+                if not part or (found and size > room):
+                    return found
+                found += part
+                room -= size
+                if room <= 0:
+                    return found
+                at = part[-1].position.next
         return found
 
     # --- handing out
 
     def _hand_out(self, state: DispatchState, entries: list[Entry], *, are_new: bool) -> bool:
+        self._handled = len(entries)
         unsent = self._judged(entries, state, are_new)
         plan = state.plan(unsent) if are_new else state.plan_waiting(unsent)
         if not plan.deliveries:

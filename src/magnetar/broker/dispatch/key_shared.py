@@ -219,11 +219,13 @@ class StickyRanges(KeySelector):
         for lower, upper in pairwise(wanted):
             if lower.overlaps(upper):
                 return AssignRefused(f"hash ranges {lower} and {upper} of {name!r} overlap")
-        for named, _ in self._named:
-            for mine in wanted:
-                if mine.overlaps(named):
-                    return AssignRefused(f"hash range {mine} of {name!r} overlaps {named}, taken")
-        self._named = sorted([*self._named, *((each, key) for each in wanted)])
+        merged = sorted([*self._named, *((each, key) for each in wanted)])
+        # In ring order only neighbours can overlap, and among those of one owner none do.
+        for (lower, owner), (upper, _) in pairwise(merged):
+            if lower.overlaps(upper):
+                mine, named = (lower, upper) if owner == key else (upper, lower)
+                return AssignRefused(f"hash range {mine} of {name!r} overlaps {named}, taken")
+        self._named = merged
         return None
 
     def _remove(self, key: int) -> None:
@@ -359,6 +361,10 @@ class HashHolds:
             return False
         del self._held[position]
         return True
+
+    def release_all(self, position: int) -> None:
+        """The consumer that holds a hash is gone, with all its entries."""
+        del self._held[position]
 
     def clear(self) -> None:
         self._held.clear()

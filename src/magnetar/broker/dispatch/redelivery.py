@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, KeysView
+from itertools import repeat
 
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
@@ -74,15 +75,31 @@ class ReplayQueue:
     def add_all(self, positions: Iterable[tuple[Position, int]]) -> None:
         """Put many in: one sort per hash, not one search per position."""
         # A consumer that leaves may give back tens of thousands at once.
-        unsorted: dict[int, list[Position]] = {}
+        by_hash: dict[int, list[Position]] = {}
         for position, key_hash in positions:
             if position not in self._hash_of:
                 self._hash_of[position] = key_hash
-                waiting = unsorted.get(key_hash)
-                if waiting is None:
-                    waiting = unsorted[key_hash] = self._waiting.setdefault(key_hash, [])
-                waiting.append(position)
-        for waiting in unsorted.values():
+                by_hash.setdefault(key_hash, []).append(position)
+        for key_hash, added in by_hash.items():
+            self._merge(key_hash, added)
+
+    def add_run(self, positions: Iterable[Position], key_hash: int) -> None:
+        """Put many of one hash in, none of which is in: without a step of Python for each."""
+        added = [*positions]
+        if added:
+            self._hash_of.update(zip(added, repeat(key_hash), strict=False))
+            self._merge(key_hash, added)
+
+    def _merge(self, key_hash: int, added: list[Position]) -> None:
+        added.sort()
+        waiting = self._waiting.get(key_hash)
+        if waiting is None:
+            self._waiting[key_hash] = added
+            return
+        # What comes in slices comes in order: only what returns late needs a sort of all.
+        in_order = waiting[-1] < added[0]
+        waiting += added
+        if not in_order:
             waiting.sort()
 
     def remove(self, position: Position) -> bool:

@@ -37,6 +37,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.txn.acks.ack_cleanup import AckCleanup
 from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import to_text
@@ -103,15 +104,15 @@ class LegacyTxnAcks:
             log = await self._opened()
             # All of it first: what is applied in part could not be read again.
             for position, entry in [each async for each in log.replay()]:
-                self._replay(position, entry)
+                await self._replay(position, entry)
         self._is_recovered = True
         self._settle()
 
-    def _replay(self, position: Position, entry: PendingAckEntry) -> None:
+    async def _replay(self, position: Position, entry: PendingAckEntry) -> None:
         txn, pending = entry.txn, self._held.pending
         # The end of a transaction: what its earlier entries hold is settled, or was before.
         if isinstance(entry, AcksEnded):
-            self._apply(txn, commit=entry.committed, entry=position)
+            await self._apply(txn, commit=entry.committed, entry=position)
             self._ended.add(txn)
         # From before a seek: it counts no more, once the cursor's present incarnation is durable.
         elif entry.incarnation != self._cursor.incarnation:
@@ -170,11 +171,15 @@ class LegacyTxnAcks:
             raise
         finally:
             # In `finally`: an end waits until nothing of its transaction is in flight.
-            self._in_flight[txn] -= 1
-            if not self._in_flight[txn]:
-                del self._in_flight[txn]
-            self._landed.advance()
+            self.give_up(txn)
         self._check_serving(incarnation)
+
+    def give_up(self, txn: TxnId) -> None:
+        """A command that was begun is over, stored or not."""
+        self._in_flight[txn] -= 1
+        if not self._in_flight[txn]:
+            del self._in_flight[txn]
+        self._landed.advance()
 
     async def _store(self, entry: AcksHeld) -> None:
         # The end was told after the hold: nothing more is accepted (invariant 3).
@@ -243,22 +248,31 @@ class LegacyTxnAcks:
         # Asked again after the write: if the subscription was closed, the next owner replays it.
         self._check_open()
         self._ends["COMMITTED" if commit else "ABORTED"] += 1
-        self._apply(txn, commit=commit, entry=position)
+        await self._apply(txn, commit=commit, entry=position)
         self._settle()
 
-    def _apply(self, txn: TxnId, *, commit: bool, entry: Position) -> None:
+    async def _apply(self, txn: TxnId, *, commit: bool, entry: Position) -> None:
         entries = [*self._stored.pop(txn, []), entry]
-        ended = self._held.pending.end(txn)
-        if ended is None or self._incarnation != self._cursor.incarnation:
-            self._entries.merged(entries)  # once the seek is durable
-        # Invariant 4: a commit's entries stay until the cursor is durable, those of an abort need
-        # not.
-        elif commit:
-            self._held.commit(ended)
-            self._entries.merged(entries)
-        else:
-            self._held.abort(ended)
+        is_dropped = False
+        # In slices: what is not yet taken from it stays held meanwhile. A seek between two of them
+        # clears all that is left.
+        while (ended := self._held.pending.end(txn, SLICE_ITEMS)) is not None:
+            if self._incarnation != self._cursor.incarnation:
+                continue
+            if commit:
+                self._held.commit(ended)
+            else:
+                self._held.abort(ended)
+            is_dropped = not commit
+            if not ended.is_all:
+                await asyncio.sleep(0)
+                self._check_open()
+        # Invariant 4: a commit's entries stay until the cursor is durable, as they do until a seek
+        # is; those of an abort need not.
+        if is_dropped:
             self._entries.dropped(entries)
+        else:
+            self._entries.merged(entries)
 
     # --- entries that are done with
 

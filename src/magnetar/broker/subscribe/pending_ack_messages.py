@@ -111,7 +111,10 @@ class PendingAckMessages:
     def abort(self, ended: EndedAcks) -> None:
         """What a transaction held is to be delivered again."""
         positions = {each.position for each in ended.entries} | self._passed(ended)
-        self._deliver_again(positions, rewind=ended.through is not None)
+        state = self.membership.state
+        # Where everything is read again that comes once, behind the last slice of the end.
+        if ended.is_all or (state is not None and not state.type.takes_cumulative_acks):
+            self._deliver_again(positions, rewind=ended.through is not None)
 
     def _passed(self, ended: EndedAcks) -> set[Position]:
         """Entries of these that dispatch went by because they were held."""
@@ -176,22 +179,21 @@ class PendingAckMessages:
 
     def ack_through(self, ack: Ack) -> None:
         """Acknowledge everything up to an entry but what is held."""
-        cursor, ledger = self._cursor, self._topic.ledger
+        cursor = self._cursor
         if not self.pending:
             cursor.ack_cumulative(*ack)
             return
         # A cumulative hold: all up to it belongs to the transaction, so begin at its end.
         start = self.pending.through()
-        if start is None:
-            first = self.pending.first_entry()
-            if first is None or first > ack.position:
-                cursor.ack_cumulative(*ack)
-                return
-            # Single holds: one step up to the first of them. Behind it, entry by entry.
-            cursor.ack_cumulative(first.previous)
-            start = first
-        at = ledger.next_valid(max(start, cursor.mark_delete))
-        while at is not None and at <= ack.position:
-            for part in self.plain_parts([Ack(at, ack.unacked if at == ack.position else 0)]):
-                cursor.ack(*part)
-            at = ledger.next_valid(at.next)
+        first = self.pending.first_entry()
+        if start is None and (first is None or first > ack.position):
+            cursor.ack_cumulative(*ack)
+            return
+        start = cursor.mark_delete if start is None else max(start, cursor.mark_delete)
+        # Between the holds as a whole. At either end, and of batches that are held in part, some
+        # messages may be left: those one by one.
+        cursor.ack_all_but(self.pending.entries, start.next, ack.position.previous)
+        inner = [start, *(each for each in self.pending.batches if each > start)]
+        parts = [Ack(each) for each in inner if each < ack.position]
+        for part in self.plain_parts([*parts, ack]):
+            cursor.ack(*part)

@@ -58,6 +58,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SlicePace, slices
 from magnetar.txn.acks.pending_acks import PendingAcks
 from magnetar.wire.messages import TxnId
 
@@ -73,8 +74,6 @@ TYPE_NAMES: Final = {
 _MS_PER_SECOND: Final = 1000
 # Small: mostly the next entry is one for consumers, and the search ends there.
 _PASSED_PER_READ: Final = 100
-_STEPS_PER_TURN: Final = 1000
-"""Positions walked over before other coroutines get a turn."""
 
 
 def first_mark_delete(options: SubscribeRequest, last: Position) -> Position:
@@ -480,8 +479,8 @@ class Subscription:
     async def skip(self, entries: int) -> int:
         """Acknowledge the next unacknowledged entries; how many they were."""
         found = await self._next_unacked(entries)
-        for at in range(0, len(found), _STEPS_PER_TURN):
-            for position in found[at : at + _STEPS_PER_TURN]:
+        for some in slices(found):
+            for position in some:
                 self.cursor.ack(position)
                 # Connected consumers may have these, or wait for them.
                 if self._membership.state is not None:
@@ -526,13 +525,14 @@ class Subscription:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
         # The number counts visible entries, but positions do not tell: each round looks at those
         # found last, and asks for one more per entry that is not for consumers.
-        seen, wanted = 0, number
+        seen, wanted, pace = 0, number, SlicePace()
         while True:
             found = await self._next_unacked(wanted)
             for position in found[seen:]:
                 entries = await self._topic.ledger.read(position, 1)
                 if not entries or not self._topic.is_visible(entries[0]):
                     wanted += 1  # one of an aborted transaction is not for consumers
+                await pace.after()  # what is in memory is read without a turn for others
             if len(found) < wanted and len(found) == seen:
                 return None
             if len(found) == wanted:
@@ -550,7 +550,7 @@ class Subscription:
         if count < 1:
             raise InvalidArgument(f"{count} entries")
         found: list[Position] = []
-        steps = 0
+        pace = SlicePace()
         position = self._topic.ledger.next_valid(self.cursor.mark_delete.next)
         # Asked in every step: the walk gives others their turn, and the topic may be trimmed or
         # grow.
@@ -560,9 +560,7 @@ class Subscription:
                 if len(found) == count:
                     break
             position = self._topic.ledger.next_valid(position.next)
-            steps += 1
-            if steps % _STEPS_PER_TURN == 0:
-                await asyncio.sleep(0)
+            await pace.after()
         return found
 
     # --- the end

@@ -48,8 +48,17 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
+from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SLICE_ITEMS, SlicePace, slices
 from magnetar.txn.acks.ack_store import MetadataPendingAckStore
-from magnetar.txn.acks.pending_acks import AckConflict, Acked, AckVerdict, acked_of, combined
+from magnetar.txn.acks.pending_acks import (
+    AckConflict,
+    Acked,
+    AckedByEntry,
+    AckVerdict,
+    acked_of,
+    combined,
+)
 from magnetar.txn.api import Transactions
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
@@ -138,6 +147,10 @@ class TransactionalAcks:
         self._in_flight: dict[TxnId, int] = {}
         self._decided: dict[TxnId, State] = {}
         """Learnt while commands of that transaction are in flight."""
+        self._ending: dict[TxnId, State] = {}
+        """Whose decision is being applied, in slices; until then the rest stays held."""
+        self._ended = Signal()
+        """Advances when one has been applied."""
         self._queue = DecisionQueue()
         """The participant: `_follow` and whatever judges take from it."""
         self._is_following = False
@@ -240,11 +253,12 @@ class TransactionalAcks:
 
     async def _sized(self, acks: Sequence[Ack]) -> list[Acked]:
         """Add the sizes of batches, which the entries know: clients need not say."""
-        found = []
+        pace, found = SlicePace(), AckedByEntry()
         for position, unacked in acks:
             size = await self._size_of(position, unacked) if unacked else 0
-            found.append(acked_of(position, unacked, size))
-        return combined(found)
+            found.add(acked_of(position, unacked, size))
+            await pace.after()
+        return found.all()
 
     async def _size_of(self, position: Position, unacked: int) -> int:
         entries = await self._topic.ledger.read(position, 1)
@@ -268,7 +282,8 @@ class TransactionalAcks:
         command = None
         # The usual case: nothing to read and nobody before it. The hold is there before the next
         # command of this connection is looked at.
-        if self.ready.is_set() and not self._queued and not any(each.unacked for each in acks):
+        is_short = len(acks) <= SLICE_ITEMS and not self._ending
+        if is_short and self._is_free and not any(each.unacked for each in acks):
             wanted = combined(acked_of(each.position, 0, 0) for each in acks)
             if self._pending.judge(txn, wanted, cumulative, self._cursor) is AckVerdict.ACCEPTED:
                 command = self._begin(txn, wanted, cumulative)
@@ -281,6 +296,11 @@ class TransactionalAcks:
         self._commands.add(work)
         work.add_done_callback(self._over)
         return work
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether a command need not wait for its turn."""
+        return self.ready.is_set() and not self._queued
 
     def _over(self, work: asyncio.Task[None]) -> None:
         self._commands.discard(work)
@@ -345,19 +365,57 @@ class TransactionalAcks:
         await self.until_ready()
         async with self._turn:
             wanted = await self._sized(acks)
-            self._catch_up()
-            verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
-            # The other transaction may be over without our knowing: worth one read before a
-            # refusal.
-            if isinstance(verdict, AckConflict) and verdict.holders:
-                await self._ask_again(verdict.holders)
-                self._catch_up()
-                verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
-            if isinstance(verdict, AckConflict):
-                raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
-            if verdict is AckVerdict.REPEATED:
+            if len(wanted) > SLICE_ITEMS:
+                return await self._begin_in_slices(txn, wanted)
+            if not await self._judged(txn, wanted, cumulative):
                 return None
             return self._begin(txn, wanted, cumulative)
+
+    async def _judged(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> bool:
+        """Whether it may be held from this moment on; False: there is nothing new in it."""
+        await self._caught_up()
+        verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
+        # The other transaction may be over without our knowing: worth one read before a refusal.
+        if isinstance(verdict, AckConflict) and verdict.holders:
+            await self._ask_again(verdict.holders)
+            await self._caught_up()
+            verdict = self._pending.judge(txn, wanted, cumulative, self._cursor)
+        if isinstance(verdict, AckConflict):
+            raise TransactionConflict(f"subscription {self._cursor.name}: {verdict.reason}")
+        return verdict is AckVerdict.ACCEPTED
+
+    async def _begin_in_slices(self, txn: TxnId, wanted: list[Acked]) -> _Command:
+        """Judge and hold many entries; all of them, or none."""
+        first, *rest = [list(each) for each in slices(wanted)]
+        self._check_room(txn, len(wanted))
+        await self._judged(txn, first, False)
+        # From here on a decision waits for this command, whatever comes between the slices.
+        command = self._begin(txn, first, False)
+        held = [*first]
+        try:
+            for part in rest:
+                await asyncio.sleep(0)
+                await self._judged(txn, part, False)
+                self._check_serving(command.incarnation)
+                self._check_exist(part)
+                self._held.hold(txn, part, False)
+                held += part
+        except BaseException:
+            await self._give_up(command._replace(acks=held))
+            raise
+        return command._replace(acks=wanted)
+
+    async def _give_up(self, command: _Command) -> None:
+        """End the hold of a command of which nothing was written."""
+        for part in slices(command.acks):
+            # A seek has cleared all holds.
+            if command.incarnation == self._incarnation:
+                self._held.release(command.txn, part, False)
+            await asyncio.sleep(0)
+        if (log := self._log_of(command.txn)) is not None:
+            log.give_up(command.txn)
+        else:
+            self._finish(command.txn)
 
     def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
         """Hold what was judged, while its intent is written."""
@@ -366,10 +424,7 @@ class TransactionalAcks:
         if (log := self._log_of(txn)) is not None:
             log.check_open(txn)
         self._check_room(txn, 0 if cumulative else len(wanted))
-        for ack in wanted:
-            # Trimmed, or never stored: a commit could not acknowledge it.
-            if self._topic.ledger.next_valid(ack.position) != ack.position:
-                raise TransactionConflict(f"there is no message at {ack.position}")
+        self._check_exist(wanted)
         self._held.hold(txn, wanted, cumulative)
         if log is not None:
             log.begin(txn)
@@ -377,6 +432,12 @@ class TransactionalAcks:
             self._in_flight[txn] = self._in_flight.get(txn, 0) + 1
             self._join(txn)
         return _Command(txn, wanted, cumulative, self._incarnation)
+
+    def _check_exist(self, wanted: Sequence[Acked]) -> None:
+        for ack in wanted:
+            # Trimmed, or never stored: a commit could not acknowledge it.
+            if self._topic.ledger.next_valid(ack.position) != ack.position:
+                raise TransactionConflict(f"there is no message at {ack.position}")
 
     def _check_room(self, txn: TxnId, entries: int) -> None:
         self._outcomes.check_room(txn, self._queue)
@@ -466,6 +527,13 @@ class TransactionalAcks:
             seen = await self._queue.news.past(seen)
             self._catch_up()
 
+    async def _caught_up(self) -> None:
+        """Apply what was decided until now, to its end."""
+        self._catch_up()
+        while self._ending and not self._closed:
+            await self._ended.past(self._ended.version)
+            self._catch_up()
+
     def _catch_up(self) -> None:
         """Apply what was decided since the last call."""
         for txn, state in self._queue.take():
@@ -497,25 +565,50 @@ class TransactionalAcks:
             self._outcomes.leave(txn, self._queue)
 
     def _apply(self, txn: TxnId, state: State) -> None:
+        # Told twice, by a rescan for instance: the first one goes on.
+        if txn in self._ending:
+            return
+        # Nearly all end here. Of what is longer a task of its own applies the rest.
+        if not self._apply_slice(txn, state, is_first=True):
+            self._ending[txn] = state
+            self._tasks.spawn(self._apply_rest(txn, state), "end of a transaction")
+
+    async def _apply_rest(self, txn: TxnId, state: State) -> None:
+        try:
+            is_over = False
+            while not is_over:
+                await asyncio.sleep(0)
+                is_over = self._apply_slice(txn, state, is_first=False)
+        finally:
+            del self._ending[txn]
+            self._ended.advance()
+
+    def _apply_slice(self, txn: TxnId, state: State, *, is_first: bool) -> bool:
+        """Apply a decision to some of what is held; True: nothing is left to do."""
         # Fenced: another broker owns the cursor, and finds the ops.
-        if self._cursor.failure is not None:
-            return  # whoever owns the subscription next does it
-        ended = self._pending.end(txn)
-        if ended is not None:
+        if self._closed or self._cursor.failure is not None:
+            return True  # whoever owns the subscription next does it
+        ended = self._pending.end(txn, SLICE_ITEMS)
+        if is_first and ended is not None:
             self.ends[state] += 1
+        is_current = self._incarnation == self._cursor.incarnation
+        if ended is not None and is_current:
+            if state == "COMMITTED":
+                self._held.commit(ended)
+            else:
+                self._held.abort(ended)
+            if not ended.is_all:
+                return False
         ops = self._stored.pop(txn, set())
-        if ended is None or self._incarnation != self._cursor.incarnation:
-            self._ops.merged(ops)  # once the seek is durable
         # Deleted only after a durable cursor write: until then the op is all that says so
-        # (invariant 4).
-        elif state == "COMMITTED":
-            self._held.commit(ended)
+        # (invariant 4); or once the seek is durable.
+        if state == "COMMITTED" or ended is None or not is_current:
             self._ops.merged(ops)
         else:
             # Nothing of it is in the cursor, so its ops may go at once.
-            self._held.abort(ended)
             self._ops.dropped(ops)
         self._settle()
+        return True
 
     def _settle(self) -> None:
         """Have ops deleted that are done with."""

@@ -8,7 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Coroutine, Iterable, Sized
+from typing import Any, Final
 
 from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
@@ -30,6 +32,7 @@ from magnetar.model.subscriptions import (
     KeySharedPolicy,
     SubscriptionType,
 )
+from magnetar.runtime.slices import SLICE_ITEMS, slices
 from magnetar.server.authority import Action
 from magnetar.server.handlers.names import admit, may_create
 from magnetar.server.handlers.values import (
@@ -175,7 +178,7 @@ def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
         initial_position=InitialPosition(body.initialPosition),
         start=None if start is None else message_id_of(start),
         rollback_seconds=body.start_message_rollback_duration_sec,
-        key_shared=_key_shared(body) if kind is SubscriptionType.KEY_SHARED else None,
+        key_shared=_key_shared(session, body) if kind is SubscriptionType.KEY_SHARED else None,
         metadata=metadata,
         # The isolation may stand in the consumer's metadata too, for clients that can set only
         # that.
@@ -190,8 +193,14 @@ def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
     )
 
 
-def _key_shared(body: pb.CommandSubscribe) -> KeySharedPolicy:
-    meta = body.keySharedMeta
+def _key_shared(session: Session, body: pb.CommandSubscribe) -> KeySharedPolicy:
+    meta, most = body.keySharedMeta, session.limits.subscribe_ranges_max
+    # Before anything is made of them.
+    if len(meta.hashRanges) > most:
+        raise ConsumerAssign(
+            f"{len(meta.hashRanges)} hash ranges; the limit is {most}",
+            hint="join neighbours, or raise subscribe_ranges_max",
+        )
     out_of_order, bucketed = meta.allowOutOfOrderDelivery, meta.entryBucketDispatch
     ranges = [(each.start, each.end) for each in meta.hashRanges]
     try:
@@ -217,39 +226,95 @@ def flow(session: Session, body: pb.CommandFlow) -> None:
         handle.consumer.flow(body.messagePermits)
 
 
-def ack(session: Session, body: pb.CommandAck) -> None:
+def ack(session: Session, body: pb.CommandAck) -> Coroutine[Any, Any, None] | None:
+    count = _counted(session, body.message_id, "ACK")
+    _consumer_of(session, body)
+    cumulative = body.ack_type == pb.CommandAck.Cumulative
+    # What "everything up to" means of several ids is not defined.
+    if cumulative and count != 1:
+        raise NotAllowed(f"a cumulative acknowledgement of {count} messages")
+    if count > SLICE_ITEMS:
+        return _ack_many(session, body)
+    acks = _acks_of(session, body.message_id)
+    if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
+        _ack_in_txn(session, body, acks)
+        return None
+    handle, subscription, consumer = _consumer_of(session, body)
+    subscription.ack(consumer, acks, cumulative=cumulative)
+    _answer_ack(handle, subscription, body)
+    return None
+
+
+async def _ack_many(session: Session, body: pb.CommandAck) -> None:
+    """More ids than a turn of the loop has time for: slice by slice, none of them twice."""
+    ids = body.message_id
+    # In a transaction they are all acknowledged, or none of them.
+    if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
+        acks: list[Ack] = []
+        for part in slices(ids):
+            acks += _acks_of(session, part)
+            await asyncio.sleep(0)
+        _ack_in_txn(session, body, acks)
+        return
+    for part in slices(ids):
+        # Asked for each: the consumer may have been closed between two slices.
+        handle, subscription, consumer = _consumer_of(session, body)
+        subscription.ack(consumer, _acks_of(session, part))
+        await asyncio.sleep(0)
+    handle, subscription, _ = _consumer_of(session, body)
+    _answer_ack(handle, subscription, body)
+
+
+def _counted(session: Session, ids: Sized, name: str) -> int:
+    """How many ids a command names; they count against this turn of the loop."""
+    count, most = len(ids), session.limits.command_ids_max
+    if count > most:
+        raise NotAllowed(
+            f"{name} of {count} message ids; the limit is {most}",
+            hint="send several commands, or raise command_ids_max",
+        )
+    session.spend(count)
+    return count
+
+
+def _consumer_of(
+    session: Session, body: pb.CommandAck
+) -> tuple[ConsumerHandle, OpenSubscription, Consumer]:
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.subscription is None or handle.consumer is None:
         raise ConsumerNotFound(f"there is no consumer {body.consumer_id}")
+    return handle, handle.subscription, handle.consumer
+
+
+def _acks_of(session: Session, ids: Iterable[pb.MessageIdData]) -> list[Ack]:
     # A set of open messages says how large it is: without a limit a few bytes would cost megabytes.
     words_max = session.limits.ack_set_words
-    acks = [
-        Ack(
-            position_of(each),
-            unacked_of(each.ack_set, words_max) if each.ack_set else 0,
-        )
-        for each in body.message_id
+    return [
+        Ack(position_of(each), unacked_of(each.ack_set, words_max) if each.ack_set else 0)
+        for each in ids
     ]
-    cumulative = body.ack_type == pb.CommandAck.Cumulative
-    # What "everything up to" means of several ids is not defined.
-    if cumulative and len(acks) != 1:
-        raise NotAllowed(f"a cumulative acknowledgement of {len(acks)} messages")
+
+
+def _ack_in_txn(session: Session, body: pb.CommandAck, acks: list[Ack]) -> None:
     # PIP-31: held until the transaction ends. Answered by the task, which outlives this session.
-    if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
-        if not isinstance(handle.subscription, Subscription):
-            raise NotAllowed("a topic that keeps nothing takes no transactional acknowledgements")
-        work = handle.subscription.ack_in_txn(
-            handle.consumer,
-            TxnId(body.txnid_most_bits, body.txnid_least_bits),
-            acks,
-            cumulative=cumulative,
-        )
-        session.answer_at_end(work, pb.BaseCommand.ACK, body, _acked_in_txn)
-        return
-    handle.subscription.ack(handle.consumer, acks, cumulative=cumulative)
+    _, subscription, consumer = _consumer_of(session, body)
+    if not isinstance(subscription, Subscription):
+        raise NotAllowed("a topic that keeps nothing takes no transactional acknowledgements")
+    work = subscription.ack_in_txn(
+        consumer,
+        TxnId(body.txnid_most_bits, body.txnid_least_bits),
+        acks,
+        cumulative=body.ack_type == pb.CommandAck.Cumulative,
+    )
+    session.answer_at_end(work, pb.BaseCommand.ACK, body, _acked_in_txn)
+
+
+def _answer_ack(
+    handle: ConsumerHandle, subscription: OpenSubscription, body: pb.CommandAck
+) -> None:
     # With ackReceiptEnabled the client waits; others trust that acks become durable soon.
     if body.HasField("request_id"):
-        handle.answer_when_durable(handle.subscription, body.request_id)
+        handle.answer_when_durable(subscription, body.request_id)
 
 
 def _acked_in_txn(body: pb.CommandAck, _: None) -> bytes | None:
@@ -263,14 +328,38 @@ def _acked_in_txn(body: pb.CommandAck, _: None) -> bytes | None:
     )
 
 
-def redeliver(session: Session, body: pb.CommandRedeliverUnacknowledgedMessages) -> None:
+def redeliver(
+    session: Session, body: pb.CommandRedeliverUnacknowledgedMessages
+) -> Coroutine[Any, Any, None] | None:
     handle = session.consumers.get(body.consumer_id)
     if handle is None or handle.subscription is None or handle.consumer is None:
-        return
+        return None
+    subscription, consumer = handle.subscription, handle.consumer
     # No ids means all that this consumer has.
+    count = _counted(session, body.message_ids, "REDELIVER_UNACKNOWLEDGED_MESSAGES")
+    if (
+        count or consumer.unacked
+    ) > SLICE_ITEMS and not consumer.options.type.takes_cumulative_acks:
+        return _redeliver_many(subscription, consumer, body)
     positions = [position_of(each) for each in body.message_ids]
     epoch = body.consumer_epoch if body.HasField("consumer_epoch") else None
-    handle.subscription.redeliver(handle.consumer, positions or None, epoch)
+    subscription.redeliver(consumer, positions or None, epoch)
+    return None
+
+
+async def _redeliver_many(
+    subscription: OpenSubscription,
+    consumer: Consumer,
+    body: pb.CommandRedeliverUnacknowledgedMessages,
+) -> None:
+    # What it has at this moment: nothing is asked for twice that comes again between two slices.
+    if not body.message_ids:
+        for some in slices(consumer.pending()):
+            subscription.redeliver(consumer, some)
+            await asyncio.sleep(0)
+    for part in slices(body.message_ids):
+        subscription.redeliver(consumer, [position_of(each) for each in part])
+        await asyncio.sleep(0)
 
 
 # --- requests

@@ -26,6 +26,7 @@ from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.acks.ack_cleanup import AckCleanup
 from magnetar.txn.acks.pending_acks import Acked
 from magnetar.txn.ids import to_text
@@ -33,8 +34,8 @@ from magnetar.txn.records import AckedEntry, AckOp
 from magnetar.txn.store import FoundAck, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
 
-RECORD_BYTES: Final = 256 * 1024
-"""Of the entries in one record: half of what a value of the store may have."""
+RECORD_BYTES: Final = 64 * 1024
+"""Of the entries in one record: about as many as a turn of the loop has time for."""
 
 _ENTRY_BYTES: Final = 48
 """Two numbers and what stands around them, at most."""
@@ -73,11 +74,12 @@ class MetadataPendingAckStore(AckCleanup[StoredOp]):
         """
         # The incarnation of this moment: by it an owner knows intents that a later seek made void.
         name, incarnation = to_text(txn), self._cursor.incarnation
-        writes = []
+        writes, pace = [], SlicePace()
         for entries in _records_of(acks):
             self._serial += 1
             op = AckOp(name, self._segment, self._cursor.name, incarnation, entries, cumulative)
             writes.append(self._store.write_ack(txn, self._epoch, self._serial, op))
+            await pace.after(len(entries))
         # Nearly always: one command fits into one record.
         if len(writes) == 1:
             return [await writes[0]]

@@ -20,11 +20,13 @@ Messages of an entry are the set bits of an integer. `WHOLE` has them all, howev
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from magnetar.model.ids import Position
+from magnetar.model.position_set import PositionSet
 from magnetar.wire.messages import TxnId
 
 WHOLE: Final = -1
@@ -84,12 +86,25 @@ def acked_of(position: Position, unacked: int, size: int) -> Acked:
 
 def combined(acks: Iterable[Acked]) -> list[Acked]:
     """One for each entry; those that acknowledge nothing are left out."""
-    found: dict[Position, Acked] = {}
+    found = AckedByEntry()
     for ack in acks:
+        found.add(ack)
+    return found.all()
+
+
+class AckedByEntry:
+    """Acknowledgements of one command, united by entry."""
+
+    def __init__(self) -> None:
+        self._found: dict[Position, Acked] = {}
+
+    def add(self, ack: Acked) -> None:
         if ack.messages:
-            present = found.get(ack.position)
-            found[ack.position] = ack if present is None else present.plus(ack)
-    return list(found.values())
+            present = self._found.get(ack.position)
+            self._found[ack.position] = ack if present is None else present.plus(ack)
+
+    def all(self) -> list[Acked]:
+        return list(self._found.values())
 
 
 class AckVerdict(Enum):
@@ -112,6 +127,8 @@ class EndedAcks(NamedTuple):
     entries: tuple[Acked, ...]
     through: Acked | None
     """Everything up to here, too."""
+    is_all: bool = True
+    """Whether it holds nothing any more."""
 
 
 class PendingAcks:
@@ -123,7 +140,11 @@ class PendingAcks:
         # Individual acks by entry, for judging, and their positions by transaction, for its end;
         # cumulative acks by transaction, a list because each command may fail on its own.
         self._entries: dict[Position, dict[TxnId, Acked]] = {}
-        self._positions: dict[TxnId, set[Position]] = {}
+        self._positions: dict[TxnId, PositionSet] = {}
+        self.entries = PositionSet()
+        """All entries of which messages are held one by one."""
+        self.batches = PositionSet()
+        """Those of them of which perhaps not all messages are held."""
         self._points: dict[TxnId, list[Acked]] = {}
 
     # --- what is held
@@ -158,7 +179,7 @@ class PendingAcks:
 
     def first_entry(self) -> Position | None:
         """The lowest entry of which messages are held one by one."""
-        return min(self._entries, default=None)
+        return self.entries.first()
 
     def through(self) -> Position | None:
         """Up to where everything is held; of the last entry perhaps only some messages."""
@@ -238,16 +259,26 @@ class PendingAcks:
             )
         holders = {
             other
-            for held_at, held in self._entries.items()
-            # What the cursor has meanwhile is decided: a hold on it changes nothing any more.
-            if held_at <= position and not cursor.is_acked(held_at)
-            for other, each in held.items()
-            if other != txn and _overlap(ack, each)
+            for other, positions in self._positions.items()
+            if other != txn and self._has_below(other, positions, ack, cursor)
         }
         if holders:
             reason = f"other transactions have acknowledged messages up to {position}"
             return AckConflict(reason, tuple(sorted(holders)))
         return AckVerdict.ACCEPTED
+
+    def _has_below(
+        self, txn: TxnId, positions: PositionSet, through: Acked, cursor: CursorView
+    ) -> bool:
+        """Whether it holds messages up to a point."""
+        # From the lowest on, so that mostly the first one tells.
+        for position in positions:
+            if position > through.position:
+                return False
+            # What the cursor has meanwhile is decided: a hold on it changes nothing any more.
+            if not cursor.is_acked(position) and _overlap(through, self._entries[position][txn]):
+                return True
+        return False
 
     def add(self, txn: TxnId, acks: Iterable[Acked], cumulative: bool) -> None:
         """Hold these: they were judged, or read back from the store."""
@@ -258,7 +289,13 @@ class PendingAcks:
             held = self._entries.setdefault(ack.position, {})
             present = held.get(txn)
             held[txn] = ack if present is None else present.plus(ack)
-            self._positions.setdefault(txn, set()).add(ack.position)
+            positions = self._positions.get(txn)
+            if positions is None:
+                positions = self._positions[txn] = PositionSet()
+            positions.add(ack.position)
+            self.entries.add(ack.position)
+            if ack.messages != WHOLE:
+                self.batches.add(ack.position)
 
     def drop(self, txn: TxnId, acks: Iterable[Acked], cumulative: bool) -> None:
         """Take back acknowledgements that never became durable, whatever was added since."""
@@ -276,7 +313,7 @@ class PendingAcks:
                 self._entries[ack.position][txn] = left
                 continue
             self._forget_entry(txn, ack.position)
-            self._positions[txn].remove(ack.position)
+            self._positions[txn].discard(ack.position)
             if not self._positions[txn]:
                 del self._positions[txn]
 
@@ -290,19 +327,29 @@ class PendingAcks:
 
     # --- decisions
 
-    def end(self, txn: TxnId) -> EndedAcks | None:
-        """What a decided transaction held; None: nothing. It holds no more."""
-        positions, points = self._positions.pop(txn, None), self._points.pop(txn, None)
-        if positions is None and points is None:
+    def end(self, txn: TxnId, most: int = sys.maxsize) -> EndedAcks | None:
+        """What a decided transaction held; None: nothing. It holds no more.
+
+        Of more than `most` entries the first ones, until another call brings the last of them.
+        """
+        positions = self._positions.get(txn)
+        if positions is None and txn not in self._points:
             return None
-        entries = [self._forget_entry(txn, each) for each in sorted(positions or ())]
+        taken = [] if positions is None else positions.take(most)
+        entries = tuple([self._forget_entry(txn, each) for each in taken])
+        if positions:
+            return EndedAcks(entries, None, is_all=False)
+        self._positions.pop(txn, None)
+        points = self._points.pop(txn, None)
         # Cumulative acks of several commands: the furthest one includes the others.
-        return EndedAcks(tuple(entries), None if points is None else _highest(points))
+        return EndedAcks(entries, None if points is None else _highest(points))
 
     def clear(self) -> list[TxnId]:
         """Forget everything: a seek. Who held something."""
         txns = sorted(self.txns)
         self._entries.clear()
+        self.entries.clear()
+        self.batches.clear()
         self._positions.clear()
         self._points.clear()
         return txns
@@ -312,6 +359,8 @@ class PendingAcks:
         ack = held.pop(txn)
         if not held:
             del self._entries[position]
+            self.entries.discard(position)
+            self.batches.discard(position)
         return ack
 
 
