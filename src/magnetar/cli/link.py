@@ -217,10 +217,14 @@ class _Deadline:
 _KEEPALIVE: Final = frozenset({TYPES["PING"], TYPES["PONG"]})
 
 
+def full_url(url: str) -> str:
+    # `host:port` alone is what people type.
+    return url if "://" in url else f"pulsar://{url}"
+
+
 def _address(url: str) -> tuple[str, int]:
     try:
-        # `host:port` alone is what people type.
-        parts = urlsplit(url if "://" in url else f"pulsar://{url}")
+        parts = urlsplit(full_url(url))
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
         raise RequestError(f"{url!r} is not a service URL: {error}") from error

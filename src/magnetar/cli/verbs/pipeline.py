@@ -24,11 +24,9 @@ from magnetar.cli.admin_client import (
     ask,
     check,
     json_option,
-    part,
-    topic_path,
 )
 from magnetar.cli.output import print_json, print_table
-from magnetar.cli.verbs.scalable import is_scalable, scalable_path
+from magnetar.cli.verbs.subscriptions import deletion
 from magnetar.errors import ConfigError, NotAllowed, SparkError
 
 if TYPE_CHECKING:
@@ -223,11 +221,7 @@ def delete(file: Path, yes: bool, admin_url: str | None) -> None:
 
 async def _unsubscribed(admin: AdminClient, topic: str, name: str) -> bool:
     """False: there is no such subscription, or no such topic."""
-    if is_scalable(topic):
-        path = f"{scalable_path(topic)}/subscriptions/{part(name)}"
-    else:
-        path = f"{topic_path(topic)}/subscription/{part(name)}"
-    answer = await admin.exchange("DELETE", path)
+    answer = await deletion(admin, topic, name, force=False)
     if answer.status == NOT_FOUND:
         return False
     check(answer)
