@@ -217,14 +217,21 @@ class _Deadline:
 _KEEPALIVE: Final = frozenset({TYPES["PING"], TYPES["PONG"]})
 
 
-def full_url(url: str) -> str:
+async def checked_url(url: str) -> str:
+    """The whole URL of a server that answers, for the client."""
+    # It would try again and again, as applications want it; whoever types wants to know at once.
+    async with ServerConnection(url):
+        return _whole(url)
+
+
+def _whole(url: str) -> str:
     # `host:port` alone is what people type.
     return url if "://" in url else f"pulsar://{url}"
 
 
 def _address(url: str) -> tuple[str, int]:
     try:
-        parts = urlsplit(full_url(url))
+        parts = urlsplit(_whole(url))
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
         raise RequestError(f"{url!r} is not a service URL: {error}") from error

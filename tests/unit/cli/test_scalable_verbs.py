@@ -184,3 +184,37 @@ def test_a_type_of_another_kind_of_topic_is_refused(
 ) -> None:
     result = running.client("consume", *arguments)
     assert (result.exit_code, text in result.output) == (2, True), result.output
+
+
+# --- which server
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "list"),
+        ("topics", "list", "--json"),
+        ("namespaces", "list"),
+        ("subscriptions", "list", X),
+        ("txn", "list"),
+    ],
+)
+def test_every_verb_names_the_server_that_it_asks(
+    running: Running, arguments: tuple[str, ...]
+) -> None:
+    running.done("topics", "create", X)
+    result = running.admin(*arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"server: {running.admin_url}\n"
+    assert running.admin_url not in result.stdout
+
+
+@pytest.mark.parametrize("topic", [X, "y"])
+def test_produce_and_consume_name_the_server_that_they_talk_to(
+    running: Running, topic: str
+) -> None:
+    sent = running.client("produce", topic, "a")
+    came = running.client("consume", topic, "-s", "s", "--from", "earliest", "--count", "1")
+    for result in (sent, came):
+        assert (result.exit_code, result.stderr) == (0, f"server: {running.url}\n")
+    assert came.stdout == "a\n"

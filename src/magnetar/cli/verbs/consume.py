@@ -10,9 +10,9 @@ from typing import Final
 
 import click
 
-from magnetar.cli.admin_client import default_service_url
+from magnetar.cli.admin_client import default_service_url, name_server
 from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
-from magnetar.cli.link import ServerConnection, full_url
+from magnetar.cli.link import ServerConnection, checked_url
 from magnetar.cli.unpacked import Chunks, UnpackedMessage, received, unpacked
 from magnetar.cli.verbs.scalable import is_scalable
 from magnetar.client.client import Client
@@ -136,6 +136,7 @@ class _Consumption:
                 await link.look_up(part)
                 await link.request("SUBSCRIBE", topic=str(part), consumer_id=number, **options)
                 link.write(command("FLOW", consumer_id=number, messagePermits=self._permits()))
+            name_server(url)
             while not self._is_done:
                 received = await link.next_within(self._wait)
                 # Nothing for as long as --wait says.
@@ -166,7 +167,7 @@ class _Consumption:
             initial_position=start,
             subscription_properties=properties,
         )
-        async with Client(full_url(url)) as client:
+        async with Client(await checked_url(url)) as client:
             consumer: QueueConsumer[bytes] | StreamConsumer[bytes]
             if kind == "queue":
                 consumer = await client.queue_consumer(topic, subscription, **options)
@@ -174,6 +175,7 @@ class _Consumption:
                 consumer = await client.stream_consumer(topic, subscription, **options)
             # Closing it sends what was acknowledged and gives the rest back.
             async with consumer:
+                name_server(url)
                 while not self._is_done:
                     try:
                         message = await consumer.receive(self._wait)

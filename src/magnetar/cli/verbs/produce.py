@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import click
 
-from magnetar.cli.admin_client import default_service_url, json_option
-from magnetar.cli.link import REPLY_SECONDS, ServerConnection, full_url
+from magnetar.cli.admin_client import default_service_url, json_option, name_server
+from magnetar.cli.link import REPLY_SECONDS, ServerConnection, checked_url
 from magnetar.cli.output import print_json
 from magnetar.cli.unpacked import id_text
 from magnetar.cli.verbs.scalable import is_scalable
@@ -43,7 +43,9 @@ def produce(
     name = TopicName.parse(topic)
     texts = [text for each in messages for text in (_lines() if each == _STDIN else [each])]
     send = _produce_scalable if is_scalable(topic) else _produce
-    ids = asyncio.run(send(url or default_service_url(), name, texts, key))
+    server = url or default_service_url()
+    ids = asyncio.run(send(server, name, texts, key))
+    name_server(server)
     if as_json:
         print_json(ids)
         return
@@ -88,7 +90,7 @@ async def _produce_scalable(
     """Send as `_produce` does; the client knows the segments, and follows when they change."""
     ids: list[AnyMessageId] = []
     async with (
-        Client(full_url(url)) as client,
+        Client(await checked_url(url)) as client,
         # Each message an entry of its own, as on regular topics.
         await client.producer(str(topic), batching=False) as producer,
     ):
