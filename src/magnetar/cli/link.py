@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Self
@@ -222,6 +224,18 @@ async def checked_url(url: str) -> str:
     # It would try again and again, as applications want it; whoever types wants to know at once.
     async with ServerConnection(url):
         return _whole(url)
+
+
+@contextmanager
+def said_by(url: str) -> Iterator[None]:
+    """Refusals that the client passes on get the URL of the server, as those of a connection."""
+    try:
+        yield
+    except RequestError as error:
+        # A connection has said it already.
+        if url in str(error):
+            raise
+        raise RequestError(f"{error.args[0]} (said {url})", hint=error.hint) from error
 
 
 def _whole(url: str) -> str:

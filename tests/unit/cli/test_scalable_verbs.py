@@ -218,3 +218,15 @@ def test_produce_and_consume_name_the_server_that_they_talk_to(
     for result in (sent, came):
         assert (result.exit_code, result.stderr) == (0, f"server: {running.url}\n")
     assert came.stdout == "a\n"
+
+
+def test_a_refusal_by_way_of_the_client_names_the_server(running: Running) -> None:
+    for verb in (
+        ("produce", "topic://no/such/x", "a"),
+        ("consume", "topic://no/such/x", "-s", "s"),
+    ):
+        result = running.client(*verb)
+        assert result.exit_code == 1
+        assert result.stderr.count("\n") == 1
+        assert "no/such does not exist" in result.stderr
+        assert result.stderr.endswith(f"(said {running.url})\n")

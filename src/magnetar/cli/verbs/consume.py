@@ -12,7 +12,7 @@ import click
 
 from magnetar.cli.admin_client import default_service_url, name_server
 from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
-from magnetar.cli.link import ServerConnection, checked_url
+from magnetar.cli.link import ServerConnection, checked_url, said_by
 from magnetar.cli.unpacked import Chunks, UnpackedMessage, received, unpacked
 from magnetar.cli.verbs.scalable import is_scalable
 from magnetar.client.client import Client
@@ -100,7 +100,8 @@ def consume(
                 "subscription_properties": pairs,
             }
             work = consumption.run(server, TopicName.parse(topic), options)
-        asyncio.run(work)
+        with said_by(server):
+            asyncio.run(work)
     # The usual end of this verb, and no error.
     except KeyboardInterrupt:
         click.echo(f"stopped after {consumption.printed} messages", err=True)

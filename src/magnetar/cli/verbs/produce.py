@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from magnetar.cli.admin_client import default_service_url, json_option, name_server
-from magnetar.cli.link import REPLY_SECONDS, ServerConnection, checked_url
+from magnetar.cli.link import REPLY_SECONDS, ServerConnection, checked_url, said_by
 from magnetar.cli.output import print_json
 from magnetar.cli.unpacked import id_text
 from magnetar.cli.verbs.scalable import is_scalable
@@ -88,9 +88,14 @@ async def _produce_scalable(
     url: str, topic: TopicName, texts: Sequence[str], key: str | None
 ) -> list[str]:
     """Send as `_produce` does; the client knows the segments, and follows when they change."""
+    with said_by(url):
+        return await _sent(await checked_url(url), topic, texts, key)
+
+
+async def _sent(url: str, topic: TopicName, texts: Sequence[str], key: str | None) -> list[str]:
     ids: list[AnyMessageId] = []
     async with (
-        Client(await checked_url(url)) as client,
+        Client(url) as client,
         # Each message an entry of its own, as on regular topics.
         await client.producer(str(topic), batching=False) as producer,
     ):
