@@ -318,6 +318,13 @@ class TransactionAborted(ClientError):
     hint = "begin a new transaction and do its work again"
 
 
+# Not TransactionAborted, whose hint is to do the work again: here that would double it.
+class TransactionEnded(ClientError):
+    """The transaction takes no more: it is committed, is being committed, or may be."""
+
+    hint = "what is in it is not to be sent again; begin a new transaction for what is new"
+
+
 class WriterConflict(ClientError):
     """Another query writes under this transactional id."""
 

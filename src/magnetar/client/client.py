@@ -28,10 +28,11 @@ from magnetar.client.connection.settings import (
     TlsSettings,
     TokenAuth,
 )
-from magnetar.client.consumer_factory import Closable, ConsumerFactory
+from magnetar.client.consumer_factory import ConsumerFactory
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.routing import Routing
+from magnetar.client.opening import Closable, opens
 from magnetar.client.produce.producer import Producer
 from magnetar.client.produce.producer_core import ProducerCore
 from magnetar.client.produce.semaphore import WeightedSemaphore
@@ -72,9 +73,9 @@ class Client(ConsumerFactory, TransactionFactory):
     """A client of one service.
 
     async with Client("pulsar://localhost:6650") as client:
-        async with await client.producer("orders") as producer:
+        async with client.producer("orders") as producer:
             await producer.send(b"hello")
-        async with await client.consumer("orders", "billing") as consumer:
+        async with client.consumer("orders", "billing") as consumer:
             await consumer.ack(await consumer.receive())
     """
 
@@ -120,11 +121,13 @@ class Client(ConsumerFactory, TransactionFactory):
 
     # Without a schema values are bytes, with one they are what it takes: two signatures for mypy.
     @overload
+    @opens
     async def producer(
         self, topic: str, *, name: str | None = None, **options: Unpack[ProducerOptions]
     ) -> Producer[bytes]: ...
 
     @overload
+    @opens
     async def producer(
         self,
         topic: str,
@@ -134,6 +137,7 @@ class Client(ConsumerFactory, TransactionFactory):
         **options: Unpack[ProducerOptions],
     ) -> Producer[Value]: ...
 
+    @opens
     async def producer(
         self,
         topic: str,
