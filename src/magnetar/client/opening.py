@@ -1,4 +1,4 @@
-"""What `Client.producer` and its sisters return: awaited, or entered as it is.
+"""The opening of a producer, consumer or reader: awaited, or entered as it is.
 
 Owns: `Opening`, and `opens`, which makes a coroutine function return one; `Closable`.
 
