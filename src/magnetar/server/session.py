@@ -105,6 +105,8 @@ class Session(asyncio.Protocol):
         self.context = context
         self.limits = context.limits
         self.client: ClientSoftware | None = None
+        self.keeps_transactions = False
+        """Its client's transactions survive a change of layout: none waits for the other."""
         self.principal: Principal = ANYBODY
         self.address = ""
         self.connected_at_ms = 0

@@ -71,6 +71,9 @@ _FEATURES: Final = {
     "supports_get_partitioned_metadata_without_auto_creation": True,
     "supports_scalable_topics": True,
     "supports_tc_metadata_discovery": True,
+    # Magnetar's own: a send that a layout change moves to another segment has not failed here, so
+    # the change need not wait for transactions of this client.
+    "supports_transactions_over_layouts": True,
 }
 
 # Commands that answer no request, and the field that says whose they are.
