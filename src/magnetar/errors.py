@@ -78,6 +78,12 @@ class FrameTooLarge(RemoteProtocolError):
     """A frame announces more bytes than the limit allows; refused before it is read."""
 
 
+class ForeignProtocol(RemoteProtocolError):
+    """The peer speaks another protocol, which its first bytes tell: HTTP, or TLS."""
+
+    hint = "the binary protocol and the admin interface have a port each; see which one this is"
+
+
 # Below ProtocolError, but answered with a SEND_ERROR: one damaged message closes no connection.
 class ChecksumMismatch(RemoteProtocolError):
     """The CRC32C of a received message does not match its bytes."""
@@ -266,6 +272,10 @@ class NotConnected(ClientError):
     """No broker could be reached; nothing was sent."""
 
     retryable = True
+    is_refusal: bool = False
+    """The address itself says that nobody is there: a port without a listener, an unknown host."""
+    is_final: bool = False
+    """The client makes no other try of its own."""
 
 
 class UntrustedBroker(ClientError):
@@ -316,6 +326,13 @@ class TransactionAborted(ClientError):
     """The transaction was not committed: a part of it failed, or its time was over."""
 
     hint = "begin a new transaction and do its work again"
+
+
+# Not TransactionAborted, whose hint is to do the work again: here that would double it.
+class TransactionEnded(ClientError):
+    """The transaction takes no more: it is committed, is being committed, or may be."""
+
+    hint = "what is in it is not to be sent again; begin a new transaction for what is new"
 
 
 class WriterConflict(ClientError):

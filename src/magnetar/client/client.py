@@ -28,10 +28,11 @@ from magnetar.client.connection.settings import (
     TlsSettings,
     TokenAuth,
 )
-from magnetar.client.consumer_factory import Closable, ConsumerFactory
+from magnetar.client.consumer_factory import ConsumerFactory
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.routing import Routing
+from magnetar.client.opening import Closable, opens
 from magnetar.client.produce.producer import Producer
 from magnetar.client.produce.producer_core import ProducerCore
 from magnetar.client.produce.semaphore import WeightedSemaphore
@@ -72,9 +73,9 @@ class Client(ConsumerFactory, TransactionFactory):
     """A client of one service.
 
     async with Client("pulsar://localhost:6650") as client:
-        async with await client.producer("orders") as producer:
+        async with client.producer("orders") as producer:
             await producer.send(b"hello")
-        async with await client.consumer("orders", "billing") as consumer:
+        async with client.consumer("orders", "billing") as consumer:
             await consumer.ack(await consumer.receive())
     """
 
@@ -86,6 +87,7 @@ class Client(ConsumerFactory, TransactionFactory):
         tls: TlsSettings | None = None,
         operation_timeout: float = 30.0,
         connect_timeout: float = 10.0,
+        refused_timeout: float = 3.0,
         keepalive: float = 30.0,
         connections_per_broker: int = 1,
         memory_limit: int = 64 * 1024 * 1024,
@@ -106,6 +108,7 @@ class Client(ConsumerFactory, TransactionFactory):
             listener_name=listener_name,
             operation_timeout=operation_timeout,
             connect_timeout=connect_timeout,
+            refused_timeout=refused_timeout,
             keepalive=keepalive,
             connections_per_broker=connections_per_broker,
             memory_limit=memory_limit,
@@ -120,11 +123,13 @@ class Client(ConsumerFactory, TransactionFactory):
 
     # Without a schema values are bytes, with one they are what it takes: two signatures for mypy.
     @overload
+    @opens
     async def producer(
         self, topic: str, *, name: str | None = None, **options: Unpack[ProducerOptions]
     ) -> Producer[bytes]: ...
 
     @overload
+    @opens
     async def producer(
         self,
         topic: str,
@@ -134,6 +139,7 @@ class Client(ConsumerFactory, TransactionFactory):
         **options: Unpack[ProducerOptions],
     ) -> Producer[Value]: ...
 
+    @opens
     async def producer(
         self,
         topic: str,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from magnetar.client.connection.pool import Connections
 from magnetar.client.consume.checkpoint import FROM_LATEST, CheckpointConsumer
@@ -27,6 +27,7 @@ from magnetar.client.consume.segment.nacks import RedeliveryDelay
 from magnetar.client.consume.segment.settings import ConsumerSettings, DeadLetterPolicy
 from magnetar.client.consume.stream import StreamConsumer
 from magnetar.client.message.message import Checkpoint, MessageId
+from magnetar.client.opening import Closable, opens
 from magnetar.client.produce.producer import Producer
 from magnetar.client.schema import BYTES, Schema
 from magnetar.errors import InvalidSetting, NotAllowed
@@ -91,12 +92,6 @@ class ReaderOptions(ReadingOptions, total=False):
     read_compacted: bool
 
 
-class Closable(Protocol):
-    """A thing that a client made, and closes at its end."""
-
-    async def close(self) -> None: ...
-
-
 class ConsumerFactory(ABC):
     """The consumers of a client."""
 
@@ -127,6 +122,7 @@ class ConsumerFactory(ABC):
     # --- scalable topics
 
     @overload
+    @opens
     async def queue_consumer(
         self,
         topic: str | Sequence[str],
@@ -137,6 +133,7 @@ class ConsumerFactory(ABC):
     ) -> QueueConsumer[bytes]: ...
 
     @overload
+    @opens
     async def queue_consumer(
         self,
         topic: str | Sequence[str],
@@ -147,6 +144,7 @@ class ConsumerFactory(ABC):
         **options: Unpack[QueueOptions],
     ) -> QueueConsumer[T]: ...
 
+    @opens
     async def queue_consumer(
         self,
         topic: str | Sequence[str],
@@ -177,6 +175,7 @@ class ConsumerFactory(ABC):
         return QueueConsumer(core)
 
     @overload
+    @opens
     async def stream_consumer(
         self,
         topic: str,
@@ -187,6 +186,7 @@ class ConsumerFactory(ABC):
     ) -> StreamConsumer[bytes]: ...
 
     @overload
+    @opens
     async def stream_consumer(
         self,
         topic: str,
@@ -197,6 +197,7 @@ class ConsumerFactory(ABC):
         **options: Unpack[SubscribingOptions],
     ) -> StreamConsumer[T]: ...
 
+    @opens
     async def stream_consumer(
         self,
         topic: str,
@@ -228,6 +229,7 @@ class ConsumerFactory(ABC):
         return StreamConsumer(core)
 
     @overload
+    @opens
     async def checkpoint_consumer(
         self,
         topic: str,
@@ -239,6 +241,7 @@ class ConsumerFactory(ABC):
     ) -> CheckpointConsumer[bytes]: ...
 
     @overload
+    @opens
     async def checkpoint_consumer(
         self,
         topic: str,
@@ -250,6 +253,7 @@ class ConsumerFactory(ABC):
         **options: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[T]: ...
 
+    @opens
     async def checkpoint_consumer(
         self,
         topic: str,
@@ -287,6 +291,7 @@ class ConsumerFactory(ABC):
     # --- regular topics
 
     @overload
+    @opens
     async def consumer(
         self,
         topic: str | Sequence[str] | None,
@@ -301,6 +306,7 @@ class ConsumerFactory(ABC):
     ) -> Consumer[bytes]: ...
 
     @overload
+    @opens
     async def consumer(
         self,
         topic: str | Sequence[str] | None,
@@ -315,6 +321,7 @@ class ConsumerFactory(ABC):
         **options: Unpack[ConsumerOptions],
     ) -> Consumer[T]: ...
 
+    @opens
     async def consumer(
         self,
         topic: str | Sequence[str] | None,
@@ -363,6 +370,7 @@ class ConsumerFactory(ABC):
         return Consumer(core)
 
     @overload
+    @opens
     async def reader(
         self,
         topic: str,
@@ -374,6 +382,7 @@ class ConsumerFactory(ABC):
     ) -> Reader[bytes]: ...
 
     @overload
+    @opens
     async def reader(
         self,
         topic: str,
@@ -385,6 +394,7 @@ class ConsumerFactory(ABC):
         **options: Unpack[ReaderOptions],
     ) -> Reader[T]: ...
 
+    @opens
     async def reader(
         self,
         topic: str,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
 
 from magnetar.client.connection.pool import Connections
-from magnetar.client.consumer_factory import Closable
+from magnetar.client.opening import Closable
 from magnetar.client.transaction.coordinators import CoordinatorClients
 from magnetar.client.transaction.group import (
     GroupStatus,

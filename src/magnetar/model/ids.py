@@ -99,6 +99,10 @@ class MessageId:
             parts.append(self.batch_index)
         return ":".join(map(str, parts))
 
+    # Ids stand in logs and tracebacks by the thousand.
+    def __repr__(self) -> str:
+        return f"<MessageId {self}>"
+
     def to_bytes(self) -> bytes:
         """The bytes that Java clients write: batch size always, partition and index if any."""
         out = bytearray()
@@ -160,6 +164,13 @@ class ScalableMessageId:
     """The scalable topic, if the consumer said it."""
     topics: tuple[TopicPositions, ...] | None = field(default=None, compare=False)
     """What its consumer had received of other topics, as clients of many topics write it."""
+
+    # The message alone, as ids are compared: positions can be as many as there are segments.
+    def __str__(self) -> str:
+        return f"{self.segment_id}/{self.message_id}"
+
+    def __repr__(self) -> str:
+        return f"<ScalableMessageId {self}>"
 
     def to_bytes(self) -> bytes:
         """The byte form, to be stored: `from_bytes` reads it, and so do other clients."""

@@ -33,6 +33,7 @@ from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
 from magnetar.broker.topic.ownership import SharedOwnership, SoleOwner
 from magnetar.broker.topic.topic import TopicParts
 from magnetar.broker.topic.topics import Topics
+from magnetar.errors import NotAllowed
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.descriptors import descriptors_max, fitted
 from magnetar.runtime.logs import logger
@@ -45,6 +46,7 @@ from magnetar.server.context import Context
 from magnetar.server.handlers.table import HANDLERS
 from magnetar.server.machine import Listener, Machine, ServerStorage
 from magnetar.server.repairs import Repairs
+from magnetar.server.replies import unasked_error
 from magnetar.server.session import Session
 from magnetar.txn.api import Transactions
 from magnetar.txn.coordinator.coordinators import Coordinators
@@ -259,8 +261,7 @@ class Server(Service):
         assert server is not None, "connections come only once it was started"
         if len(server.connections) >= self.config.limits.admin_connections_max:
             return _Refused()
-        connection: asyncio.Protocol = server()
-        return connection
+        return _AdminDoor(server(), self.service_url)
 
     async def start_admin(self, create_admin: CreateAdmin) -> None:
         """Start the admin interface; clients are served before and meanwhile."""
@@ -375,6 +376,45 @@ class _Refused(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.Transport", transport).abort()
+
+
+class _AdminDoor(asyncio.Protocol):
+    """The first bytes of a connection to the admin port: HTTP goes on, another protocol is told.
+
+    A client of the binary protocol begins with the size of a frame, whose first byte is 0.
+    """
+
+    def __init__(self, http: asyncio.Protocol, service_url: str) -> None:
+        self._http = http
+        self._service_url = service_url
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        # Its clock runs from now on, whether or not a byte comes.
+        self._http.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        assert transport is not None, "it was made"
+        if data.startswith(b"\0"):
+            peer = str(transport.get_extra_info("peername"))
+            _log.info("binary-protocol-at-admin-port", address=peer)
+            error = NotAllowed(
+                "this is the port of the admin interface (HTTP)",
+                hint=f"give the client {self._service_url}",
+            )
+            transport.write(unasked_error(error))
+            transport.close()
+        else:
+            transport.set_protocol(self._http)
+            self._http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._http.connection_lost(exc)
 
 
 def _is_any(host: str) -> bool:

@@ -35,6 +35,17 @@ def refusal(command_type: int, body: Any, error: BaseException) -> bytes | None:
     return None if refuse is None else refuse(body, int(known.wire_code), str(known))
 
 
+_WRONG_PORT: Final = (
+    b"This port speaks Pulsar's binary protocol: give clients pulsar://host:port.\n"
+    b"The admin interface has a port of its own (setting `admin_port`, 8080 by default).\n"
+)
+WRONG_PORT_ANSWER: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_WRONG_PORT), _WRONG_PORT)
+)
+"""The answer to HTTP at the port of the binary protocol."""
+
+
 def unasked_error(error: MagnetarError) -> bytes:
     """What no request can be named for: a refused handshake, a broken stream."""
     return command("ERROR", request_id=NO_REQUEST, error=int(error.wire_code), message=str(error))

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 from magnetar.errors import (
+    ForeignProtocol,
     InvariantBroken,
     MagnetarError,
     NotAllowed,
@@ -49,7 +50,7 @@ from magnetar.server.context import Context
 from magnetar.server.handles import ConsumerHandle, ProducerHandle, TopicListWatch
 from magnetar.server.keepalive import keep_alive
 from magnetar.server.outbound import Outbound, Stall
-from magnetar.server.replies import refusal, unasked_error, unknown_command
+from magnetar.server.replies import WRONG_PORT_ANSWER, refusal, unasked_error, unknown_command
 from magnetar.server.scalable_handles import ScalableHandles
 from magnetar.wire.commands import NAMES
 from magnetar.wire.connection import Connection
@@ -104,6 +105,8 @@ class Session(asyncio.Protocol):
         self.context = context
         self.limits = context.limits
         self.client: ClientSoftware | None = None
+        self.keeps_transactions = False
+        """Its client's transactions survive a change of layout: none waits for the other."""
         self.principal: Principal = ANYBODY
         self.address = ""
         self.connected_at_ms = 0
@@ -482,7 +485,9 @@ class Session(asyncio.Protocol):
 
     def _broken(self, error: ProtocolError) -> None:
         _log.info("connection-broken", address=self.address, error=str(error))
-        self.write(unasked_error(error))
+        # Who came with HTTP is answered in it: a person with a browser or curl reads that.
+        is_http = isinstance(error, ForeignProtocol) and "HTTP" in error.args[0]
+        self.write(WRONG_PORT_ANSWER if is_http else unasked_error(error))
         self.close()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

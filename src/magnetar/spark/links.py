@@ -92,6 +92,8 @@ def _new(options: Options) -> Client:
         tls=tls,
         operation_timeout=options["operationTimeoutMs"] / _MS_PER_SECOND,
         connect_timeout=options["connectionTimeoutMs"] / _MS_PER_SECOND,
+        # Tasks begin while a broker restarts, and wait for it as those do that were connected.
+        refused_timeout=options["operationTimeoutMs"] / _MS_PER_SECOND,
         listener_name=options["listenerName"],
     )
 

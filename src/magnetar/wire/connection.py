@@ -27,7 +27,13 @@ from typing import Final
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from magnetar.errors import FrameTooLarge, LocalProtocolError, ProtocolError, RemoteProtocolError
+from magnetar.errors import (
+    ForeignProtocol,
+    FrameTooLarge,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+)
 from magnetar.wire.commands import (
     MEMBERS,
     NAMES,
@@ -72,6 +78,14 @@ _SEQUENCE_SHIFT_MAX: Final = 56
 
 _SEND_START: Final = b"\x08\x06\x32"
 _SIZES_BYTES: Final = 8
+
+# How those begin who came to the wrong port, or were called at one: as the size of a frame, each of
+# them is far above any limit.
+_HTTP: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"PATC", b"CONN", b"HTTP")
+_TLS: Final = [
+    bytes([kind, 3, minor, size]) for kind in (21, 22) for minor in range(4) for size in range(8)
+]
+_FOREIGN: Final = {**dict.fromkeys(_HTTP, "HTTP"), **dict.fromkeys(_TLS, "TLS")}
 
 _CONNECT: Final = TYPES["CONNECT"]
 _CONNECT_ONLY: Final = frozenset({_CONNECT})
@@ -211,6 +225,10 @@ class Connection:
     def _checked_total(self, data: bytes, offset: int) -> int:
         total: int = _SIZE.unpack_from(data, offset)[0]
         if total > self._limit:
+            # Before the handshake is done: later these four bytes are a size like any other.
+            spoken = None if self._state is State.OPEN else _FOREIGN.get(data[offset : offset + 4])
+            if spoken is not None:
+                raise ForeignProtocol(f"the peer speaks {spoken}, not Pulsar's binary protocol")
             raise FrameTooLarge(
                 f"a frame of {total} bytes, where at most {self._limit} are allowed "
                 f"on a connection that is {self._state.value}"

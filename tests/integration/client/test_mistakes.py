@@ -17,7 +17,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.transaction.state import TransactionState
-from magnetar.errors import MagnetarError
+from magnetar.errors import AlreadyClosed, InvalidValue, MagnetarError, TransactionEnded
 from magnetar.model.subscriptions import InitialPosition
 from tests.integration.client.stage import new_client, play, stored
 from tests.integration.client.test_consuming import drain, numbers, send, silence
@@ -153,6 +153,34 @@ async def _(stage: Stage) -> None:
         assert txn.state is TransactionState.TIMED_OUT
         assert await payloads(stage) == []
         await producer.send(b"2", key="k", txn=txn)
+
+
+@mistake("to begin a new transaction after a commit")
+async def _(stage: Stage) -> None:
+    async with new_client(stage) as client, await client.producer(NAME) as producer:
+        consumer = await client.queue_consumer(NAME, "s", initial_position=FIRST)
+        async with client.transaction() as txn:
+            await producer.send(b"1", txn=txn)
+        message = await consumer.receive(timeout=5.0)
+        with pytest.raises(TransactionEnded):
+            await consumer.ack(message, txn=txn)
+        with pytest.raises(TransactionEnded, match=r"committed.*not to be sent again"):
+            await producer.send(b"2", txn=txn)
+        assert await payloads(stage) == [b"1"]
+        await producer.submit(b"2", txn=txn)
+
+
+@mistake("to await a producer or consumer before `async with`")
+async def _(stage: Stage) -> None:
+    async with new_client(stage) as client:
+        async with client.producer(NAME) as producer:
+            await producer.send(b"1")
+        with pytest.raises(AlreadyClosed):
+            await producer.send(b"2")
+        async with client.queue_consumer(NAME, "s", initial_position=FIRST) as consumer:
+            assert (await consumer.receive(timeout=5.0)).value == b"1"
+        # And it is a coroutine to whoever runs one.
+        await asyncio.create_task(client.producer(NAME))
 
 
 async def cancelled(work: Awaitable[Any], after_s: float) -> None:
@@ -326,3 +354,20 @@ async def _(stage: Stage) -> None:
         finally:
             await send(client, 1)
             assert (await consumer.receive(timeout=3.0)).value == b"0"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"key": 5}, {"key": ["a"]}, {"properties": {"a": 1}}, {"properties": {1: "a"}}]
+)
+def test_keys_and_properties_that_are_no_text_are_refused_where_they_are_given(
+    wrong: dict[str, Any],
+) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, client.producer(NAME) as producer:
+            with pytest.raises(InvalidValue, match="text"):
+                await producer.submit(b"1", **wrong)
+            assert producer.pending == 0
+            await producer.send(b"2", key="k", properties={"a": "1"})
+
+    play(story)

@@ -12,14 +12,17 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.outbox import Outbox
+from magnetar.client.transaction.state import TransactionState
 from magnetar.client.transaction.transaction import Transaction
 from magnetar.errors import ConnectionLost, NotAllowed, NotConnected
+from magnetar.model.subscriptions import InitialPosition
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.integration.client.stage import Kept, new_client, play, stored
 from tests.integration.client.test_producing_in_trouble import cut_links, merge, split
 from tests.integration.server.scalable_stage import NAME, Stage
 
+FIRST = InitialPosition.EARLIEST
 TXNS = 12
 MESSAGES = 20
 IMPATIENT = 0.01
@@ -113,6 +116,54 @@ def test_splits_do_not_fail_a_transaction(seed: int) -> None:
                 await trouble(stage, chance)
             await running
         await kept.check(stage)
+
+    play(story)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_split_waits_for_no_transaction_of_our_client(seed: int, commits: bool) -> None:
+    """Splits amid sends and acknowledgements of a transaction: nothing is lost or doubled."""
+    chance = Random(f"{seed} {commits} go on")
+
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        loop = asyncio.get_running_loop()
+        given = {b"in %d" % number for number in range(40)}
+        made = {b"out %d" % number for number in range(120)}
+        async with new_client(stage) as client, client.producer(NAME) as producer:
+            consumer = await client.queue_consumer(NAME, "s", initial_position=FIRST)
+            for each in sorted(given):
+                await producer.submit(each, key=each.decode())
+            await producer.flush()
+            messages = [await consumer.receive(timeout=10) for _ in given]
+            txn = await client.transaction(timeout=300)
+            outputs = sorted(made)
+
+            async def work() -> None:
+                for number, each in enumerate(outputs):
+                    await producer.submit(each, key=each.decode(), txn=txn)
+                    if number % 3 == 0:
+                        consumer.ack(messages[number // 3], txn=txn)
+                    await asyncio.sleep(0.02 * chance.random())
+
+            working = asyncio.create_task(work())
+            for segment in (0, 1, 2):
+                await asyncio.sleep(0.3 * chance.random())
+                began = loop.time()
+                await stage.split(segment)
+                assert loop.time() - began < 3, "it waits for the transaction"
+                assert txn.state is TransactionState.OPEN
+            await working
+            await (txn.commit() if commits else txn.abort())
+            await consumer.close()
+            consumer = await client.queue_consumer(NAME, "s", initial_position=FIRST)
+            expected = made if commits else given
+            found = [(await consumer.receive(timeout=20)).value for _ in expected]
+            assert sorted(found) == sorted(expected)
+            assert await consumer.receive_many(timeout=20) == []
+        payloads = sorted(each.payload for each in await stored(stage))
+        assert payloads == sorted(given | made if commits else given)
 
     play(story)
 

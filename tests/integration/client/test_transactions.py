@@ -20,6 +20,7 @@ from magnetar.errors import (
     NotAllowed,
     TransactionAborted,
     TransactionConflict,
+    TransactionEnded,
 )
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.wire.messages import TxnId
@@ -89,7 +90,7 @@ def test_commits_and_aborts(topic: str, scalable: bool | None, kind: str) -> Non
             await txn.commit()
             with pytest.raises(InvalidTxnStatus):
                 await txn.abort()
-            with pytest.raises(TransactionAborted):
+            with pytest.raises(TransactionEnded):
                 await producer.send(b"late", key="k", txn=txn)
             await producer.send(b"plain", key="k")
         found = await payloads(stage, topic)

@@ -86,6 +86,16 @@ def test_order_and_text() -> None:
     )
 
 
+def test_ids_print_short() -> None:
+    seen = tuple(SegmentPosition(number, MessageId(number, 4)) for number in range(50))
+    message_id = ScalableMessageId(7, MessageId(12, 3, -1, 5, 10), seen, "topic://a/b/c")
+    assert (str(message_id), repr(message_id)) == (
+        "7/12:3:-1:5",
+        "<ScalableMessageId 7/12:3:-1:5>",
+    )
+    assert repr(message_id.message_id) == "<MessageId 12:3:-1:5>"
+
+
 def test_only_segment_and_v4_id_count_in_comparisons() -> None:
     bare = ScalableMessageId(3, MessageId(5, 7))
     full = ScalableMessageId(3, MessageId(5, 7), (SegmentPosition(1, EARLIEST),), "topic://t/n/x")

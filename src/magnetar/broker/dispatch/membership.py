@@ -178,9 +178,11 @@ class Membership:
         )
 
     def _check_fits(self, options: SubscribeRequest) -> None:
-        if options.type is not self.type:
+        if self.type is not None and options.type is not self.type:
             raise ConsumerBusy(
-                f"{self._subscription} has consumers of type {self.type!r}, not {options.type!r}"
+                f"{self._subscription} is a {_words(self.type)}, and this consumer is "
+                f"of another type, {options.type.name.capitalize()}",
+                hint="use a consumer of that type, or a subscription of another name",
             )
         policy = options.key_shared or _DEFAULT_POLICY
         mine, theirs = self._policy, policy
@@ -201,3 +203,9 @@ class Membership:
         # The active one stays: only the newcomer has to learn that it is a standby.
         elif newcomer is not None:
             newcomer.tell_activity(False)
+
+
+def _words(kind: SubscriptionType) -> str:
+    """A type as applications know it: by the consumers of scalable topics, and by Pulsar's name."""
+    is_queue = kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+    return f"{'queue' if is_queue else 'stream'} subscription ({kind.name.capitalize()})"

@@ -32,6 +32,7 @@ from magnetar.errors import (
 )
 from magnetar.metadata.api import ABSENT, MetadataStore, Record
 from magnetar.runtime.clock import Clock
+from magnetar.wire.pb import pulsar_pb2 as pb
 
 VERSIONS_MAX: Final = 1000
 """Of one schema id, deleted ones included."""
@@ -82,6 +83,12 @@ def version_from(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
+def type_name(number: int) -> str:
+    """The name that applications know a type of schema by: `JSON`, `AVRO`."""
+    known = number in pb.Schema.Type.values()
+    return pb.Schema.Type.Name(number).upper() if known else f"of type {number}"
+
+
 def is_schema(schema: SchemaData | None) -> bool:
     """Whether there is anything to register: plain bytes and "whatever there is" are none."""
     return schema is not None and schema.type not in (NO_SCHEMA_TYPE, AUTO_CONSUME_TYPE)
@@ -96,7 +103,8 @@ def same_type(schema: SchemaData, in_force: Sequence[SchemaData], strategy: str)
         raise IncompatibleSchema("the policy of this topic allows no change of its schema")
     if in_force[-1].type != schema.type:
         raise IncompatibleSchema(
-            f"the topic has a schema of type {in_force[-1].type}, not {schema.type}"
+            f"the topic's schema is {type_name(in_force[-1].type)}, not {type_name(schema.type)}",
+            hint="use a schema of the topic's type, or another topic",
         )
 
 

@@ -5,7 +5,10 @@ Owns: the verbs that only they have, and how their lists, layouts and statistics
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+from collections.abc import Coroutine
 from typing import Any, Final
 
 import click
@@ -77,6 +80,10 @@ async def listed_topics(admin: AdminClient, namespace: str) -> list[dict[str, An
     return found
 
 
+_PATIENCE_S: Final = 1.0
+"""Most changes are done by then; of one that is not, the user is told why."""
+
+
 # --- verbs
 
 
@@ -97,7 +104,7 @@ def split(topic: str, segment: int, at: str | None, by_load: bool, admin_url: st
 
     async def work(admin: AdminClient) -> dict[str, Any]:
         # Answered when the change is done; the record then names the children.
-        await admin.post(f"{path}/split/{segment}", **query)
+        await _changed(admin, path, admin.post(f"{path}/split/{segment}", **query))
         return await _record(admin, path)
 
     record = ask(admin_url, work)
@@ -116,7 +123,8 @@ def merge(topic: str, segments: tuple[int, ...], admin_url: str | None) -> None:
     path = scalable_path(topic)
 
     async def work(admin: AdminClient) -> dict[str, Any]:
-        await admin.post(f"{path}/merge/{'/'.join(map(str, segments))}")
+        work = admin.post(f"{path}/merge/{'/'.join(map(str, segments))}")
+        await _changed(admin, path, work)
         return await _record(admin, path)
 
     record = ask(admin_url, work)
@@ -133,9 +141,13 @@ def merge(topic: str, segments: tuple[int, ...], admin_url: str | None) -> None:
 def layout(topic: str, admin_url: str | None, as_json: bool) -> None:
     """Draw the segments of TOPIC, from the oldest to those that take messages."""
     path = scalable_path(topic)
-    record = ask(admin_url, lambda admin: _record(admin, path))
+
+    async def work(admin: AdminClient) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        return await _record(admin, path), await _change(admin, path)
+
+    record, change = ask(admin_url, work)
     if as_json:
-        print_json(record)
+        print_json(record | {"change": change})
         return
     segments = record["segments"].values()
     active = sum(each["state"] == "ACTIVE" for each in segments)
@@ -143,6 +155,8 @@ def layout(topic: str, admin_url: str | None, as_json: bool) -> None:
     gone = record["nextSegmentId"] - len(segments)
     counts = f"{active} active, {len(segments) - active} sealed, {gone} removed"
     click.echo(f"{topic}  epoch {record['epoch']}  {counts}")
+    if change is not None:
+        click.echo(f"change under way: {_change_text(change)}")
     for line in draw(record):
         click.echo(click.style(line.text, fg="green" if line.active else "bright_black"))
 
@@ -176,7 +190,7 @@ def print_statistics(found: dict[str, Any]) -> None:
         ("active segments", found["activeSegments"]),
         ("sealed segments", found["sealedSegments"]),
         ("removed segments", found.get("prunedSegments")),
-        ("change under way", None if change is None else f"{change['kind']} ({change['step']})"),
+        ("change under way", None if change is None else _change_text(change)),
         ("splits and merges by itself", found.get("autoScalePolicy", {}).get("enabled")),
     ]
     print_table(("what", "value"), what, none="")
@@ -212,6 +226,33 @@ def print_statistics(found: dict[str, Any]) -> None:
     ]
     columns = ("subscription", "type", "backlog", "consumers", "isolation")
     print_table(columns, subscriptions, none="no subscriptions")
+
+
+async def _changed(admin: AdminClient, path: str, work: Coroutine[Any, Any, Any]) -> None:
+    """Await a change, and tell the one who waits for it if it waits for transactions itself."""
+    changing = asyncio.create_task(work)
+    try:
+        done, _ = await asyncio.wait({changing}, timeout=_PATIENCE_S)
+        if not done and (change := await _change(admin, path)) is not None:
+            click.echo(f"not done yet: {_change_text(change)}", err=True)
+    finally:
+        await changing
+
+
+async def _change(admin: AdminClient, path: str) -> dict[str, Any] | None:
+    """The change of a layout that is under way."""
+    found: dict[str, Any] | None = (await admin.get(f"{path}/stats")).get("change")
+    return found
+
+
+def _change_text(change: dict[str, Any]) -> str:
+    text = f"{change['kind']} ({change['step']})"
+    if "waitsAtMostMs" not in change:
+        return text
+    txn = change["waitsForTransaction"]
+    what = "transactions" if txn is None else f"open transactions, {txn} among them"
+    seconds = math.ceil(change["waitsAtMostMs"] / 1000)
+    return f"{text}, waits for {what}, {seconds} s more at most"
 
 
 async def _record(admin: AdminClient, path: str) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
 
             message = consumer.receive(timeout=5.0)
 
-        Raises `DeadlineExceeded` if none came within `timeout` seconds.
+        Raises `DeadlineExceeded` if none came within `timeout` seconds: it has nothing else to
+        return. `receive_many` and `receive_arrow` return what came, which may be nothing.
         """
         return self._wait(lambda: self._wrapped.receive(timeout))
 
@@ -102,7 +103,7 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
             for message in consumer.receive_many(500, timeout=1.0):
                 ...
 
-        Empty if none came within `timeout` seconds.
+        Empty if none came within `timeout` seconds, where `receive` raises `DeadlineExceeded`.
         """
         return self._wait(lambda: self._wrapped.receive_many(max_messages, timeout))
 
@@ -112,7 +113,8 @@ class StreamConsumer(Handle[AsyncStreamConsumer[T]], Generic[T]):
             batch = consumer.receive_arrow(50_000, timeout=1.0)
             frame = batch.to_pandas()
 
-        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        Without rows if none came within `timeout` seconds, where `receive` raises
+        `DeadlineExceeded`. Values are the payloads as they were
         sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         return self._wait(lambda: self._wrapped.receive_arrow(max_rows, timeout))

@@ -20,6 +20,9 @@ network takes its place in simulations.
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +36,7 @@ from magnetar.client.connection.settings import BrokerAddress, ClientSettings
 from magnetar.errors import (
     ConnectionLost,
     DeadlineExceeded,
+    ForeignProtocol,
     LocalProtocolError,
     MagnetarError,
     NotConnected,
@@ -67,6 +71,9 @@ _FEATURES: Final = {
     "supports_get_partitioned_metadata_without_auto_creation": True,
     "supports_scalable_topics": True,
     "supports_tc_metadata_discovery": True,
+    # Magnetar's own: a send that a layout change moves to another segment has not failed here, so
+    # the change need not wait for transactions of this client.
+    "supports_transactions_over_layouts": True,
 }
 
 # Commands that answer no request, and the field that says whose they are.
@@ -104,6 +111,15 @@ _OTHER_REPLIES: Final = {
 
 _NO_REQUEST: Final = 2**64 - 1
 """The id of what answers no request; also that of a handshake."""
+
+_WRONG_PORT: Final = (
+    "give the port of the binary protocol, 6650 mostly, or 6651 with pulsar+ssl://; "
+    "the admin interface has another one"
+)
+# What the kernel says where nobody listens, and where a machine has no such network: of a host with
+# two addresses, one may say this and the other that.
+_REFUSED: Final = frozenset({errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
 _CONNECTED: Final = TYPES["CONNECTED"]
 _ERROR: Final = TYPES["ERROR"]
@@ -209,7 +225,14 @@ class BrokerConnection(asyncio.Protocol):
                     f"{address} is not trusted: {error.verify_message}"
                 ) from error
             if isinstance(error, OSError):
-                raise NotConnected(f"{address} cannot be reached: {error}") from error
+                unreached = NotConnected(f"{address} cannot be reached: {error}")
+                unreached.is_refusal = _is_refusal(error)
+                raise unreached from error
+            if isinstance(error, ForeignProtocol):
+                # No other try finds another protocol there.
+                foreign = NotConnected(f"{address}: {error.args[0]}", hint=_WRONG_PORT)
+                foreign.is_final = True
+                raise foreign from error
             if isinstance(error, ConnectionLost | ProtocolError):
                 raise NotConnected(f"{address} broke the handshake off: {error}") from error
             raise
@@ -510,6 +533,17 @@ async def _credentials(settings: ClientSettings) -> bytes:
         # It may be a file that is being replaced, or a service that is away.
         text = f"there are no credentials, their function failed: {error!r}"
         raise NotConnected(text, hint="it is asked again with the next try") from error
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Whether an address says by itself that nobody is there."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_NONAME
+    if isinstance(error, ConnectionRefusedError):
+        return True
+    # asyncio puts what it heard from several addresses into one text.
+    numbers = {int(each) for each in _ERRNO.findall(str(error))}
+    return errno.ECONNREFUSED in numbers and numbers <= _REFUSED
 
 
 def _reply_type(type_name: str) -> int:

@@ -10,7 +10,10 @@ Invariants:
 2. The addresses of the service URL take turns: one that cannot be reached gives way to the next.
 3. A lookup follows at most `redirects_max` redirects. `proxy_through_service_url` means: go on
    using the address of the service URL, and say to the proxy there which broker is meant.
-4. After `close` there is no connection, and nobody gets one; but whoever has one `apart` closes it.
+4. A client that never had a connection, and whose addresses all say that nobody is there, gives up
+   after `refused_timeout`: its server was not started, or is elsewhere. One that had a connection
+   waits for its server to come back.
+5. After `close` there is no connection, and nobody gets one; but whoever has one `apart` closes it.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ class Connections:
         # Locks of places that are being connected to (invariant 1).
         self._opening: dict[_Place, asyncio.Lock] = {}
         self._service_turn = 0
+        self._refused_since: float | None = None
         self._index = 0
         self._closed = False
 
@@ -94,7 +98,8 @@ class Connections:
     async def service(self) -> BrokerConnection:
         """A connection to any broker of the service URL."""
         addresses = self.settings.service_url.addresses
-        failure: MagnetarError | None = None
+        failure: NotConnected | None = None
+        refusals = 0
         for _ in addresses:
             # Kept over the await: others may have moved it on after the same failure, and moving it
             # twice would skip an address (invariant 2).
@@ -103,10 +108,27 @@ class Connections:
                 return await self.to(addresses[turn % len(addresses)])
             except NotConnected as error:
                 failure = error
+                refusals += error.is_refusal
                 if self._service_turn == turn:
                     self._service_turn += 1
         assert failure is not None, "a service URL has an address"
-        raise failure
+        raise self._given_up(failure, refusals == len(addresses))
+
+    def _given_up(self, failure: NotConnected, is_refused: bool) -> NotConnected:
+        """The error of a round that found no connection (invariant 4)."""
+        now = asyncio.get_running_loop().time()
+        if not is_refused:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = now
+        since = self._refused_since
+        if since is None or self._open or now - since < self.settings.refused_timeout:
+            return failure
+        url = self.settings.service_url
+        hint = "is the server running (`magnetar serve`), and is this its address?"
+        final = NotConnected(f"nobody listens at {url}: {failure.args[0]}", hint=hint)
+        final.is_final = True
+        return final
 
     async def to(
         self, address: BrokerAddress, *, behind: BrokerAddress | None = None
@@ -128,7 +150,7 @@ class Connections:
                 self._forget_lost()
             way = self._way_to(address)
             made = await BrokerConnection.open(address, self.settings, way, behind=behind)
-            # Invariant 4: the client was closed while this one was connecting.
+            # Invariant 5: the client was closed while this one was connecting.
             if self._closed:
                 made.abort()
                 self._check_open()

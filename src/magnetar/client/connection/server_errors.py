@@ -131,6 +131,8 @@ def is_passing(error: Exception) -> bool:
     # What a broker said is judged by its code; what happened on the way, by its class.
     if isinstance(error, RequestError):
         return error.wire_code in _PASSING_CODES
+    if isinstance(error, NotConnected) and error.is_final:
+        return False
     return isinstance(error, (*_PASSING_CLASSES, OSError))
 
 
@@ -145,6 +147,15 @@ def may_open(error: Exception, *, was_open: bool) -> bool:
     if not isinstance(error, RequestError):
         return False
     return error.wire_code is WireCode.UNKNOWN or (was_open and error.wire_code in _TAKEN_CODES)
+
+
+def is_other_type(error: Exception) -> bool:
+    """Whether a subscription is refused for its type, which does not pass as a taken place does."""
+    # One code stands for both, so the words tell: ours, and those of Apache Pulsar.
+    text = str(error)
+    return isinstance(error, ConsumerBusy) and (
+        "of another type" in text or "of different type" in text
+    )
 
 
 def is_lost(error: MagnetarError) -> bool:

@@ -181,6 +181,8 @@ class ClientSettings:
     """What one operation may take: opening, subscribing, closing, looking up."""
     connect_timeout: float = 10.0
     """What one connection may take to be made, its handshake included."""
+    refused_timeout: float = 3.0
+    """How long a client that was never connected goes on where nobody listens."""
     keepalive: float = 30.0
     """Between two pings; a broker that says nothing for two of them is given up."""
     connections_per_broker: int = 1

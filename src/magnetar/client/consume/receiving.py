@@ -46,7 +46,8 @@ class Receiving(Generic[T]):
 
             message = await consumer.receive(timeout=5.0)
 
-        Raises `DeadlineExceeded` if none came within `timeout` seconds.
+        Raises `DeadlineExceeded` if none came within `timeout` seconds: it has nothing else to
+        return. `receive_many` and `receive_arrow` return what came, which may be nothing.
         """
         self._core.check_open()
         # Without a wait if one is there: most calls never give up the loop.
@@ -63,7 +64,7 @@ class Receiving(Generic[T]):
             for message in await consumer.receive_many(500, timeout=1.0):
                 ...
 
-        Empty if none came within `timeout` seconds.
+        Empty if none came within `timeout` seconds, where `receive` raises `DeadlineExceeded`.
         """
         self._core.check_open()
         if max_messages < 1:
@@ -83,7 +84,8 @@ class Receiving(Generic[T]):
             batch = await consumer.receive_arrow(50_000, timeout=1.0)
             frame = batch.to_pandas()
 
-        Without rows if none came within `timeout` seconds. Values are the payloads as they were
+        Without rows if none came within `timeout` seconds, where `receive` raises
+        `DeadlineExceeded`. Values are the payloads as they were
         sent; `magnetar.client.arrow.arrow` describes the columns. Needs `magnetar[arrow]`.
         """
         self._core.check_open()

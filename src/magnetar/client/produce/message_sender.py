@@ -22,6 +22,7 @@ from typing import Final
 
 from magnetar.client.message.interceptors import Draft
 from magnetar.client.message.message import AnyMessageId
+from magnetar.client.message.options import wrong_property
 from magnetar.client.message.times import milliseconds
 from magnetar.client.produce.outbox import UNNUMBERED, Pending, size_of
 from magnetar.client.produce.pending_messages import PendingMessages
@@ -38,6 +39,7 @@ from magnetar.wire.messages import TxnId
 MESSAGE_OVERHEAD_BYTES: Final = 512
 """What a message takes in memory beside its payload, key and properties."""
 
+_KEY_TYPES: Final = (str, bytes)
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
 
@@ -78,6 +80,10 @@ class MessageSender:
         payload = encoded or b""
         if sequence_id is not None and sequence_id < 0:
             raise InvalidValue(f"sequence id {sequence_id} is negative")
+        if key is not None and not isinstance(key, _KEY_TYPES):
+            raise InvalidValue(f"a key is text or bytes, not {key!r}", hint="use str(...)")
+        if properties and (wrong := wrong_property(properties)) is not None:
+            raise InvalidValue(f"properties: {wrong}", hint="names and values are str")
         own_size = size_of(payload, key, properties)
         message = Pending(
             payload=payload,

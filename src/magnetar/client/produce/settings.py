@@ -14,6 +14,7 @@ from typing import Final
 
 from magnetar.client.message.batch import BATCH_BYTES_MAX, BATCH_DELAY_S, BATCH_MESSAGES_MAX
 from magnetar.client.message.compression import Compression
+from magnetar.client.message.options import check_kinds, check_numbers, check_texts
 from magnetar.client.message.routing import Routing
 from magnetar.errors import InvalidSetting
 
@@ -69,11 +70,10 @@ class ProducerSettings:
     routing: Routing = Routing.RING
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise InvalidSetting(f"{name} must be 1 or more, not {getattr(self, name)!r}")
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidSetting(f"{name} must be 0 or more, not {getattr(self, name)!r}")
+        check_numbers(self, _POSITIVE, _NOT_NEGATIVE)
+        check_kinds(
+            self, {"compression": Compression, "routing": Routing, "access_mode": AccessMode}
+        )
+        check_texts("properties", self.properties)
         if self.initial_sequence_id is not None and self.initial_sequence_id < 0:
             raise InvalidSetting(f"initial_sequence_id is negative: {self.initial_sequence_id}")

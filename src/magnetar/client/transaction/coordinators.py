@@ -29,6 +29,7 @@ from magnetar.errors import (
     DeadlineExceeded,
     MagnetarError,
     NotAllowed,
+    NotConnected,
     ServiceNotReady,
     TransactionCoordinatorNotFound,
 )
@@ -166,6 +167,10 @@ class CoordinatorClients(Service):
     async def _until_known(self) -> None:
         if not self._count:
             if self._failure is not None:
+                # What it was may be over while `_follow` still pauses: then it is tried again.
+                if isinstance(self._failure, NotConnected):
+                    await self._connections.service()
+                    raise NotConnected("the coordinators are not known yet")
                 raise self._failure.with_traceback(None)
             # Woken by a failure too: then it is raised, not waited out.
             await self._news.past(0)

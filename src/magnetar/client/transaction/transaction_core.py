@@ -33,6 +33,7 @@ from magnetar.errors import (
     NotAllowed,
     TransactionAborted,
     TransactionConflict,
+    TransactionEnded,
     TransactionNotFound,
 )
 from magnetar.runtime.logs import logger
@@ -301,7 +302,7 @@ class TransactionCore:
         """Tell the coordinator, once, that something is acknowledged on a subscription."""
         # While it is committed its last acknowledgements are still sent: the commit waits for them.
         if self._state not in (TransactionState.OPEN, TransactionState.COMMITTING):
-            raise TransactionAborted(f"the transaction is {self._state.value}")
+            raise self._takes_no_more()
         added = [{"topic": topic, "subscription": subscription}]
         await self._enlist((topic, subscription), "ADD_SUBSCRIPTION_TO_TXN", subscription=added)
 
@@ -334,13 +335,24 @@ class TransactionCore:
         except asyncio.CancelledError:
             if not asking.cancelled():
                 raise
-            raise TransactionAborted(f"the transaction is {self._state.value}") from None
+            raise self._takes_no_more() from None
 
     def _check_takes(self) -> None:
         if self._state is not TransactionState.OPEN:
-            raise TransactionAborted(f"the transaction is {self._state.value} and takes no more")
+            raise self._takes_no_more()
         if self._failure is not None:
             raise TransactionAborted(f"a part of the transaction failed: {self._failure}")
+
+    def _takes_no_more(self) -> MagnetarError:
+        """Why nothing can be added: one whose work is to be done again, and one whose is not."""
+        state = self._state
+        text = f"the transaction is {state.value} and takes no more"
+        if state.is_aborted or state is TransactionState.ABORTING:
+            return TransactionAborted(text)
+        if state is TransactionState.ERROR:
+            hint = "end it again to learn its outcome before anything of it is done again"
+            return TransactionEnded(f"nobody knows whether {self!r} was committed", hint=hint)
+        return TransactionEnded(text)
 
     def _watch(self, part: asyncio.Future[Any]) -> None:
         self._pending.add(part)

@@ -10,6 +10,10 @@ them again to the children, but gives up a transaction that ever had a failed se
 refused by the client itself. No order of sealing and telling spares it that, for which messages it
 holds back nobody else can know; that it has ended a transaction can be known.
 
+A client that says so (`supports_transactions_over_layouts`, as Magnetar's own does) repeats such a
+send in its transaction and counts it as none that failed: its transactions `last`. They are neither
+held nor waited for.
+
     waits -> granted -> over        (granted when nothing is open, at the latest after the limit)
 
 Invariants:
@@ -28,7 +32,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from magnetar.broker.topic.topic import Topic
@@ -69,6 +73,15 @@ class ConnectionTransactions:
             # many costs what it has open, and each costs a constant share of the pruning.
             self.txns = deque(each for each in self.txns if self._is_open(each))
             self.prune_at = max(_PRUNE_AT, 2 * len(self.txns))
+
+
+class LayoutWait(NamedTuple):
+    """The wait of a change for open transactions, for people to see."""
+
+    txn: TxnId | None
+    """One of those that it waits for; None: one is being begun."""
+    seconds_left: float
+    """So long at most."""
 
 
 class _Barrier:
@@ -117,6 +130,8 @@ class TransactionBarrier:
         self._barriers: dict[TopicName, _Barrier] = {}
         self._begun: WeakKeyDictionary[object, ConnectionTransactions] = WeakKeyDictionary()
         """By connection; they go with it."""
+        self._lasting = ConnectionTransactions(self._is_open)
+        """Those that survive a change, of whatever connection."""
 
     # --- transactions begin
 
@@ -140,6 +155,10 @@ class TransactionBarrier:
         # A change may have waited for this one, be it that it did not begin.
         if any(self._concerns(barrier, connection) for barrier in self._barriers.values()):
             self._moved.advance()
+
+    def lasts(self, txn: TxnId) -> None:
+        """Note a transaction that survives a change of layout."""
+        self._lasting.began(txn)
 
     async def _unheld(self, connection: object) -> None:
         TXN_HELD.inc()
@@ -213,6 +232,13 @@ class TransactionBarrier:
                 await self._past_one(blocker, seen, deadline)
         return True
 
+    def waiting(self, topic: TopicName) -> LayoutWait | None:
+        """What a change of this topic waits for now, as far as this broker carries it out."""
+        barrier, now = self._barriers.get(topic), self._clock.monotonic()
+        if barrier is None or barrier.granted or now >= barrier.grant_at:
+            return None
+        return LayoutWait(self._blocker(barrier), barrier.grant_at - now)
+
     def _grant(self, barrier: _Barrier, now: float, outcome: str) -> None:
         barrier.granted = True
         barrier.over_at = now + HANDOVER_SECONDS
@@ -237,9 +263,11 @@ class TransactionBarrier:
         """An open transaction that wrote to the parents, or that may do so any moment."""
         # Any one: when it has ended, the next look finds the next. First those that wrote to
         # the parents, wherever they began.
+        lasting = set(self._lasting.txns)
         for topic in self._loaded(barrier.parents):
             for txn in () if topic.transactions is None else topic.transactions.undecided_ids():
-                return txn
+                if txn not in lasting:
+                    return txn
         # Then those of clients that know the parents, and may have a message for them in a batch.
         for connection, begun in list(self._begun.items()):
             if self._concerns(barrier, connection):

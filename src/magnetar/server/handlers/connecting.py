@@ -45,6 +45,7 @@ def connect(session: Session, body: pb.CommandConnect) -> None:
         return
     session.principal = principal
     session.client = ClientSoftware(body.client_version, body.protocol_version)
+    session.keeps_transactions = body.feature_flags.supports_transactions_over_layouts
     # From here on the state machine lets other commands through.
     session.wire.open()
     session.write(

@@ -148,11 +148,15 @@ async def _begun(session: Session, body: pb.CommandNewTxn, member: GroupMembersh
     """A metadata-driven transaction, alone or a member of a group."""
     context, owner = session.context, _owner(session)
     begin = context.coordinators.begin
-    if member is not None or not context.has_scalable:
-        # Members of groups come from clients that repeat a send without giving the transaction up:
-        # no layout change need wait for them.
+    if not context.has_scalable:
         return (await begin(body.tc_id, body.txn_ttl_millis, owner, member)).id
     barrier = context.scalable.txn_barrier
+    # Clients that repeat a send without giving the transaction up, as those do that have groups: no
+    # layout change need wait for theirs.
+    if member is not None or session.keeps_transactions:
+        lasting = (await begin(body.tc_id, body.txn_ttl_millis, owner, member)).id
+        barrier.lasts(lasting)
+        return lasting
     # A client would fail its sends to segments that are sealed under it: it waits
     # until it knows the new layout.
     beginning = await barrier.admitted(session)

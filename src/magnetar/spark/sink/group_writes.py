@@ -28,6 +28,7 @@ from magnetar.errors import (
     NotAllowed,
     NotConnected,
     TransactionAborted,
+    TransactionEnded,
     TransactionNotFound,
 )
 from magnetar.runtime.logs import logger
@@ -190,7 +191,7 @@ def abort(client: Client, parts: Sequence[TaskReport | None]) -> None:
 
 
 def _is_over(error: MagnetarError) -> bool:
-    return isinstance(error, TransactionAborted | InvalidTxnStatus | NotAllowed)
+    return isinstance(error, TransactionAborted | TransactionEnded | InvalidTxnStatus | NotAllowed)
 
 
 def has_groups(client: Client) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.client.client import ProducerOptions
+from magnetar.client.consume.segment.settings import ConsumerSettings
 from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import InvalidSetting
 
@@ -24,8 +26,24 @@ def test_every_option_can_be_given_and_is_documented() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"max_pending": 0}, {"batch_bytes": 0}, {"send_timeout": -1.0}, {"batch_delay": float("nan")},
-     {"initial_sequence_id": -1}],
+     {"initial_sequence_id": -1}, {"compression": "zstd"}, {"routing": "ring"},
+     {"access_mode": 1}, {"properties": {"a": 1}}, {"batch_messages": "10"}],
 )  # fmt: skip
-def test_wrong_options_are_refused_by_name(wrong: dict[str, float]) -> None:
+def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
-        ProducerSettings(**wrong)  # type: ignore[arg-type]
+        ProducerSettings(**wrong)
+
+
+def test_a_compression_by_its_name_is_told_how_it_is_given() -> None:
+    with pytest.raises(InvalidSetting, match=r"'zstd'.*Compression\.ZSTD"):
+        ProducerSettings(compression="zstd")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"initial_position": "earliest"}, {"properties": {"a": 1}}, {"queue_size": 0},
+     {"subscription_properties": [("a", "b")]}, {"processing_timeout": "1"}],
+)  # fmt: skip
+def test_wrong_options_of_consumers_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=next(iter(wrong))):
+        ConsumerSettings(**wrong)

@@ -124,6 +124,38 @@ def test_a_change_waits_for_the_open_ones_and_new_ones_for_the_change() -> None:
     on_a_scene(story)
 
 
+def test_transactions_that_last_are_neither_held_nor_waited_for() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
+        header = scene.new_header()
+        scene.broker.outcomes.opened(header)
+        scene.txn_barrier.lasts(header.id)
+        begun = scene.now
+        assert await scene.granted()
+        assert scene.now == begun
+
+    on_a_scene(story)
+
+
+def test_a_wait_is_shown_with_one_it_waits_for_and_its_end() -> None:
+    async def story(scene: Scene) -> None:
+        connection = Connection()
+        scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
+        assert scene.txn_barrier.waiting(TOPIC) is None
+        txn = await scene.begin(connection)
+        assert not await scene.granted()
+        shown = scene.txn_barrier.waiting(TOPIC)
+        assert shown is not None
+        assert shown.txn == txn
+        assert 0 < shown.seconds_left < WAIT_S
+        scene.end(txn)
+        assert await scene.granted()
+        assert scene.txn_barrier.waiting(TOPIC) is None
+
+    on_a_scene(story)
+
+
 def test_others_are_neither_held_nor_waited_for() -> None:
     async def story(scene: Scene) -> None:
         stranger, connection = Connection(), Connection()

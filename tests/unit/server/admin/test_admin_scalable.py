@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,28 @@ def test_splits_and_merges(tmp_path: Path) -> None:
         assert await active(world) == {5: (0, 0x1FFF), 7: (0x2000, 0xFFFF)}
         await world.change("POST", f"{X}/merge/5/7")
         assert await active(world) == {8: (0, 0xFFFF)}
+
+    run(tmp_path, scenario)
+
+
+def test_a_split_that_waits_for_a_transaction_says_so(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        async with world.link() as link:
+            segment = f"segment://public/default/{X.rsplit('/', 1)[1]}/0000-ffff-0"
+            await link.request("PRODUCER", topic=segment, producer_id=1)
+            begun = await link.request("NEW_TXN", tc_id=0, txn_ttl_millis=60_000, scalable=True)
+            splitting = asyncio.create_task(world.change("POST", f"{X}/split/0"))
+            while True:
+                change = (await world.get(f"{X}/stats"))["change"]
+                if change is not None and "waitsAtMostMs" in change:
+                    break
+            ids = (begun.txnid_most_bits, begun.txnid_least_bits)
+            assert change["waitsForTransaction"] == f"({ids[0]},{ids[1]})"
+            assert 0 < change["waitsAtMostMs"] <= 5000
+            await link.request("END_TXN", txnid_most_bits=ids[0], txnid_least_bits=ids[1],
+                               txn_action=1, scalable=True)  # fmt: skip
+            await splitting
 
     run(tmp_path, scenario)
 

@@ -59,7 +59,10 @@ class _Client:
 
 def _client(connect: Any, *, connect_s: float = CONNECT_S) -> _Client:
     settings = ClientSettings(
-        service_url=ServiceUrl.parse(URL), operation_timeout=OPERATION_S, connect_timeout=connect_s
+        service_url=ServiceUrl.parse(URL),
+        operation_timeout=OPERATION_S,
+        connect_timeout=connect_s,
+        refused_timeout=OPERATION_S,
     )
 
     async def make() -> _Counted:

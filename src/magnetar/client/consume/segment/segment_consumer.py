@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 from magnetar.client.connection.connection import CONSUMER, BrokerConnection
 from magnetar.client.connection.pool import Connections, retrying
-from magnetar.client.connection.server_errors import is_passing, may_open
+from magnetar.client.connection.server_errors import is_other_type, is_passing, may_open
 from magnetar.client.consume.segment.ack_outbox import AckOutbox, AckTransaction
 from magnetar.client.consume.segment.ack_state import AckItem
 from magnetar.client.consume.segment.acknowledged import Acknowledged, abandoned
@@ -420,7 +420,9 @@ class SegmentConsumer(ABC):
             return True
         if self.is_releasing:
             return False
-        if may_open(error, was_open=self.is_subscribed or self._waits_for_others):
+        # Who has the segment lets go of it in time; who consumes it in another way does not.
+        waits = self._waits_for_others and not is_other_type(error)
+        if may_open(error, was_open=self.is_subscribed or waits):
             return True
         self.failure = error
         return False

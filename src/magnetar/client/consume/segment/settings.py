@@ -13,6 +13,7 @@ from typing import Final
 
 from magnetar.client.consume.segment.nacks import RedeliveryDelay
 from magnetar.client.message.chunks import EXPIRE_S, PENDING_MESSAGES_MAX
+from magnetar.client.message.options import check_kinds, check_numbers, check_texts
 from magnetar.errors import InvalidSetting
 from magnetar.model.subscriptions import InitialPosition
 
@@ -78,12 +79,10 @@ class ConsumerSettings:
     """How long a segment that goes to another consumer waits for the last acknowledgements."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise InvalidSetting(f"{name} must be 1 or more, not {getattr(self, name)!r}")
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidSetting(f"{name} must be 0 or more, not {getattr(self, name)!r}")
+        check_numbers(self, _POSITIVE, _NOT_NEGATIVE)
+        check_kinds(self, {"initial_position": InitialPosition})
+        check_texts("properties", self.properties)
+        check_texts("subscription_properties", self.subscription_properties)
         if self.retries and self.dead_letter is None:
             raise InvalidSetting(
                 "retries need a dead_letter policy", hint="it says how often a message is retried"

@@ -133,6 +133,15 @@ def _segment(segment: Segment) -> Json:
 # --- statistics
 
 
+def _waiting(request: web.Request, topic: TopicName) -> Json:
+    """What the change that is under way waits for; nothing if another broker carries it out."""
+    wait = server_of(request).context.scalable.txn_barrier.waiting(topic)
+    if wait is None:
+        return {}
+    txn = None if wait.txn is None else f"({wait.txn.most},{wait.txn.least})"
+    return {"waitsForTransaction": txn, "waitsAtMostMs": round(wait.seconds_left * 1000)}
+
+
 # A look loads nothing: of segments that are elsewhere only the layout is told.
 def statistics_json(request: web.Request, view: ScalableTopicView) -> Json:
     layout = view.layout
@@ -148,7 +157,9 @@ def statistics_json(request: web.Request, view: ScalableTopicView) -> Json:
         "sealedSegments": len(layout.segments) - len(layout.active),
         # Ids are never used again, so what is missing was pruned.
         "prunedSegments": layout.next_segment_id - len(layout.segments),
-        "change": None if change is None else {"kind": change.kind, "step": change.step},
+        "change": None
+        if change is None
+        else {"kind": change.kind, "step": change.step} | _waiting(request, view.topic),
         "segments": {
             str(segment.segment_id): _segment_stats(view, segment, stats[segment.segment_id])
             for segment in layout.segments.values()
