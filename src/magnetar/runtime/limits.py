@@ -114,6 +114,12 @@ class Limits:
     connection_liveness_seconds: float = _limit(
         5.0, "seconds", "for a client to answer when another one wants its place"
     )
+    connection_frame_seconds: float = _limit(
+        120.0, "seconds", "from the first bytes of a frame to its end"
+    )
+    unfinished_frame_bytes: int = _limit(
+        256 * _MIB, "bytes", "of frames that have not arrived as a whole, over all connections"
+    )
     connection_pending_publishes: int = _limit(
         1000, "entries", "sent on one connection and not yet durable"
     )
