@@ -129,6 +129,11 @@ class Limits:
     connection_handles_max: int = _limit(
         20_000, "handles", "producers, consumers and topic watches of one connection"
     )
+    client_name_bytes: int = _limit(1024, "bytes", "in the name of one producer or consumer")
+    # Pulsar's maxConsumerMetadataSize.
+    client_metadata_bytes: int = _limit(
+        1024, "bytes", "in the metadata of one producer or consumer, keys and values"
+    )
     connection_write_bytes: int = _limit(
         _MIB, "bytes", "written to one connection and not yet taken by its client"
     )

@@ -535,3 +535,16 @@ def test_the_end_of_a_connection_ends_its_watches(tmp_path: Path) -> None:
         await settled(driver)
 
     play(tmp_path, scene)
+
+
+def test_a_name_without_bound_does_not_join_a_group(tmp_path: Path) -> None:
+    async def scene(server: Server, driver: Driver) -> None:
+        await looked_up(driver, 1)
+        for given in ({"consumer_name": "n" * 1025}, {"subscription": "s" * 257}):
+            fields: dict[str, Any] = {"subscription": "sub"} | given
+            name = fields.pop("consumer_name", "member")
+            code = await refused(member(driver, name, 1, **fields))
+            assert code in (WireCode.NOT_ALLOWED, WireCode.METADATA), given
+        assert await member(driver, "n" * 1024, 1)
+
+    play(tmp_path, scene)
