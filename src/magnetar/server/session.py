@@ -16,7 +16,8 @@ Invariants:
    producer it is read only while the server's `publish_throttle` is open, too. What it keeps of a
    frame that is not whole counts in the server's budget.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
-   session runs, before `ended` is set.
+   session runs, before `ended` is set. Nothing that belongs to it points at it in a circle: its
+   memory is free then, and not when the garbage collector comes.
 4. Of the requests with large answers one runs at a time, and only while the peer takes what is
    written: a client that asks and does not read costs one answer.
 5. Nothing that a peer sends closes its connection if there is a reply that says what is wrong.
@@ -112,7 +113,7 @@ class Session(asyncio.Protocol):
         self.producers: dict[int, ProducerHandle] = {}
         self.consumers: dict[int, ConsumerHandle] = {}
         self.watches: dict[int, TopicListWatch] = {}
-        self.scalable = ScalableHandles(self)
+        self.scalable = ScalableHandles()
         self.heard = Signal()
         self.changed = Signal()
         """Advances when publishes were settled or the session ended."""

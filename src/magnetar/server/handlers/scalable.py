@@ -218,7 +218,7 @@ async def subscribe(session: Session, body: pb.CommandScalableTopicSubscribe) ->
             body.subscription,
             consumer_name,
             kind,
-            session.scalable.connection_name(),
+            session.scalable.connection_name(session),
             # Only clients that know entry buckets may share a segment with others.
             _CANNOT_SHARE not in session.client_version,
         )
