@@ -24,7 +24,7 @@ from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
 from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
-from magnetar.server.publish_throttle import PublishThrottle, WriteQueue
+from magnetar.server.publish_throttle import FrameBudget, PublishThrottle, WriteQueue
 from magnetar.txn.coordinator.coordinators import Coordinators
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Context:
         self.coordinators = coordinators or cast("Coordinators", NotEnabled("transactions are"))
         self._owners = owners
         self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
+        self.frames = FrameBudget(config.limits)
         # Kept here because the loop keeps only weak references, and nobody else waits for them.
         self._endings: set[asyncio.Task[None]] = set()
 

@@ -548,6 +548,9 @@ class Producer:
             self.settle()
             if self.pending and loop.time() >= deadline:
                 raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
+        # The two point at each other: without this its memory, and that of its connection, would
+        # wait for the garbage collector.
+        self._held = None
         self._wake()
 
 
