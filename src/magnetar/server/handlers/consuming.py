@@ -34,7 +34,7 @@ from magnetar.model.subscriptions import (
 )
 from magnetar.runtime.slices import SLICE_ITEMS, slices
 from magnetar.server.authority import Action
-from magnetar.server.handlers.names import admit, may_create
+from magnetar.server.handlers.names import admit, may_create, used
 from magnetar.server.handlers.values import (
     id_fields,
     message_id_of,
@@ -77,7 +77,8 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
         if options.durable and context.has_scalable:
             options = await context.scalable.subscribing(name, options)
         create = body.force_topic_creation and may_create(context, name)
-        topic = await context.topics.get(name, create=create)
+        with used(context, name):
+            topic = await context.topics.get(name, create=create)
         subscription = await topic.subscription(options)
         try:
             consumer = await _admitted(session, subscription, options)

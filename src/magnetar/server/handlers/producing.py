@@ -8,7 +8,7 @@ from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.errors import ProducerBusy, ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action
-from magnetar.server.handlers.names import admit, may_create
+from magnetar.server.handlers.names import admit, may_create, used
 from magnetar.server.handlers.values import metadata_of, name_of, schema_of
 from magnetar.server.handles import ProducerHandle
 from magnetar.server.keepalive import is_alive
@@ -38,8 +38,9 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
             await held.close()  # it may not have left its topic yet
         await admit(session.context, name)
         create = may_create(session.context, name)
-        topic = await session.context.topics.get(name, create=create)
-        opened = await _admitted(session, topic, options)
+        with used(session.context, name):
+            topic = await session.context.topics.get(name, create=create)
+            opened = await _admitted(session, topic, options)
     except BaseException:
         del session.producers[body.producer_id]
         if held is not None:  # what was sent to it may still be on its way
