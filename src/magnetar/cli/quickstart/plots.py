@@ -55,7 +55,7 @@ class PlotShade(NamedTuple):
     text: str
 
 
-class SegmentSpan(NamedTuple):
+class DrawnSegment(NamedTuple):
     """One segment: its part of the ring, and the time in which it took messages."""
 
     number: int
@@ -121,7 +121,7 @@ def plot(title: str, unit: str, lines: Sequence[PlotLine], timeline: Timeline) -
     return _figure(title, keys, timeline, inside)
 
 
-def segments(title: str, spans: Sequence[SegmentSpan], timeline: Timeline) -> str:
+def segments(title: str, spans: Sequence[DrawnSegment], timeline: Timeline) -> str:
     """The segments of a topic: when each took messages, and for which part of the ring."""
 
     def inside(frame: Frame) -> Iterator[str]:
@@ -157,10 +157,14 @@ def legend(timeline: Timeline) -> str:
         f"<span>{mark.at:.1f} s</span> {escape(mark.text)}</li>"
         for number, mark in enumerate(timeline.marks, start=1)
     ]
+    # What several have in common is said once.
+    spans: dict[str, list[str]] = {}
+    for shade in timeline.shades:
+        until = min(shade.until, timeline.seconds)
+        spans.setdefault(shade.text, []).append(f"{shade.since:.1f} to {until:.1f} s")
     rows += [
-        f'<li><b class="shaded"></b> <span>{shade.since:.1f} to {shade.until:.1f} s</span> '
-        f"{escape(shade.text)}</li>"
-        for shade in timeline.shades
+        f'<li><b class="shaded"></b> <span>{", ".join(times)}</span> {escape(text)}</li>'
+        for text, times in spans.items()
     ]
     return f'<ul class="legend">{"".join(rows)}</ul>' if rows else ""
 

@@ -182,7 +182,8 @@ def _write_page(
     ]
     # Kills are marked twice, when it dies and when it works again.
     ends = [mark.at for mark in seen.marks if mark.is_kill]
-    shades = [moments.outage(*both) for both in zip(ends[::2], ends[1::2], strict=True)]
+    dead = list(zip(ends[::2], ends[1::2], strict=True))
+    shades = moments.outages(dead) if dead else []
     layouts = {name: list(spans.values()) for name, spans in seen.layouts.items()}
     median = next(value for name, value, _ in facts if name == "latency p50")
     text = made_page(

@@ -10,18 +10,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Final
 
 from magnetar.cli.quickstart.plots import (
+    DrawnSegment,
     PlotLine,
     PlotShade,
-    SegmentSpan,
     Timeline,
     legend,
     plot,
     segments,
 )
 from magnetar.cli.quickstart.shop import Comparison, Settled
+
+_OUTAGE: Final = (
+    "the driver is dead, starts again and catches up; scales leave this time out, and "
+    "\N{UPWARDS ARROW} says how far a line goes beyond"
+)
 
 
 class Moments:
@@ -59,17 +64,19 @@ class Moments:
             points.append((second + 1.0, float(max(0, behind))))
         return points
 
-    def outage(self, since: float, until: float) -> PlotShade:
-        """The time without a driver, and behind it until nothing is late that was not before."""
-        usual = max((value or 0.0 for at, value in self.lag() if at <= since), default=0.0)
-        later = (at for at, value in self.lag() if at > until and (value or 0.0) <= usual)
-        # The results of that second are late still: they are its last ones.
-        return PlotShade(
-            since,
-            min(self.seconds, next(later, self.seconds) + 1.0),
-            "the driver is dead, starts again and catches up; scales leave this time out, and "
-            "\N{UPWARDS ARROW} says how far a line goes beyond",
-        )
+    def outages(self, dead: Sequence[tuple[float, float]]) -> list[PlotShade]:
+        """The times without a driver, each until no more is late than before the first of them."""
+        usual = max((value or 0.0 for at, value in self.lag() if at <= dead[0][0]), default=0.0)
+        found: list[PlotShade] = []
+        for since, until in dead:
+            later = (at for at, value in self.lag() if at > until and (value or 0.0) <= usual)
+            # The results of that second are late still: they are its last ones.
+            shade = PlotShade(since, next(later, self.seconds) + 1.0, _OUTAGE)
+            # Killed again before it had caught up: one outage, for whoever waits for results.
+            if found and since <= found[-1].until:
+                shade = shade._replace(since=found.pop().since)
+            found.append(shade)
+        return found
 
     def latencies(self) -> list[tuple[float, float]]:
         """When a result came, and how many milliseconds after its payment was sent."""
@@ -92,12 +99,12 @@ class Moments:
         return points
 
 
-def spans_of(record: Mapping[str, Any], zero_ms: float) -> dict[int, SegmentSpan]:
+def spans_of(record: Mapping[str, Any], zero_ms: float) -> dict[int, DrawnSegment]:
     """The segments in the record of a topic, in seconds since the start of the traffic."""
     found = {}
     for each in record["segments"].values():
         number, sealed_ms = int(each["segmentId"]), each["sealedAtMs"]
-        found[number] = SegmentSpan(
+        found[number] = DrawnSegment(
             number,
             each["hashRange"]["start"],
             each["hashRange"]["end"],
@@ -108,7 +115,7 @@ def spans_of(record: Mapping[str, Any], zero_ms: float) -> dict[int, SegmentSpan
 
 
 def plots(
-    moments: Moments, layouts: Mapping[str, Sequence[SegmentSpan]], timeline: Timeline
+    moments: Moments, layouts: Mapping[str, Sequence[DrawnSegment]], timeline: Timeline
 ) -> list[str]:
     # The segments first: they are what the rest goes through. One timeline for all: a moment stands
     # at one place of the page.

@@ -23,7 +23,7 @@ from magnetar import Client, Producer
 from magnetar.cli.admin_client import AdminClient
 from magnetar.cli.demo.server import served
 from magnetar.cli.quickstart.driver import PipelineDriver
-from magnetar.cli.quickstart.plots import SegmentSpan
+from magnetar.cli.quickstart.plots import DrawnSegment
 from magnetar.cli.quickstart.report import spans_of
 from magnetar.cli.quickstart.shop import Comparison, Settled, Traffic, judged, settled
 from magnetar.cli.verbs.scalable import scalable_path
@@ -73,7 +73,7 @@ class Seen:
     killed_batches: list[int] = field(default_factory=list)
     segments: dict[str, list[int]] = field(default_factory=dict)
     """How many take messages, by topic: at first, and after each change as the broker says."""
-    layouts: dict[str, dict[int, SegmentSpan]] = field(default_factory=dict)
+    layouts: dict[str, dict[int, DrawnSegment]] = field(default_factory=dict)
     """Every segment that there was, by topic and number."""
     batches: int = 0
     verdict: Comparison = field(default_factory=lambda: Comparison(0, 0, 0, 0, 0))

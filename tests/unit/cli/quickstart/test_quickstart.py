@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from magnetar.cli.quickstart.driver import pipeline_text
 from magnetar.cli.quickstart.plots import (
     FRAMES,
+    DrawnSegment,
     PlotLine,
     PlotMark,
     PlotShade,
-    SegmentSpan,
     Timeline,
     legend,
     plot,
@@ -105,8 +105,12 @@ def test_the_time_without_a_driver_lasts_until_nothing_is_late() -> None:
     # Two seconds without a driver; what was due in them comes in the fifth.
     came = [(0.2, rows[0]), (1.2, rows[1]), (4.5, rows[2]), (4.5, rows[3]), (4.6, rows[4])]
     moments = Moments(seconds=9.0, sent=[], received=[*came, (5.2, rows[5])], expected=expected)
-    shade = moments.outage(1.9, 4.2)
+    (shade,) = moments.outages([(1.9, 4.2)])
     assert (shade.since, shade.until) == (1.9, 6.0)
+    # Killed again before it had caught up: one outage.
+    (shade,) = moments.outages([(1.9, 4.2), (4.3, 4.4)])
+    assert (shade.since, shade.until) == (1.9, 6.0)
+    assert len(moments.outages([(1.9, 4.2), (7.0, 7.5)])) == 2
 
 
 def _drawings(figure: str) -> list[ElementTree.Element]:
@@ -160,8 +164,8 @@ def test_segments_stand_at_their_time_and_part_of_the_ring() -> None:
     found = [segment(0, 0, 0xFFFF, 500, 6000)]
     found += [segment(number, *half, 6000, None) for number, half in enumerate(halves, start=1)]
     spans = spans_of({"segments": {str(each["segmentId"]): each for each in found}}, 1000.0)
-    assert spans[0] == SegmentSpan(0, 0, 0xFFFF, -0.5, 5.0)
-    assert spans[2] == SegmentSpan(2, 0x8000, 0xFFFF, 5.0, None)
+    assert spans[0] == DrawnSegment(0, 0, 0xFFFF, -0.5, 5.0)
+    assert spans[2] == DrawnSegment(2, 0x8000, 0xFFFF, 5.0, None)
     for drawing in _drawings(segments("t", list(spans.values()), Timeline(10.0))):
         whole, lower, upper = drawing.findall("rect")
 
@@ -195,7 +199,7 @@ def test_an_empty_plot_is_a_plot() -> None:
 
 def test_the_page_begins_with_four_numbers_and_says_when_and_of_what_it_was_made() -> None:
     moments = Moments(seconds=2, sent=[0.5], received=[], expected={})
-    layouts = {"orders": [SegmentSpan(0, 0, 0xFFFF, 0.0, None)]}
+    layouts = {"orders": [DrawnSegment(0, 0, 0xFFFF, 0.0, None)]}
     text = page(
         title="T",
         made="18 November 2026, Magnetar 0.1, seed 8",
