@@ -315,9 +315,11 @@ async def _delete_anything(self: TxnStore, ops: Iterable[StoredOp]) -> None:
     await asyncio.gather(*(self.metadata.delete(op.key) for op in ops))
 
 
-async def _last_writer_wins(self: TxnStore, txn: TxnId, segment: str, last: Position) -> None:
+async def _last_writer_wins(
+    self: TxnStore, txn: TxnId, segment: str, last: Position, *, first: Position
+) -> None:
     await asyncio.sleep(0.2)
-    record = Aborted(to_text(txn), segment, *last)
+    record = Aborted(to_text(txn), segment, *last, first=first)
     indexes = (aborted_index(segment, last),)
     await self.metadata.put(aborted_key(segment, txn), encode(record), indexes=indexes)
 

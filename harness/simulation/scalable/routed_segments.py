@@ -91,6 +91,9 @@ class RoutedSegments:
     async def skip_all(self, name: TopicName, subscription: str) -> None:
         await self._at(name, lambda segments: segments.skip_all(name, subscription))
 
+    async def expire(self, name: TopicName, subscription: str, seconds: int) -> None:
+        await self._at(name, lambda segments: segments.expire(name, subscription, seconds))
+
     async def key_samples(self, name: TopicName, entries_max: int) -> list[Sample]:
         return await self._at(name, lambda segments: segments.key_samples(name, entries_max))
 

@@ -8,7 +8,7 @@ Invariants:
    what to do when none answers.
 2. Without `--admin-url` the address is that of `MAGNETAR_ADMIN_URL`, else of the settings, so that
    verbs find a server that runs with the same environment or settings file.
-3. An error names the server that was asked.
+3. A verb names the server that it asked: once it has answered, on stderr; else in the error.
 """
 
 from __future__ import annotations
@@ -163,11 +163,21 @@ def json_option(verb: Verb) -> Verb:
 def ask(url: str | None, work: Callable[[AdminClient], Awaitable[Result]]) -> Result:
     """Run one verb's requests against a server."""
 
+    server = url or default_admin_url()
+
     async def run() -> Result:
-        async with AdminClient(url or default_admin_url()) as admin:
+        async with AdminClient(server) as admin:
             return await work(admin)
 
-    return asyncio.run(run())
+    found = asyncio.run(run())
+    name_server(server)
+    return found
+
+
+def name_server(url: str) -> None:
+    """Say which server a verb talks to: by settings it may be another one than its user thinks."""
+    # On stderr: stdout has the answer alone, for programs too.
+    click.echo(click.style(f"server: {url}", dim=True), err=True)
 
 
 def default_admin_url() -> str:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Self
@@ -217,10 +219,33 @@ class _Deadline:
 _KEEPALIVE: Final = frozenset({TYPES["PING"], TYPES["PONG"]})
 
 
+async def checked_url(url: str) -> str:
+    """The whole URL of a server that answers, for the client."""
+    # It would try again and again, as applications want it; whoever types wants to know at once.
+    async with ServerConnection(url):
+        return _whole(url)
+
+
+@contextmanager
+def said_by(url: str) -> Iterator[None]:
+    """Refusals that the client passes on get the URL of the server, as those of a connection."""
+    try:
+        yield
+    except RequestError as error:
+        # A connection has said it already.
+        if url in str(error):
+            raise
+        raise RequestError(f"{error.args[0]} (said {url})", hint=error.hint) from error
+
+
+def _whole(url: str) -> str:
+    # `host:port` alone is what people type.
+    return url if "://" in url else f"pulsar://{url}"
+
+
 def _address(url: str) -> tuple[str, int]:
     try:
-        # `host:port` alone is what people type.
-        parts = urlsplit(url if "://" in url else f"pulsar://{url}")
+        parts = urlsplit(_whole(url))
         port = parts.port or DEFAULT_PORT
     except ValueError as error:
         raise RequestError(f"{url!r} is not a service URL: {error}") from error

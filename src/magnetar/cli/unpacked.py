@@ -18,6 +18,8 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from magnetar.client.message.message import AnyMessageId, Message, ScalableMessageId
+from magnetar.client.message.message_ids import plain_id
 from magnetar.errors import RemoteProtocolError
 from magnetar.wire.messages import Delivered, metadata_of, payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -56,6 +58,31 @@ class UnpackedMessage:
         except UnicodeDecodeError:
             self.note = f"{len(self.payload)} bytes"
             return None
+
+
+def id_text(message_id: AnyMessageId) -> str:
+    """The id as verbs print it: segment, ledger, entry, and the index in a batch if it has one."""
+    plain = plain_id(message_id)
+    parts = [message_id.segment_id] if isinstance(message_id, ScalableMessageId) else []
+    parts += plain.position
+    if plain.batch_index >= 0:
+        parts.append(plain.batch_index)
+    return ":".join(map(str, parts))
+
+
+def received(message: Message[bytes]) -> UnpackedMessage:
+    """A message that our client has unpacked."""
+    trouble = message.trouble
+    return UnpackedMessage(
+        id=id_text(message.id),
+        index=0,
+        payload=message.data,
+        publish_time=message.publish_time_ms,
+        key=message.key,
+        properties=message.properties,
+        redelivery_count=message.redelivery_count,
+        note="" if trouble is None else str(trouble),
+    )
 
 
 class Chunks:

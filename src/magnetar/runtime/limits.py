@@ -114,6 +114,12 @@ class Limits:
     connection_liveness_seconds: float = _limit(
         5.0, "seconds", "for a client to answer when another one wants its place"
     )
+    connection_frame_seconds: float = _limit(
+        120.0, "seconds", "from the first bytes of a frame to its end"
+    )
+    unfinished_frame_bytes: int = _limit(
+        256 * _MIB, "bytes", "of frames that have not arrived as a whole, over all connections"
+    )
     connection_pending_publishes: int = _limit(
         1000, "entries", "sent on one connection and not yet durable"
     )
@@ -122,6 +128,11 @@ class Limits:
     )
     connection_handles_max: int = _limit(
         20_000, "handles", "producers, consumers and topic watches of one connection"
+    )
+    client_name_bytes: int = _limit(1024, "bytes", "in the name of one producer or consumer")
+    # Pulsar's maxConsumerMetadataSize.
+    client_metadata_bytes: int = _limit(
+        1024, "bytes", "in the metadata of one producer or consumer, keys and values"
     )
     connection_write_bytes: int = _limit(
         _MIB, "bytes", "written to one connection and not yet taken by its client"

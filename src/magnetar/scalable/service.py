@@ -54,6 +54,7 @@ from magnetar.scalable.records import (
     DrainedRecord,
     LayoutChange,
     ScalableRecord,
+    StartPosition,
     SubscriptionKind,
     drained_key,
     segment_topic,
@@ -430,11 +431,12 @@ class ScalableTopics(Service):
         name: str,
         kind: SubscriptionKind,
         properties: Mapping[str, str] | None = None,
+        position: StartPosition = "earliest",
     ) -> None:
-        """A subscription that begins at the earliest message; it may exist already."""
+        """A subscription that begins at one end of the topic; it may exist already."""
         await self.get(topic)
         asked_isolation(properties or {})
-        await self.subscriptions.ensure(topic, name, kind, "earliest", properties)
+        await self.subscriptions.ensure(topic, name, kind, position, properties)
 
     async def delete_subscription(self, topic: TopicName, name: str) -> bool:
         """False: there was none."""
@@ -466,6 +468,12 @@ class ScalableTopics(Service):
         layout = await self._layout_with(topic, name)
         segments = layout.segments.values()
         await all_done(self.host.skip_all(segment_topic(topic, each), name) for each in segments)
+
+    async def expire(self, topic: TopicName, name: str, seconds: int) -> None:
+        """Leave out what is older than so many seconds, on every segment."""
+        layout = await self._layout_with(topic, name)
+        names = [segment_topic(topic, each) for each in layout.segments.values()]
+        await all_done(self.host.expire(each, name, seconds) for each in names)
 
     async def _layout_with(self, topic: TopicName, subscription: str) -> SegmentLayout:
         record = await self.get(topic)

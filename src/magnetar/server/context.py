@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, ca
 
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.topic.topics import Topics
-from magnetar.errors import NotAllowed
-from magnetar.model.names import TopicName
+from magnetar.errors import MagnetarError, NotAllowed, TopicNotFound, TopicTerminated
+from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import CONNECTIONS, CONNECTIONS_OPENED
 from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
-from magnetar.server.publish_throttle import PublishThrottle, WriteQueue
+from magnetar.server.publish_throttle import FrameBudget, PublishThrottle, WriteQueue
 from magnetar.txn.coordinator.coordinators import Coordinators
 
 if TYPE_CHECKING:
@@ -99,8 +99,26 @@ class Context:
         self.coordinators = coordinators or cast("Coordinators", NotEnabled("transactions are"))
         self._owners = owners
         self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
+        self.frames = FrameBudget(config.limits)
         # Kept here because the loop keeps only weak references, and nobody else waits for them.
         self._endings: set[asyncio.Task[None]] = set()
+
+    def explained(self, name: TopicName, error: MagnetarError) -> MagnetarError:
+        """The refusal of a regular topic, which names the scalable one that has taken its place."""
+        if name.domain is not Domain.PERSISTENT or not self.has_scalable:
+            return error
+        scalable = name.scalable_topic()
+        # None for nearly all: the topic was terminated or deleted by somebody.
+        if self.scalable.layouts.cached(scalable) is None:
+            return error
+        hint = f"use a client of version 5, which finds its messages by that name or as {scalable}"
+        # The same class: clients go by its code.
+        if isinstance(error, TopicTerminated):
+            return TopicTerminated(f"{name} was migrated to {scalable}", hint=hint)
+        if isinstance(error, TopicNotFound):
+            text = f"there is no regular topic {name}: {scalable} has its name, made so or migrated"
+            return TopicNotFound(text, hint=hint)
+        return error
 
     def check_scalable(self) -> None:
         """Raise if scalable topics are switched off."""

@@ -84,7 +84,7 @@ class ProducerHandle:
                 [
                     encode_receipt(number, sequence_id, *position, highest)
                     if error is None
-                    else send_refusal(number, sequence_id, error)
+                    else send_refusal(number, sequence_id, self._explained(error))
                     for sequence_id, highest, position, error in receipts
                 ]
             )
@@ -95,6 +95,10 @@ class ProducerHandle:
         self.owed = 0
         if not self._closing:
             await self._closed_by_broker()
+
+    def _explained(self, error: MagnetarError) -> MagnetarError:
+        assert self.topic is not None, "it has receipts"
+        return self._session.context.explained(self.topic.name, error)
 
     async def _closed_by_broker(self) -> None:
         self._closed_at = self._session.context.clock.monotonic()

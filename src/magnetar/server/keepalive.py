@@ -10,7 +10,9 @@ Invariants:
 3. A connection that is not read (back-pressure) is not judged by what it sent: that is unread. It
    is closed if it is not read because its peer takes nothing, and has taken nothing for one
    interval: nobody knows of it whether it lives.
-4. A check of a peer ends within `connection_liveness_seconds`, however many ask for it.
+4. A frame that is being read, and has no end within `connection_frame_seconds`, closes its
+   connection at the next PING: single bytes now and then do not keep it.
+5. A check of a peer ends within `connection_liveness_seconds`, however many ask for it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class Peer(Protocol):
 
     heard: Signal
     """Advances when bytes come in."""
+    frame_since: float | None
+    """Since when the end of a frame is waited for, not counting while the peer is not read."""
 
     @property
     def is_connected(self) -> bool:
@@ -72,10 +76,16 @@ async def keep_alive(peer: Peer, clock: Clock, limits: Limits) -> None:
         # Two looks, one interval apart: the same pause, and no byte taken in between.
         elif before is not None and _is_no_better(before, peer.stall):
             peer.abandon("it takes nothing of what is written to it")
+        elif peer.is_read and _is_late(peer.frame_since, clock, limits):
+            peer.abandon("the end of a frame did not come in time")
 
 
 def _is_no_better(before: Stall, now: Stall | None) -> bool:
     return now is not None and now.pause == before.pause and now.unsent >= before.unsent
+
+
+def _is_late(since: float | None, clock: Clock, limits: Limits) -> bool:
+    return since is not None and clock.monotonic() - since >= limits.connection_frame_seconds
 
 
 async def is_alive(peer: Peer, limits: Limits) -> bool:

@@ -1,14 +1,19 @@
-"""Back-pressure of the whole server: publishers are not read while storage is behind.
+"""Back-pressure of the whole server: what all connections together may bring.
 
-Owns: `PublishThrottle`, which knows whether connections that publish may be read.
+Owns: `PublishThrottle`, which knows whether connections that publish may be read (not while storage
+is behind), and `FrameBudget`, which counts the frames that have not arrived as a whole.
 
 Invariants:
 1. Once half of `journal_queue_bytes` waits for the journal, no connection with a producer is read
    until a quarter of it is left. What one read of a connection may still bring fits into the rest,
    so a publisher is slowed, not refused.
 2. Connections without producers are never held: consumers go on.
+3. The beginnings of frames that wait for their end take `unfinished_frame_bytes` at most, over all
+   connections. Beyond it the connection that has owed an end for the longest is closed: a frame
+   that is being sent in earnest is whole soon.
 
-Relies on: sessions, which ask `has_room` after each read that brought a SEND, and obey `is_open`.
+Relies on: sessions, which ask `has_room` after each read that brought a SEND, obey `is_open`, and
+tell the budget after each read what they keep.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from magnetar.errors import MagnetarError, TooManyRequests
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 
@@ -66,3 +72,51 @@ class PublishThrottle:
                 else:
                     await self._queue.progress.past(progress)
             await self._closed.past(seen)
+
+
+class FrameHolder(Protocol):
+    """A connection that keeps the beginning of a frame."""
+
+    @property
+    def is_read(self) -> bool: ...
+
+    def end_unfinished(self, error: MagnetarError) -> None:
+        """Drop the frame, tell the peer why, and close."""
+        ...
+
+
+class FrameBudget:
+    """The memory that unfinished frames of all connections take."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._bytes_max = limits.unfinished_frame_bytes
+        # In the order in which their frames began.
+        self._held: dict[FrameHolder, int] = {}
+        self._total = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._total
+
+    def note(self, holder: FrameHolder, held: int, *, is_new: bool) -> None:
+        """A connection keeps so many bytes now; `is_new`: of another frame than before."""
+        self._total += held - self._held.get(holder, 0)
+        if is_new or not held:
+            self._held.pop(holder, None)
+        if held:
+            self._held[holder] = held
+        while self._total > self._bytes_max:
+            self._end_one()
+
+    def _end_one(self) -> None:
+        # What is not read cannot be finished: that is back-pressure, and not its peer's doing.
+        slowest = next((each for each in self._held if each.is_read), next(iter(self._held)))
+        held = self._held.pop(slowest)
+        self._total -= held
+        slowest.end_unfinished(
+            TooManyRequests(
+                f"{held} bytes of a frame whose end has not come, and all connections together "
+                f"have more than {self._bytes_max} such bytes here",
+                hint="connect again; send smaller messages, or raise unfinished_frame_bytes",
+            )
+        )

@@ -110,7 +110,7 @@ class MemberHandle:
 class ScalableHandles:
     """All watches and group members of one connection."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self) -> None:
         self.layouts: dict[int, OpenWatch] = {}
         """By session id."""
         self.topics: dict[int, OpenWatch] = {}
@@ -121,16 +121,14 @@ class ScalableHandles:
         """For news of ranges; by poll id."""
         self.members: dict[int, MemberHandle] = {}
         """By consumer id."""
-        self._session = session
         self._attached = 0
 
     def __len__(self) -> int:
         watches = len(self.layouts) + len(self.topics) + len(self.coordinators) + len(self.polls)
         return watches + len(self.members)
 
-    def connection_name(self) -> str:
+    def connection_name(self, session: Session) -> str:
         """A name for one attachment, like no other of this broker."""
-        session = self._session
         # Addresses are used again by later connections, and ids within one: together they are
         # unique.
         self._attached += 1

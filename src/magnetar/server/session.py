@@ -13,9 +13,11 @@ Invariants:
 2. The connection is read only while sends not yet durable, requests not yet answered, and bytes not
    yet taken by the peer are below their limits; it is read again once they are at half. It is not
    read while commands wait for their turn. With a
-   producer it is read only while the server's `publish_throttle` is open, too.
+   producer it is read only while the server's `publish_throttle` is open, too. What it keeps of a
+   frame that is not whole counts in the server's budget.
 3. When the transport is gone every producer and consumer has left its topic, and no task of the
-   session runs, before `ended` is set.
+   session runs, before `ended` is set. Nothing that belongs to it points at it in a circle: its
+   memory is free then, and not when the garbage collector comes.
 4. Of the requests with large answers one runs at a time, and only while the peer takes what is
    written: a client that asks and does not read costs one answer.
 5. Nothing that a peer sends closes its connection if there is a reply that says what is wrong.
@@ -114,10 +116,11 @@ class Session(asyncio.Protocol):
         self.producers: dict[int, ProducerHandle] = {}
         self.consumers: dict[int, ConsumerHandle] = {}
         self.watches: dict[int, TopicListWatch] = {}
-        self.scalable = ScalableHandles(self)
+        self.scalable = ScalableHandles()
         self.heard = Signal()
         self.changed = Signal()
         """Advances when publishes were settled or the session ended."""
+        self.frame_since: float | None = None
         self.ended = asyncio.Event()
         self.outbound: Outbound
         # The frame limit is the announced message size and room for its headers.
@@ -171,6 +174,17 @@ class Session(asyncio.Protocol):
             self._waiting += commands
         else:
             self._carry_out(commands)
+        held = self.wire.buffered_bytes
+        if held or self.frame_since is not None:
+            self._note_unfinished(held, is_new=bool(commands) or self.frame_since is None)
+
+    def _note_unfinished(self, held: int, *, is_new: bool) -> None:
+        if not held:
+            self.frame_since = None
+        elif is_new:
+            self.frame_since = self.context.clock.monotonic()
+        # May end this session, or another one (invariant 2).
+        self.context.frames.note(self, held, is_new=is_new)
 
     def _carry_out(self, commands: list[Command]) -> None:
         """Handle commands in frame order, as many as a turn of the loop has time for."""
@@ -217,7 +231,7 @@ class Session(asyncio.Protocol):
         self.judge_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.wire.close()
+        self._drop_unfinished()
         # Nobody may wait for a peer that is gone: both calls wake waiters, who see `is_closing`.
         self.heard.advance()  # who asked whether the peer lives need not wait any longer
         self.outbound.resume()
@@ -470,6 +484,9 @@ class Session(asyncio.Protocol):
         )
         if room and not self._is_read:
             self._is_read = True
+            # Its peer could not finish a frame while it was not read.
+            if self.frame_since is not None:
+                self.frame_since = self.context.clock.monotonic()
             self._transport.resume_reading()
         elif not room and self._is_read:
             self._is_read = False
@@ -483,7 +500,17 @@ class Session(asyncio.Protocol):
 
     # --- the end
 
-    def _broken(self, error: ProtocolError) -> None:
+    def end_unfinished(self, error: MagnetarError) -> None:
+        """The beginning of a frame is kept no longer."""
+        self._drop_unfinished()
+        self._broken(error)
+
+    def _drop_unfinished(self) -> None:
+        self.wire.close()
+        self.frame_since = None
+        self.context.frames.note(self, 0, is_new=False)
+
+    def _broken(self, error: MagnetarError) -> None:
         _log.info("connection-broken", address=self.address, error=str(error))
         # Who came with HTTP is answered in it: a person with a browser or curl reads that.
         is_http = isinstance(error, ForeignProtocol) and "HTTP" in error.args[0]

@@ -133,7 +133,7 @@ class AckOp(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     cumulative: bool = False
 
 
-class Aborted(msgspec.Struct, frozen=True, rename="camel"):
+class Aborted(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Entries of a transaction in a segment, up to this position, are not for consumers."""
 
     txn: str
@@ -142,6 +142,8 @@ class Aborted(msgspec.Struct, frozen=True, rename="camel"):
     # flight then is covered, too ('fence').
     ledger_id: int
     entry_id: int
+    first: tuple[int, int] | None = None
+    """None of them stands below; None: a record from before this was kept."""
 
     @property
     def last(self) -> Position:

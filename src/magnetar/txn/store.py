@@ -214,15 +214,17 @@ class TxnStore:
 
     # --- aborted
 
-    async def write_aborted(self, txn: TxnId, segment: str, last: Position) -> None:
-        """The higher of two last positions stays."""
+    async def write_aborted(
+        self, txn: TxnId, segment: str, last: Position, *, first: Position | None = None
+    ) -> None:
+        """The higher of two last positions stays; no entry is below `first`."""
 
         def merged(present: Aborted | None) -> Aborted:
             # Two owners may each write the abort of one transaction, with the end that each of them
             # saw; the lower one would show entries of the other ('aborted stays known').
             if present is not None and present.last >= last:
                 return present
-            return Aborted(to_text(txn), segment, *last)
+            return Aborted(to_text(txn), segment, *last, first=first)
 
         key = aborted_key(segment, txn)
         await self.change(key, Aborted, merged, lambda each: (aborted_index(segment, each.last),))

@@ -259,6 +259,22 @@ def txn_trailer(txn: TxnId) -> bytes:
     ).SerializePartialToString()
 
 
+def with_txn(headers_and_payload: bytes, txn: TxnId) -> bytes:
+    """A message whose metadata names this transaction, as one that a client sent so.
+
+    The fields are put behind the others, which stay as they are, also those that nobody knows here.
+    """
+    data = headers_and_payload
+    layout = layout_of(data)
+    metadata = data[layout.metadata : layout.payload] + txn_trailer(txn)
+    rest = b"".join((_SIZE.pack(len(metadata)), metadata, data[layout.payload :]))
+    # Without a checksum (the protocol lets clients leave it out) the size comes first.
+    if layout.checksum < 0:
+        return data[: layout.metadata - _SIZE.size] + rest
+    before = data[: layout.checksum - _MAGIC.size]
+    return before + CHECKSUM.pack(MAGIC_CHECKSUM, crc32c(rest)) + rest
+
+
 def layout_of(headers_and_payload: bytes) -> Layout:
     """Find the parts, each within bounds (the payload may be empty)."""
     data = headers_and_payload

@@ -18,6 +18,7 @@ from harness.simulation.scalable.links import Links
 from harness.simulation.scalable.producer import ScalableProducer
 from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
 from magnetar.broker.topic.topic import Topic
+from magnetar.errors import RequestError
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import Driver, build_message
@@ -146,6 +147,33 @@ def test_all_end_after_the_migration(tmp_path: Path) -> None:
         await check(server)
 
     play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_errors_after_a_migration_speak_of_the_migration(tmp_path: Path, restart: bool) -> None:
+    said = f"{REGULAR} was migrated to {SCALABLE}"
+
+    async def before(server: Server) -> None:
+        driver = await connected(server)
+        await driver.request("PRODUCER", topic=REGULAR, producer_id=1)
+        await publish(driver, 0)
+        await migrate(server)
+        await driver.close()
+
+    async def after(server: Server) -> None:
+        driver = await connected(server)
+        with pytest.raises(RequestError, match=said):
+            await driver.request("PRODUCER", topic=REGULAR, producer_id=1)
+        # What there never was a regular topic of: its name is taken all the same.
+        other = f"{REGULAR}-partition-7"
+        with pytest.raises(RequestError, match=f"there is no regular topic {other}: {SCALABLE}"):
+            await driver.request("PRODUCER", topic=other, producer_id=2)
+
+    async def both(server: Server) -> None:
+        await before(server)
+        await after(server)
+
+    play(tmp_path, *((before, after) if restart else (both,)))
 
 
 def test_all_end_after_the_migration_and_a_restart(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.maintenance import CARE_SECONDS
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import WireCode
+from magnetar.model.ids import Position
 from magnetar.model.isolation import ISOLATION_PROPERTY
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout.segments import LocalSegments
 from magnetar.txn.ids import METADATA_BIT
 from magnetar.txn.records import HEADERS
+from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 from tests.integration.server.scalable_stage import told, until
 from tests.integration.server.txn_stage import (
@@ -478,6 +480,45 @@ def test_aborted_entries_are_in_no_backlog() -> None:
         assert await reader.backlog() == await later.backlog() == 1
 
     act(story)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_aborted_entries_are_in_no_backlog_after_a_crash(
+    monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """Cursors were not written since: what they had passed is found anew, with old records too."""
+    if is_old:
+        monkeypatch.setattr(TxnStore, "write_aborted", _without_first)
+
+    async def story(stage: TxnStage) -> None:
+        client = await stage.client()
+        sender, reader = await client.sender(), await client.reader(subscription="idle")
+        await sender.send("first")
+        await reader.get()
+        await reader.close()
+        aborted = await client.begin()
+        for txn in (aborted, None, aborted):
+            await sender.send("x", txn)
+        await client.abort(aborted)
+        await stage.settled()
+        idle = loaded(stage).subscriptions["idle"]
+        await until(lambda: idle.backlog() == 2, 10, "what is aborted is passed")
+        await stage.killed()
+        await (await stage.client()).sender()
+        idle = loaded(stage).subscriptions["idle"]
+        await until(lambda: idle.backlog() == 2, 10, "and after the crash too")
+
+    act(story)
+
+
+_write_aborted = TxnStore.write_aborted
+
+
+async def _without_first(
+    self: TxnStore, txn: TxnId, segment: str, last: Position, *, first: Position
+) -> None:
+    """Write the record as it was before it told where the entries begin."""
+    await _write_aborted(self, txn, segment, last)
 
 
 def test_without_that_rule_an_idle_subscription_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:

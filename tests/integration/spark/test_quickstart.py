@@ -22,7 +22,7 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert "kill -9 in batch" in text
     assert found["segments"] == SEGMENTS
     assert "settled: 4 to 1 segments" in text
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 12, "three topics and three plots, wide and narrow"
 
 
 @pytest.mark.soak

@@ -140,15 +140,17 @@ def sent(
     text: str = "x",
     *,
     carried: TxnId | None = None,
+    is_carried: bool = True,
     producer: str = "p",
 ) -> Send:
-    """A SEND as a connection hands it out; `carried` is what its metadata says instead."""
+    """A SEND as a connection hands it out; `carried` is what its metadata says instead, if any."""
     metadata = pb.MessageMetadata(
         producer_name=producer, sequence_id=sequence_id, publish_time=EPOCH_MS
     )
     if txn is None:
         return Send(1, sequence_id, 1, encode_entry(metadata, text.encode()))
-    metadata.txnid_most_bits, metadata.txnid_least_bits = carried or txn
+    if is_carried:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = carried or txn
     return TxnSend(1, sequence_id, 1, encode_entry(metadata, text.encode()), txn)
 
 

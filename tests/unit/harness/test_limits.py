@@ -69,7 +69,8 @@ def test_a_test_whose_limit_ran_out_is_reported_as_that(tmp_path: Path) -> None:
         text=True,
         timeout=PATIENCE_S,
     )
-    ends = [line for line in done.stdout.splitlines() if "test_slow.py::" in line]
+    # Only its ends: a limit that runs out in a finalizer is warned of, and runs out once more.
+    ends = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert len(ends) == SLOW_TESTS.count("def test_"), done.stdout
     assert all("Failed: limit of 0.3 s expired: " in line for line in ends), done.stdout
 

@@ -355,3 +355,37 @@ async def _receipts(driver: Driver, count: int) -> int:
 def _with_partitions(policies: Policies) -> Policies:
     creation = AutoTopicCreation(True, "partitioned", 3)
     return msgspec.structs.replace(policies, auto_topic_creation=creation)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "at_most"),
+    [
+        ({"producer_name": "n" * 1025}, WireCode.NOT_ALLOWED, {"producer_name": "n" * 1024}),
+        (
+            {"metadata": [{"key": "k", "value": "v" * 1024}]},
+            WireCode.METADATA,
+            {"metadata": [{"key": "k", "value": "v" * 1023}]},
+        ),
+        (
+            {"metadata": [{"key": f"{number}", "value": "value"} for number in range(200)]},
+            WireCode.METADATA,
+            {"metadata": []},
+        ),
+    ],
+)
+def test_names_and_metadata_of_producers_have_a_bound(
+    tmp_path: Path, fields: dict[str, Any], code: WireCode, at_most: dict[str, Any]
+) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server, client_version="v" * 10_000)
+            assert (
+                await refused(driver.request("PRODUCER", topic="x", producer_id=1, **fields))
+                == code
+            )
+            await driver.request("PRODUCER", topic="x", producer_id=1, **at_most)
+            (session,) = server.context.sessions
+            assert session.client_version == "v" * 128
+            await driver.close()
+
+    run(scene())

@@ -182,6 +182,8 @@ def test_an_unknown_consumer_is_refused(
         ({"subscription": ""}, WireCode.PRODUCER_BUSY),
         ({"read_compacted": True, "subType": 1}, WireCode.NOT_ALLOWED),
         ({"metadata": [{"key": "k", "value": "v" * 1025}]}, WireCode.METADATA),
+        ({"subscription_properties": [{"key": "k", "value": "\u00e4" * 512}]}, WireCode.METADATA),
+        ({"consumer_name": "\u00e4" * 513}, WireCode.NOT_ALLOWED),
         (
             {"subType": 3, "keySharedMeta": {"keySharedMode": 1, "hashRanges": []}},
             WireCode.CONSUMER_ASSIGN,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,15 @@ from magnetar.testing.virtual.driver import Driver, build_message
 from magnetar.wire.commands import TYPES
 from magnetar.wire.messages import Delivered, Received
 from magnetar.wire.pb import pulsar_pb2 as pb
-from tests.unit.server.serving import LIMITS, connected, refused, run, serving
+from tests.unit.server.serving import (
+    LIMITS,
+    connected,
+    message,
+    refused,
+    run,
+    serving,
+    subscribed,
+)
 
 NAME = "topic://public/default/x"
 TOPIC = TopicName.parse(NAME)
@@ -535,3 +545,58 @@ def test_the_end_of_a_connection_ends_its_watches(tmp_path: Path) -> None:
         await settled(driver)
 
     play(tmp_path, scene)
+
+
+def test_a_name_without_bound_does_not_join_a_group(tmp_path: Path) -> None:
+    async def scene(server: Server, driver: Driver) -> None:
+        await looked_up(driver, 1)
+        for given in ({"consumer_name": "n" * 1025}, {"subscription": "s" * 257}):
+            fields: dict[str, Any] = {"subscription": "sub"} | given
+            name = fields.pop("consumer_name", "member")
+            code = await refused(member(driver, name, 1, **fields))
+            assert code in (WireCode.NOT_ALLOWED, WireCode.METADATA), given
+        assert await member(driver, "n" * 1024, 1)
+
+    play(tmp_path, scene)
+
+
+def test_a_closed_connection_leaves_no_memory_to_the_garbage_collector(tmp_path: Path) -> None:
+    async def scene(server: Server, driver: Driver) -> None:
+        await looked_up(driver, 1)
+        await driver.request("PRODUCER", topic="plain", producer_id=1)
+        gone = await connected(server)
+        await _use_all(gone)
+        session = next(each for each in server.context.sessions if each.watches)
+        producer, consumer = session.producers[1].producer, session.consumers[1].consumer
+        refs = [weakref.ref(each) for each in (session, producer, consumer, session.outbound)]
+        ended = session.ended
+        del session, producer, consumer
+        await gone.close()
+        await ended.wait()
+        # The end of its task, and the callbacks of others, come in later turns.
+        for _ in range(100):
+            if all(ref() is None for ref in refs):
+                break
+            await asyncio.sleep(0)
+        assert [ref() for ref in refs] == [None] * 4
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(tmp_path, scene)
+    finally:
+        gc.enable()
+
+
+async def _use_all(driver: Driver) -> None:
+    """One of each kind of handle, a message to and fro, and refusals."""
+    await driver.request("PRODUCER", topic="plain", producer_id=1, metadata=[])
+    await driver.publish(1, 0, build_message(b"x", sequence_id=0))
+    await subscribed(driver, 1, topic="plain")
+    await message(driver)
+    await looked_up(driver, 1)
+    await member(driver, "member", 2)
+    watch = {"namespace": "public/default", "topics_pattern": ".*"}
+    await driver.request("WATCH_TOPIC_LIST", watcher_id=1, **watch)
+    assert await refused(driver.request("PRODUCER", topic="a/b", producer_id=2))
+    assert await refused(driver.request("GET_LAST_MESSAGE_ID", consumer_id=9))

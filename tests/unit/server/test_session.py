@@ -281,3 +281,84 @@ def test_connections_above_the_limit_are_closed() -> None:
         assert not first.context.sessions
 
     run(scene())
+
+
+def _begun_frame(total: int, sent: int) -> bytes:
+    return struct.pack(">I", total) + bytes(sent - 4)
+
+
+def test_unfinished_frames_of_all_connections_have_one_budget() -> None:
+    async def scene() -> None:
+        limits = Limits(unfinished_frame_bytes=1_000_000)
+        links = [Link(limits=limits)]
+        links += [Link(context=links[0].context) for _ in range(9)]
+        for link in links:
+            await link.connect()
+            link.session.data_received(_begun_frame(5_000_000, 300_000))
+        # Three fit: the frames that began first are the ones that do not come to an end.
+        assert [link.wire.is_closing() for link in links] == [True] * 7 + [False] * 3
+        assert links[0].context.frames.held_bytes == 900_000
+        assert sum(link.session.wire.buffered_bytes for link in links) == 900_000
+        ((name, error),) = await links[0].received()
+        assert (name, error.error) == ("ERROR", WireCode.TOO_MANY_REQUESTS)
+        assert "unfinished_frame_bytes" in error.message
+        for link in links[7:]:
+            await link.close()
+        assert links[0].context.frames.held_bytes == 0
+
+    run(scene())
+
+
+def test_a_frame_that_ends_leaves_the_budget_and_is_young_again() -> None:
+    async def scene() -> None:
+        ping = base_command("PING").SerializeToString()
+        frame = struct.pack(">II", 4 + len(ping), len(ping)) + ping
+        first = Link(limits=Limits(unfinished_frame_bytes=1000))
+        second = Link(context=first.context)
+        for link in (first, second):
+            await link.connect()
+        first.session.data_received(frame[:6])
+        second.session.data_received(_begun_frame(5000, 600))
+        assert first.context.frames.held_bytes == 606
+        first.session.data_received(frame[6:])
+        assert [name for name, _ in await first.received()] == ["PONG"]
+        assert first.context.frames.held_bytes == 600
+        # Now the second one's is the older, whichever brings the bytes that are too many.
+        first.session.data_received(_begun_frame(5000, 600))
+        assert (first.wire.is_closing(), second.wire.is_closing()) == (False, True)
+        await first.close()
+
+    run(scene())
+
+
+def test_back_pressure_is_not_held_against_an_unfinished_frame() -> None:
+    async def scene() -> None:
+        held = Link(limits=Limits(unfinished_frame_bytes=1000))
+        other = Link(context=held.context)
+        for link in (held, other):
+            await link.connect()
+        held.session.data_received(_begun_frame(5000, 600))
+        held.session.pause_writing()  # and it is not read
+        other.session.data_received(_begun_frame(5000, 600))
+        assert (held.wire.is_closing(), other.wire.is_closing()) == (False, True)
+        await held.close()
+
+    run(scene())
+
+
+def test_a_byte_now_and_then_does_not_keep_a_frame_beyond_its_deadline() -> None:
+    async def scene() -> None:
+        link = Link(limits=Limits(connection_frame_seconds=100))
+        await link.connect()
+        link.session.data_received(_begun_frame(5000, 5))
+        # The wait for a frame begins anew where the server did not read.
+        await asyncio.sleep(50)
+        link.session.pause_writing()
+        link.session.resume_writing()
+        while not link.wire.is_closing():
+            link.session.data_received(b"x")
+            await asyncio.sleep(10)
+        # With the first ping behind the deadline.
+        assert 150 <= asyncio.get_running_loop().time() <= 190
+
+    run(scene())

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from magnetar.errors import RemoteProtocolError
 from magnetar.wire.messages import (
+    TxnId,
     broker_entry_metadata_of,
     checksum_holds,
     encode_entry,
     metadata_of,
     payload_offset,
+    with_txn,
 )
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -30,6 +32,19 @@ def test_parts_are_found(payload: bytes, checksum: bool, broker_entry: bool) -> 
     assert entry[payload_offset(entry) :] == payload
     assert checksum_holds(entry)
     assert broker_entry_metadata_of(entry) == (BROKER_ENTRY if broker_entry else None)
+
+
+@given(st.binary(max_size=300), st.booleans(), st.booleans())
+def test_a_transaction_is_written_behind_the_other_metadata(
+    payload: bytes, checksum: bool, broker_entry: bool
+) -> None:
+    entry = encode_entry(METADATA, payload, checksum=checksum)
+    named = pb.MessageMetadata(txnid_least_bits=5, txnid_most_bits=1 << 63)
+    named.MergeFrom(METADATA)
+    expected = encode_entry(named, payload, checksum=checksum)
+    if broker_entry:
+        entry, expected = _with_broker_entry(entry), _with_broker_entry(expected)
+    assert with_txn(entry, TxnId(1 << 63, 5)) == expected
 
 
 def test_bytes_of_an_entry() -> None:

@@ -47,10 +47,14 @@ from magnetar.model.hashing import key_hash, segment_hash
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.signal import Signal
-from magnetar.txn.buffer.segment_transactions import SegmentTransaction, TxnFastPath
+from magnetar.txn.buffer.segment_transactions import (
+    BEGIN_ANEW,
+    SegmentTransaction,
+    TxnFastPath,
+)
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.ids import to_text
-from magnetar.wire.messages import Send, TxnId, TxnSend
+from magnetar.wire.messages import Send, TxnId, TxnSend, with_txn
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 
@@ -60,6 +64,12 @@ _MODE_NAMES: Final = {
     AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
     AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
 }
+
+
+_LEFT_OVER: Final = (
+    f"{BEGIN_ANEW}; if the message is a plain one, its client has left the id of an earlier "
+    "transaction on it: send plain messages by another producer, or without batching"
+)
 
 
 class _Sent:
@@ -351,7 +361,8 @@ class Producer:
             # Known since it was asked about: the client is told that reason, not a general one.
             if known is None and self._held is not None:
                 known = self._held.refusal_of(txn)
-            return known or NotAllowed(f"transaction {to_text(txn)} is not admitted")
+            known = known or NotAllowed(f"transaction {to_text(txn)} is not admitted")
+            return _maybe_left_over(known, send)
         return None
 
     # --- transactions
@@ -373,10 +384,12 @@ class Producer:
         transactions, highest = self._transactions, send.highest_sequence_id
         assert transactions is not None, "it has admitted the transaction"
         view = EntryView(UNPLACED, send.headers_and_payload)
-        if view.txn_id != txn:
-            # Without it, nobody could tell later whose entry it is.
-            text = f"message {send.sequence_id} does not carry the id of its transaction"
-            return _refused(send, NotAllowed(text))
+        # Only the metadata is stored, so it must tell whose entry it is. The client for Go names
+        # the transaction in the command alone: what it left out is written for it.
+        if view.txn_id is None and view.readable:
+            send.headers_and_payload = with_txn(send.headers_and_payload, txn)
+        elif view.txn_id != txn:
+            return _refused(send, _not_of(txn, view, send))
         counted: Sent | None = None
         # Earlier chunks have no sequence that counts; they are appended unjudged.
         if view.is_last_chunk:
@@ -548,6 +561,9 @@ class Producer:
             self.settle()
             if self.pending and loop.time() >= deadline:
                 raise DeadlineExceeded(f"{self.name}: appends take longer than {seconds} s")
+        # The two point at each other: without this its memory, and that of its connection, would
+        # wait for the garbage collector.
+        self._held = None
         self._wake()
 
 
@@ -570,6 +586,26 @@ def _refused(send: Send, error: MagnetarError) -> _Sent:
 def _unknown(name: str, send: Send) -> StorageError:
     text = f"{name}: whether message {send.sequence_id} is stored is not known"
     return StorageError(text, hint="send it again later")
+
+
+def _not_of(txn: TxnId, view: EntryView, send: Send) -> NotAllowed:
+    """Why a message is refused whose metadata does not agree with its command."""
+    named = view.txn_id
+    said = "unreadable metadata" if named is None else f"{to_text(named)} in its metadata"
+    text = f"message {send.sequence_id} has transaction {to_text(txn)} in its command and {said}"
+    return NotAllowed(text, hint="name the same transaction in both, or in the command alone")
+
+
+def _maybe_left_over(refusal: MagnetarError, send: Send) -> MagnetarError:
+    """A refusal that says more if the message may have been meant as a plain one.
+
+    It is not stored as one: a message of a transaction that its deadline has aborted looks the
+    same, and nobody may ever see that.
+    """
+    is_named = EntryView(UNPLACED, send.headers_and_payload).txn_id is not None
+    if is_named or refusal.hint != BEGIN_ANEW:
+        return refusal
+    return NotAllowed(refusal.args[0], hint=_LEFT_OVER)
 
 
 def _hash_of(payload: bytes) -> int | None:

@@ -373,8 +373,8 @@ class Subscription:
         """
         # Each round reads from the first unacknowledged entry and ends at one that consumers must
         # see.
-        while self.cursor.failure is None and self._first_unacked() <= last:
-            first = self._first_unacked()
+        while self.cursor.failure is None and self.first_unacked() <= last:
+            first = self.first_unacked()
             # Found last time to be for consumers; or undecided yet, which the topic tells when it
             # changes.
             if first == self._kept_at or first > self._topic.max_read_position():
@@ -390,12 +390,13 @@ class Subscription:
                     break
                 self.cursor.ack(entry.position)
             # Not a step further: the next entry is for consumers, or could not be read.
-            if self._first_unacked() == first:
+            if self.first_unacked() == first:
                 return
             if self._topic.ledger.sealed:
                 self.wake.advance()  # the end may have been reached
 
-    def _first_unacked(self) -> Position:
+    def first_unacked(self) -> Position:
+        """The first entry that is not acknowledged, or where the next one will stand."""
         ledger = self._topic.ledger
         return ledger.next_valid(self.cursor.mark_delete.next) or ledger.next_append_floor()
 

@@ -79,6 +79,10 @@ class TopicSubscriptions:
         for subscription in self._by_name.values():
             subscription.wake.advance()
 
+    def first_unacked(self) -> Position | None:
+        """The first entry that any of them has not acknowledged; None: there is none of them."""
+        return min((each.first_unacked() for each in self._by_name.values()), default=None)
+
     def pass_over(self, positions: Sequence[Position]) -> None:
         """Entries that are for nobody count as acknowledged."""
         for subscription in self._by_name.values():

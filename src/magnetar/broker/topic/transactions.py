@@ -22,7 +22,7 @@ Relies on: `txn.buffer` and `txn.legacy.legacy_buffer` for decisions and durabil
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView
@@ -60,11 +60,18 @@ PASSED_OVER_MAX: Final = 100_000
 """Entries among which those of one aborted transaction are looked for at once; of one that stands
 among more, dispatch finds them as it comes to them."""
 
+Span: TypeAlias = tuple[Position, Position]
+"""From a position to another one, both included."""
+
 _LOG: Final = logger(__name__)
 
 
 class Waiting(Protocol):
     """The subscriptions of the topic."""
+
+    def first_unacked(self) -> Position | None:
+        """The first entry that any of them has not acknowledged; None: there is none of them."""
+        ...
 
     def wake(self) -> None:
         """Consumers may see more."""
@@ -181,6 +188,9 @@ class TopicTransactions:
             await self.buffer.recover()
         if self.legacy is not None:
             await self.legacy.recover()  # the aborted records are read by now
+            # Cursors may have lost, with the process, which markers they had passed.
+            if self.buffer is not None and (marker := self.legacy.last_marker) is not None:
+                self.buffer.newly_aborted.append((self._ledger.first_position(), marker))
         if self._ack_logs is not None:
             await self._ack_logs.sweep(self._ledger.cursor_names())
 
@@ -220,9 +230,9 @@ class TopicTransactions:
             seen = await buffer.moved.past(seen)
             last = buffer.aborted_last
             # Most moves are commits: no subscription is looked at for them.
-            if last is None or (last == known and not buffer.newly_aborted):
+            if last == known and not buffer.newly_aborted:
                 continue
-            known, spans = last, merged(buffer.newly_aborted)
+            known, spans = last, self._to_pass(buffer.newly_aborted, subscriptions)
             # Before the awaits: what is aborted during them makes the signal advance once more.
             buffer.newly_aborted.clear()
             try:
@@ -232,14 +242,24 @@ class TopicTransactions:
                         # Backlogs count up to it: the rest waits until it moves.
                         buffer.newly_aborted.append((max(first, max_read_position.next), end))
                     await self._pass_over(first, min(end, max_read_position), subscriptions)
-                await subscriptions.pass_aborted(last)
+                if last is not None:
+                    await subscriptions.pass_aborted(last)
             except MagnetarError as error:
                 # Who reads finds out too, and tells; the next trim tries again.
                 _LOG.warning("aborted-not-passed", topic=str(self._name), error=str(error))
 
+    def _to_pass(self, spans: Iterable[Span], subscriptions: Waiting) -> list[Span]:
+        """Where some subscription may still count entries of these spans, but for long ones."""
+        lowest = subscriptions.first_unacked()
+        if lowest is None:
+            return []
+        # After a load most of what is known to be aborted was acknowledged long ago.
+        clipped = ((max(first, lowest), last) for first, last in spans if last >= lowest)
+        # Each for itself: many short ones that overlap are worth reading, one long one is not.
+        count = self._ledger.count_between
+        return merged(each for each in clipped if count(*each) <= PASSED_OVER_MAX)
+
     async def _pass_over(self, first: Position, last: Position, subscriptions: Waiting) -> None:
-        if self._ledger.count_between(first, last) > PASSED_OVER_MAX:
-            return
         while first <= last:
             entries = await self._ledger.read(first, SCAN_ENTRIES, SCAN_BYTES)
             if not entries:
@@ -438,9 +458,9 @@ def _is_message(entry: Entry) -> bool:
     return not is_txn_marker(entry.payload)
 
 
-def merged(spans: Iterable[tuple[Position, Position]]) -> list[tuple[Position, Position]]:
+def merged(spans: Iterable[Span]) -> list[Span]:
     """Put spans in order and join those that overlap: each position is in one."""
-    found: list[tuple[Position, Position]] = []
+    found: list[Span] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1]:
             found[-1] = (found[-1][0], max(last, found[-1][1]))

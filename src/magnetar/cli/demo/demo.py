@@ -24,10 +24,10 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from magnetar.cli.demo.server import ROUND_TRIP_MESSAGES, ServerResult, serve_and_kill
 from magnetar.cli.demo.writer import INDEX, entry_payload, record_folder, record_value
+from magnetar.cli.output import print_table
 from magnetar.cli.stored_metadata import look_at_metadata
 from magnetar.errors import DeadlineExceeded, NotAllowed, StorageError
 from magnetar.runtime.disk import LocalDisk
@@ -282,15 +282,15 @@ def _print(served: ServerResult, stored: list[Result]) -> None:
         f"{served.client}; killed with {served.sent - served.receipted} messages in flight, "
         f"{served.not_acknowledged} of them stored; ready again after {served.restart_ms:.0f} ms"
     )
-    table = Table(title="Storage alone: written, ended, reopened, compared")
-    table.add_column("end", no_wrap=True)
-    for heading in _HEADINGS[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in stored:
-        numbers = (result.entries, result.records, round(result.entries / result.seconds))
-        later = (result.replayed, round(result.reopened_ms), result.not_acknowledged, result.lost)
-        table.add_row(result.end, *[f"{number:,}" for number in (*numbers, *later)])
-    Console().print(table)
+    rows = [
+        (
+            *(each.end, each.entries, each.records, round(each.entries / each.seconds)),
+            *(each.replayed, round(each.reopened_ms), each.not_acknowledged, each.lost),
+        )
+        for each in stored
+    ]
+    title = "Storage alone: written, ended, reopened, compared"
+    print_table(_HEADINGS, rows, none="", title=title)
     # "unheard" is no fault: durable, and the writer died before it could be told.
     checked = sum(result.entries + result.records for result in stored)
     if served.is_sound:

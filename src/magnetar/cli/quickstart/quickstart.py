@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -98,7 +100,11 @@ def quickstart(
         seconds=seen.seconds, sent=seen.sent, received=seen.received, expected=shop.expected
     )
     facts = _facts(shop, seen, moments, seed)
-    _write_page(page, seen, moments, facts)
+    made = (
+        f"{datetime.now(UTC):%d %B %Y, %H:%M} UTC. Magnetar {version('magnetar')}, seed {seed}, "
+        f"{rate:,} orders per second for {seconds:g} s."
+    )
+    _write_page(page, seen, moments, facts, made)
     # stdout has the report alone; progress went to stderr.
     if as_json:
         found: dict[str, object] = {"seed": seed, "page": str(page), "batches": seen.batches}
@@ -165,7 +171,7 @@ def _facts(shop: Traffic, seen: Seen, moments: Moments, seed: int) -> list[tuple
 
 
 def _write_page(
-    path: Path, seen: Seen, moments: Moments, facts: list[tuple[str, str, str]]
+    path: Path, seen: Seen, moments: Moments, facts: list[tuple[str, str, str]], made: str
 ) -> None:
     # The page shows the file that was run, to the letter.
     from magnetar.cli.quickstart.driver import pipeline_text
@@ -174,12 +180,24 @@ def _write_page(
         plots.PlotMark(mark.at, mark.what, "--bad" if mark.is_kill else "--mark")
         for mark in seen.marks
     ]
+    # Kills are marked twice, when it dies and when it works again.
+    ends = [mark.at for mark in seen.marks if mark.is_kill]
+    shades = [moments.outage(*both) for both in zip(ends[::2], ends[1::2], strict=True)]
+    layouts = {name: list(spans.values()) for name, spans in seen.layouts.items()}
+    median = next(value for name, value, _ in facts if name == "latency p50")
     text = made_page(
         title="Magnetar: an exactly-once pipeline through splits, merges and a kill",
+        made=made,
+        figures=(
+            ("settled orders", f"{seen.verdict.found:,}"),
+            ("missing", f"{seen.verdict.missing:,}"),
+            ("twice", f"{seen.verdict.doubled:,}"),
+            ("median latency", median),
+        ),
         verdict=verdict_in_words(seen.verdict),
         is_good=seen.verdict.is_exact,
         facts=facts,
-        plots=drawn(moments, marks),
+        plots=drawn(moments, layouts, plots.Timeline(seen.seconds, marks, shades)),
         pipeline=pipeline_text(),
         next_steps=_NEXT,
         style=(files("magnetar.cli.quickstart") / "report_page.css").read_text("utf-8"),

@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
-from magnetar.cli.quickstart.plots import PlotLine, PlotMark, plot
+from magnetar.cli.quickstart.plots import (
+    PlotLine,
+    PlotShade,
+    SegmentSpan,
+    Timeline,
+    legend,
+    plot,
+    segments,
+)
 from magnetar.cli.quickstart.shop import Comparison, Settled
 
 
@@ -50,6 +59,18 @@ class Moments:
             points.append((second + 1.0, float(max(0, behind))))
         return points
 
+    def outage(self, since: float, until: float) -> PlotShade:
+        """The time without a driver, and behind it until nothing is late that was not before."""
+        usual = max((value or 0.0 for at, value in self.lag() if at <= since), default=0.0)
+        later = (at for at, value in self.lag() if at > until and (value or 0.0) <= usual)
+        # The results of that second are late still: they are its last ones.
+        return PlotShade(
+            since,
+            min(self.seconds, next(later, self.seconds) + 1.0),
+            "the driver is dead, starts again and catches up; scales leave this time out, and "
+            "\N{UPWARDS ARROW} says how far a line goes beyond",
+        )
+
     def latencies(self) -> list[tuple[float, float]]:
         """When a result came, and how many milliseconds after its payment was sent."""
         # By the time at which the payment was due, so that a late send counts as latency, too.
@@ -71,10 +92,32 @@ class Moments:
         return points
 
 
-def plots(moments: Moments, marks: Sequence[PlotMark]) -> list[str]:
-    # The same length for all three: a moment stands at one place of the page.
-    seconds = moments.seconds
+def spans_of(record: Mapping[str, Any], zero_ms: float) -> dict[int, SegmentSpan]:
+    """The segments in the record of a topic, in seconds since the start of the traffic."""
+    found = {}
+    for each in record["segments"].values():
+        number, sealed_ms = int(each["segmentId"]), each["sealedAtMs"]
+        found[number] = SegmentSpan(
+            number,
+            each["hashRange"]["start"],
+            each["hashRange"]["end"],
+            (each["createdAtMs"] - zero_ms) / 1000,
+            None if each["state"] == "ACTIVE" else (sealed_ms - zero_ms) / 1000,
+        )
+    return found
+
+
+def plots(
+    moments: Moments, layouts: Mapping[str, Sequence[SegmentSpan]], timeline: Timeline
+) -> list[str]:
+    # The segments first: they are what the rest goes through. One timeline for all: a moment stands
+    # at one place of the page.
     return [
+        legend(timeline),
+        *(
+            segments(f"Segments of {name}, by time and part of the ring of keys", spans, timeline)
+            for name, spans in layouts.items()
+        ),
         plot(
             "Throughput",
             "per second",
@@ -82,15 +125,13 @@ def plots(moments: Moments, marks: Sequence[PlotMark]) -> list[str]:
                 PlotLine("events sent", "--in", moments.sent_per_second()),
                 PlotLine("settled orders", "--out", moments.received_per_second()),
             ],
-            marks,
-            seconds,
+            timeline,
         ),
         plot(
             "Lag: results that were due and had not come",
             "results",
             [PlotLine("lag", "--third", moments.lag())],
-            marks,
-            seconds,
+            timeline,
         ),
         plot(
             "Latency: from the payment to its settled order, committed and read",
@@ -99,8 +140,7 @@ def plots(moments: Moments, marks: Sequence[PlotMark]) -> list[str]:
                 PlotLine("p50", "--in", moments.latency(0.50)),
                 PlotLine("p99", "--out", moments.latency(0.99)),
             ],
-            marks,
-            seconds,
+            timeline,
         ),
     ]
 
@@ -131,19 +171,24 @@ def _per_second(moments: Sequence[float], seconds: float) -> list[tuple[float, f
 def page(
     *,
     title: str,
+    made: str,
     verdict: str,
     is_good: bool,
+    figures: Sequence[tuple[str, str]],
     facts: Sequence[tuple[str, str, str]],
     plots: Sequence[str],
     pipeline: str,
     next_steps: Sequence[str],
     style: str,
 ) -> str:
-    """The whole page; `facts` are rows of name, value and remark."""
+    """The whole page; `figures` are name and value, `facts` rows of name, value and remark."""
     # Escaped here, once: facts and the pipeline are text, plots are SVG of our own and stay as they
     # are. The page has no script, so that it can be mailed and opened anywhere.
     rows = "\n".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in fact)}</tr>" for fact in facts
+    )
+    large = "\n".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in figures
     )
     steps = "\n".join(f"<li><code>{escape(step)}</code></li>" for step in next_steps)
     return f"""<!doctype html>
@@ -153,12 +198,17 @@ def page(
 <title>{escape(title)}</title>
 <style>{style}</style>
 <h1>{escape(title)}</h1>
+<p class="made">{escape(made)}</p>
+<dl class="figures {"good" if is_good else "bad"}">
+{large}
+</dl>
 <p class="{"good" if is_good else "bad"}"><strong>{escape(verdict)}</strong></p>
+<h2>Over time</h2>
+{"".join(plots)}
+<h2>In numbers</h2>
 <table>
 {rows}
 </table>
-<h2>Over time</h2>
-{"".join(plots)}
 <h2>The pipeline</h2>
 <pre>{escape(pipeline)}</pre>
 <h2>Next</h2>

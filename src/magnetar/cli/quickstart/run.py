@@ -23,6 +23,8 @@ from magnetar import Client, Producer
 from magnetar.cli.admin_client import AdminClient
 from magnetar.cli.demo.server import served
 from magnetar.cli.quickstart.driver import PipelineDriver
+from magnetar.cli.quickstart.plots import SegmentSpan
+from magnetar.cli.quickstart.report import spans_of
 from magnetar.cli.quickstart.shop import Comparison, Settled, Traffic, judged, settled
 from magnetar.cli.verbs.scalable import scalable_path
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
@@ -71,6 +73,8 @@ class Seen:
     killed_batches: list[int] = field(default_factory=list)
     segments: dict[str, list[int]] = field(default_factory=dict)
     """How many take messages, by topic: at first, and after each change as the broker says."""
+    layouts: dict[str, dict[int, SegmentSpan]] = field(default_factory=dict)
+    """Every segment that there was, by topic and number."""
     batches: int = 0
     verdict: Comparison = field(default_factory=lambda: Comparison(0, 0, 0, 0, 0))
 
@@ -85,6 +89,7 @@ async def run(folder: Path, traffic: Traffic, kills: Sequence[float], tell: Tell
     """The whole run; `kills` are moments, as shares of the time of the traffic."""
     tell("starting a broker on embedded storage", 0.0)
     with served(folder / "broker") as server:
+        tell(f"a broker serves at {server.url}, its admin interface at {server.admin_url}", 0.01)
         async with Client(server.url) as client, AdminClient(server.admin_url) as admin:
             # One segment each: what splits do is seen from the beginning.
             for topic in _TOPICS.values():
@@ -123,16 +128,16 @@ class _Stage:
         self._tell = tell
         # Filled by all the coroutines of a run; they share one loop, so nothing is locked.
         self._seen = Seen()
-        self._started = time.monotonic()
+        self._started, self._zero_ms = time.monotonic(), time.time() * 1000
 
     async def run(self) -> Seen:
         with self._driver.alive():
             self._tell("starting Spark", 0.02)
             await self._driver.until_working()
             producers = [await self._client.producer(_TOPICS[name]) for name in _INPUTS]
+            self._started, self._zero_ms = time.monotonic(), time.time() * 1000
             for name in _TOPICS:
                 await self._note_segments(name)
-            self._started = time.monotonic()
             # The tail is for the plots only: the verdict comes from a second reading (invariant 2).
             async with self._tail():
                 await _both(self._send(*producers), self._reshape(), self._strike())
@@ -284,12 +289,19 @@ class _Stage:
         await self._note_segments(name)
 
     async def _note_segments(self, name: str) -> None:
-        """How many take messages now, for the report."""
+        """Which there are and which take messages now, for the report."""
+        record = await self._record(name)
+        # Those that have been removed since stay as they were seen last.
+        self._seen.layouts.setdefault(name, {}).update(spans_of(record, self._zero_ms))
         self._seen.segments.setdefault(name, []).append(len(await self._active(name)))
+
+    async def _record(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self._admin.get(scalable_path(_TOPICS[name]))
+        return found
 
     async def _active(self, name: str) -> list[int]:
         """Segments that take messages, in the order of their keys."""
-        record = await self._admin.get(scalable_path(_TOPICS[name]))
+        record = await self._record(name)
         active = [each for each in record["segments"].values() if each["state"] == "ACTIVE"]
         if not active:
             raise DeadlineExceeded(f"{_TOPICS[name]} has no active segment")

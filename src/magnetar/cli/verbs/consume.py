@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import Final
 
 import click
 
-from magnetar.cli.admin_client import default_service_url
+from magnetar.cli.admin_client import default_service_url, name_server
 from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
-from magnetar.cli.link import ServerConnection
-from magnetar.cli.unpacked import Chunks, UnpackedMessage, unpacked
-from magnetar.errors import ServiceNotReady
+from magnetar.cli.link import ServerConnection, checked_url, said_by
+from magnetar.cli.unpacked import Chunks, UnpackedMessage, received, unpacked
+from magnetar.cli.verbs.scalable import is_scalable
+from magnetar.client.client import Client
+from magnetar.client.consume.queue import QueueConsumer
+from magnetar.client.consume.stream import StreamConsumer
+from magnetar.client.consumer_factory import SubscribingOptions
+from magnetar.errors import DeadlineExceeded, ServiceNotReady
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import InitialPosition
 from magnetar.wire.commands import TYPES
 from magnetar.wire.frames import command
 from magnetar.wire.messages import Delivered, Received
@@ -28,6 +35,7 @@ _TYPES: Final = {
     "failover": pb.CommandSubscribe.Failover,
     "key-shared": pb.CommandSubscribe.Key_Shared,
 }
+_SCALABLE_TYPES: Final = ("stream", "queue")
 _STARTS: Final = {
     "earliest": pb.CommandSubscribe.Earliest,
     "latest": pb.CommandSubscribe.Latest,
@@ -49,10 +57,9 @@ _STARTS: Final = {
 @click.option(
     "--type",
     "kind",
-    type=click.Choice(tuple(_TYPES)),
-    default="exclusive",
-    show_default=True,
-    help="How consumers of the subscription share its messages.",
+    type=click.Choice((*_TYPES, *_SCALABLE_TYPES)),
+    help="How consumers of the subscription share its messages; stream (in order by key) and queue"
+    " are for topic:// names.  [exclusive; of a topic:// name stream]",
 )
 @read_uncommitted_option
 @click.option("--wait", type=click.FloatRange(0.0), help="Stop once nothing came for so long (s).")
@@ -63,37 +70,53 @@ def consume(
     subscription: str,
     count: int | None,
     start: str,
-    kind: str,
+    kind: str | None,
     read_uncommitted: bool,
     wait: float | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Print messages of TOPIC and acknowledge them, until --count, --wait or Ctrl-C."""
+    wanted = _wanted_type(topic, kind)
+    server = url or default_service_url()
+    properties = isolation_properties(read_uncommitted)
     # Made here: its count is needed after Ctrl-C has ended the coroutine.
     consumption = _Consumption(count, wait, as_json)
     if read_uncommitted:
         # On stderr: stdout has the messages alone.
         click.echo("reading what is not committed too", err=True)
+    pairs = [{"key": key, "value": value} for key, value in properties.items()]
     try:
-        asyncio.run(
-            consumption.run(
-                url or default_service_url(),
-                TopicName.parse(topic),
-                {
-                    "subscription": subscription,
-                    "subType": _TYPES[kind],
-                    "initialPosition": _STARTS[start],
-                    "subscription_properties": [
-                        {"key": key, "value": value}
-                        for key, value in isolation_properties(read_uncommitted).items()
-                    ],
-                },
+        if wanted in _SCALABLE_TYPES:
+            position = InitialPosition[start.upper()]
+            work = consumption.run_scalable(
+                server, topic, subscription, wanted, position, properties
             )
-        )
+        else:
+            options: dict[str, object] = {
+                "subscription": subscription,
+                "subType": _TYPES[wanted],
+                "initialPosition": _STARTS[start],
+                "subscription_properties": pairs,
+            }
+            work = consumption.run(server, TopicName.parse(topic), options)
+        with said_by(server):
+            asyncio.run(work)
     # The usual end of this verb, and no error.
     except KeyboardInterrupt:
         click.echo(f"stopped after {consumption.printed} messages", err=True)
+
+
+def _wanted_type(topic: str, kind: str | None) -> str:
+    scalable = is_scalable(topic)
+    if kind is None:
+        return "stream" if scalable else "exclusive"
+    # The names differ because the things do: none is translated silently.
+    if scalable and kind not in _SCALABLE_TYPES:
+        raise click.UsageError(f"a scalable topic has --type {' or '.join(_SCALABLE_TYPES)}")
+    if not scalable and kind in _SCALABLE_TYPES:
+        raise click.UsageError(f"--type {kind} is for scalable topics; use {', '.join(_TYPES)}")
+    return kind
 
 
 class _Consumption:
@@ -114,6 +137,7 @@ class _Consumption:
                 await link.look_up(part)
                 await link.request("SUBSCRIBE", topic=str(part), consumer_id=number, **options)
                 link.write(command("FLOW", consumer_id=number, messagePermits=self._permits()))
+            name_server(url)
             while not self._is_done:
                 received = await link.next_within(self._wait)
                 # Nothing for as long as --wait says.
@@ -128,6 +152,42 @@ class _Consumption:
             # acknowledged goes to others at once.
             for number in range(len(parts)):
                 await link.request("CLOSE_CONSUMER", consumer_id=number)
+
+    async def run_scalable(
+        self,
+        url: str,
+        topic: str,
+        subscription: str,
+        kind: str,
+        start: InitialPosition,
+        properties: Mapping[str, str],
+    ) -> None:
+        """Consume by our client, which knows the segments of a topic and follows their changes."""
+        options = SubscribingOptions(
+            queue_size=self._permits(),
+            initial_position=start,
+            subscription_properties=properties,
+        )
+        async with Client(await checked_url(url)) as client:
+            consumer: QueueConsumer[bytes] | StreamConsumer[bytes]
+            if kind == "queue":
+                consumer = await client.queue_consumer(topic, subscription, **options)
+            else:
+                consumer = await client.stream_consumer(topic, subscription, **options)
+            # Closing it sends what was acknowledged and gives the rest back.
+            async with consumer:
+                name_server(url)
+                while not self._is_done:
+                    try:
+                        message = await consumer.receive(self._wait)
+                    # Nothing for as long as --wait says.
+                    except DeadlineExceeded:
+                        break
+                    self._print(received(message))
+                    if isinstance(consumer, QueueConsumer):
+                        consumer.ack(message)
+                    else:
+                        consumer.ack_cumulative(message)
 
     @property
     def _is_done(self) -> bool:

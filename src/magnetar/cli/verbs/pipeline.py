@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.util import find_spec
@@ -24,11 +25,10 @@ from magnetar.cli.admin_client import (
     ask,
     check,
     json_option,
-    part,
-    topic_path,
+    name_server,
 )
 from magnetar.cli.output import print_json, print_table
-from magnetar.cli.verbs.scalable import is_scalable, scalable_path
+from magnetar.cli.verbs.subscriptions import deletion
 from magnetar.errors import ConfigError, NotAllowed, SparkError
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def run(
     # Read before Spark is loaded: a mistake in the file is said at once.
     found = _load(file)
     from magnetar.cli.verbs.pipeline_view import summary, watching
+    from magnetar.spark.pipeline.build import servers_of
     from magnetar.spark.pipeline.run import Where, run
     from magnetar.spark.pipeline.session import DEFAULT_MASTER
 
@@ -124,7 +125,10 @@ def run(
         environment,
         found.metrics_port if metrics_port is None else metrics_port,
     )
-    with watching(found.name) as watcher:
+    servers = servers_of(found)
+    for each in servers:
+        name_server(each)
+    with watching(" ".join((found.name, *(f"on {each}" for each in servers)))) as watcher:
         state = run(found, file, where, watcher)
     if as_json:
         print_json(_as_json(state, running=False))
@@ -212,26 +216,21 @@ def delete(file: Path, yes: bool, admin_url: str | None) -> None:
                 abort=True,
             )
         # First, and all of them: a server that cannot be asked leaves everything as it was.
-        for name, topic in kept:
-            is_there = ask(admin_url, lambda admin: _unsubscribed(admin, topic, name))  # noqa: B023
-            click.echo(f"{'deleted' if is_there else 'there is no'} subscription {name} of {topic}")
+        if kept:
+            ask(admin_url, lambda admin: _unsubscribe(admin, kept))
         if folder.remove(found):
             click.echo(f"deleted the checkpoint {found.checkpoint_path}")
         else:
             click.echo(f"remove the checkpoint yourself: {found.checkpoint_path}")
 
 
-async def _unsubscribed(admin: AdminClient, topic: str, name: str) -> bool:
-    """False: there is no such subscription, or no such topic."""
-    if is_scalable(topic):
-        path = f"{scalable_path(topic)}/subscriptions/{part(name)}"
-    else:
-        path = f"{topic_path(topic)}/subscription/{part(name)}"
-    answer = await admin.exchange("DELETE", path)
-    if answer.status == NOT_FOUND:
-        return False
-    check(answer)
-    return True
+async def _unsubscribe(admin: AdminClient, kept: Sequence[tuple[str, str]]) -> None:
+    for name, topic in kept:
+        answer = await deletion(admin, topic, name, force=False)
+        # No such subscription, or no such topic: there is nothing to do, which is told.
+        if is_there := answer.status != NOT_FOUND:
+            check(answer)
+        click.echo(f"{'deleted' if is_there else 'there is no'} subscription {name} of {topic}")
 
 
 # --- what the verbs share

@@ -6,6 +6,8 @@ summary, which is the product.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +16,9 @@ from typing import Final
 import click
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from magnetar.cli.output import print_table
+from magnetar.cli.output import print_table, table
 from magnetar.spark.pipeline.progress import HEADINGS, duration, line, row
 from magnetar.spark.pipeline.run import Watcher
 from magnetar.spark.pipeline.state import RunState
@@ -54,6 +55,8 @@ class _Table:
 
     def told(self, what: str) -> None:
         self._what = what
+        # Now: what follows may keep this process busy before the next frame.
+        self._live.refresh()
 
     def moved(self, name: str, state: RunState) -> None:
         self._state = state
@@ -65,29 +68,29 @@ class _Table:
         # Spark is still starting: there is a title and nothing to list.
         if self._state is None:
             return Group(head)
-        table = Table()
-        for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading in _LEFT else "right")
-        for each in rows(self._state):
-            table.add_row(*each)
-        return Group(head, table)
-
-
-# Columns of names and words; all others are numbers.
-_LEFT: Final = frozenset({"sink", "last commit", "group", "transactions"})
+        width = self._live.console.width
+        return Group(head, table(HEADINGS, rows(self._state), width=width))
 
 
 @contextmanager
 def watching(title: str) -> Iterator[Watcher]:
-    console = Console(stderr=True)
     # A log file, a container or CI: redrawing would fill it with control characters.
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield _Lines()
         return
-    with Live(console=console, refresh_per_second=_FRAMES_PER_SECOND) as live:
-        table = _Table(live, title)
-        live.update(table)
-        yield table
+    # On a descriptor of its own: while Spark starts, stderr leads to the log of the JVM.
+    # Transient: the summary has the last table, and there should be one of it.
+    with (
+        os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal,
+        Live(
+            console=Console(file=terminal),
+            refresh_per_second=_FRAMES_PER_SECOND,
+            transient=True,
+        ) as live,
+    ):
+        view = _Table(live, title)
+        live.update(view)
+        yield view
 
 
 def rows(state: RunState) -> list[Sequence[str]]:

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 import click
 
-from magnetar.cli.admin_client import default_service_url, json_option
-from magnetar.cli.link import REPLY_SECONDS, ServerConnection
+from magnetar.cli.admin_client import default_service_url, json_option, name_server
+from magnetar.cli.link import REPLY_SECONDS, ServerConnection, checked_url, said_by
 from magnetar.cli.output import print_json
+from magnetar.cli.unpacked import id_text
+from magnetar.cli.verbs.scalable import is_scalable
+from magnetar.client.client import Client
+from magnetar.client.message.message import AnyMessageId
 from magnetar.errors import DeadlineExceeded, NotAllowed, RequestError, ServiceNotReady
 from magnetar.model.hashing import key_hash, partition_of
 from magnetar.model.names import TopicName
@@ -38,7 +42,10 @@ def produce(
     """Send each MESSAGE to TOPIC; `-` sends every line of the standard input."""
     name = TopicName.parse(topic)
     texts = [text for each in messages for text in (_lines() if each == _STDIN else [each])]
-    ids = asyncio.run(_produce(url or default_service_url(), name, texts, key))
+    send = _produce_scalable if is_scalable(topic) else _produce
+    server = url or default_service_url()
+    ids = asyncio.run(send(server, name, texts, key))
+    name_server(server)
     if as_json:
         print_json(ids)
         return
@@ -75,6 +82,27 @@ async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | 
         for number in names:
             await link.request("CLOSE_PRODUCER", producer_id=number)
         return ids
+
+
+async def _produce_scalable(
+    url: str, topic: TopicName, texts: Sequence[str], key: str | None
+) -> list[str]:
+    """Send as `_produce` does; the client knows the segments, and follows when they change."""
+    with said_by(url):
+        return await _sent(await checked_url(url), topic, texts, key)
+
+
+async def _sent(url: str, topic: TopicName, texts: Sequence[str], key: str | None) -> list[str]:
+    ids: list[AnyMessageId] = []
+    async with (
+        Client(url) as client,
+        # Each message an entry of its own, as on regular topics.
+        await client.producer(str(topic), batching=False) as producer,
+    ):
+        for start in range(0, len(texts), _IN_FLIGHT_MAX):
+            part = texts[start : start + _IN_FLIGHT_MAX]
+            ids += await asyncio.gather(*(producer.send(each.encode(), key=key) for each in part))
+    return [id_text(each) for each in ids]
 
 
 async def _open(link: ServerConnection, producer_id: int, topic: TopicName) -> str:

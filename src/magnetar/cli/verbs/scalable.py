@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import click
 
-from magnetar.cli.admin_client import AdminClient, admin_options, ask, json_option, part
+from magnetar.cli.admin_client import (
+    AdminClient,
+    admin_options,
+    ask,
+    json_option,
+    part,
+    topic_path,
+)
 from magnetar.cli.dag import draw
 from magnetar.cli.output import print_json, print_table
 from magnetar.errors import InvalidTopicName
@@ -23,7 +30,18 @@ _OK: Final = 200
 
 
 def is_scalable(topic: str) -> bool:
-    return TopicName.parse(topic).domain is Domain.TOPIC
+    """Whether it is a scalable topic; a segment, which is a part of one, is refused."""
+    name = TopicName.parse(topic)
+    if name.domain is Domain.SEGMENT:
+        raise InvalidTopicName(f"{name} is a segment", hint=f"use {name.scalable_topic()}")
+    return name.domain is Domain.TOPIC
+
+
+def subscription_path(topic: str, subscription: str) -> str:
+    """The path of a subscription of a topic, regular or scalable."""
+    if is_scalable(topic):
+        return f"{scalable_path(topic)}/subscriptions/{part(subscription)}"
+    return f"{topic_path(topic)}/subscription/{part(subscription)}"
 
 
 def scalable_path(topic: str) -> str:

@@ -16,16 +16,18 @@ import click
 from magnetar.cli.admin_client import (
     NOT_FOUND,
     AdminClient,
+    Answer,
     admin_options,
     ask,
     check,
     json_option,
-    part,
     topic_path,
 )
 from magnetar.cli.isolation import isolation_properties, read_uncommitted_option
 from magnetar.cli.output import print_json, print_table
 from magnetar.cli.unpacked import split_batch
+from magnetar.cli.verbs.scalable import is_scalable, scalable_path, subscription_path
+from magnetar.errors import NotAllowed
 from magnetar.model.ids import EARLIEST, LATEST
 from magnetar.model.isolation import ReadIsolation
 
@@ -47,9 +49,12 @@ def subscriptions() -> None:
 @json_option
 def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None:
     """List the subscriptions of TOPIC with their backlog."""
-    path = topic_path(topic)
+    scalable = is_scalable(topic)
+    path = scalable_path(topic) if scalable else topic_path(topic)
 
     async def work(admin: AdminClient) -> Any:
+        if scalable:
+            return (await admin.get(f"{path}/subscriptions"))["subscriptions"]
         # A partitioned topic has no statistics of its own, only the sum of its partitions.
         counted = await admin.get(f"{path}/partitions")
         which = "partitioned-stats" if counted["partitions"] else "stats"
@@ -65,7 +70,7 @@ def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None
             name,
             each.get("type"),
             each.get("msgBacklog", 0),
-            len(each.get("consumers", ())),
+            each.get("consumerCount", len(each.get("consumers", ()))),
             each.get("isDurable", True),
             each.get("readIsolation", ReadIsolation.COMMITTED.value),
         )
@@ -79,20 +84,37 @@ def list_subscriptions(topic: str, admin_url: str | None, as_json: bool) -> None
 @click.argument("topic")
 @click.argument("subscription")
 @click.option("--from", "start", default="latest", show_default=True, help=f"{_PLACES}.")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(("stream", "queue")),
+    help="Of a topic:// name: in order by key (stream), or each message on its own.  [stream]",
+)
 @read_uncommitted_option
 @admin_options
 def create(
-    topic: str, subscription: str, start: str, read_uncommitted: bool, admin_url: str | None
+    topic: str,
+    subscription: str,
+    start: str,
+    kind: str | None,
+    read_uncommitted: bool,
+    admin_url: str | None,
 ) -> None:
     """Create SUBSCRIPTION of TOPIC."""
-    path = _path(topic, subscription)
-    place = _place(start)
-    properties = {"properties": isolation_properties(read_uncommitted)}
+    path = subscription_path(topic, subscription)
+    place = _place(start, topic)
+    scalable = is_scalable(topic)
+    if kind is not None and not scalable:
+        raise click.UsageError("--type is for scalable topics; here the first consumer decides")
+    asked = isolation_properties(read_uncommitted)
+    properties = {"properties": asked}
 
     async def work(admin: AdminClient) -> None:
+        if scalable:
+            await _create_scalable(admin, path, kind or "stream", place, asked)
         # A time cannot be given at the creation: it starts at the
         # first message and is moved at once.
-        if isinstance(place, int):
+        elif isinstance(place, int):
             await admin.put(path, _id(*EARLIEST.position) | properties)
             await admin.post(f"{path}/resetcursor/{place}")
         else:
@@ -110,10 +132,26 @@ def create(
 @admin_options
 def delete(topic: str, subscription: str, force: bool, admin_url: str | None) -> None:
     """Delete SUBSCRIPTION of TOPIC."""
-    path = _path(topic, subscription)
-    flag = "true" if force else "false"
-    ask(admin_url, lambda admin: admin.delete(path, force=flag))
+
+    async def work(admin: AdminClient) -> None:
+        check(await deletion(admin, topic, subscription, force=force))
+
+    ask(admin_url, work)
     click.echo(f"deleted {subscription}")
+
+
+async def deletion(admin: AdminClient, topic: str, subscription: str, *, force: bool) -> Answer:
+    """The answer to the wish to delete a subscription of a topic of any kind."""
+    path = subscription_path(topic, subscription)
+    # Of a scalable topic the server deletes it whoever uses it: the operator is asked here.
+    if is_scalable(topic) and not force:
+        found = await admin.get_or_none(path) or {}
+        if count := found.get("consumerCount", 0):
+            raise NotAllowed(
+                f"{subscription} of {topic} has {count} consumers",
+                hint="close them first, or use --force",
+            )
+    return await admin.exchange("DELETE", path, query={"force": "true" if force else "false"})
 
 
 @subscriptions.command()
@@ -123,12 +161,15 @@ def delete(topic: str, subscription: str, force: bool, admin_url: str | None) ->
 @admin_options
 def reset(topic: str, subscription: str, target: str, admin_url: str | None) -> None:
     """Move SUBSCRIPTION of TOPIC back or forth; its consumers reconnect."""
-    path = _path(topic, subscription)
-    place = _place(target)
+    path = subscription_path(topic, subscription)
+    place = _place(target, topic)
+    scalable = is_scalable(topic)
 
     async def work(admin: AdminClient) -> None:
+        if scalable:
+            await _move_scalable(admin, path, place)
         # The admin interface has two forms: by time in the path, by message id in the body.
-        if isinstance(place, int):
+        elif isinstance(place, int):
             await admin.post(f"{path}/resetcursor/{place}")
         else:
             await admin.post(f"{path}/resetcursor", place)
@@ -150,8 +191,15 @@ def skip(
     # Neither and both are refused: leaving messages out cannot be taken back.
     if (count is None) != everything:
         raise click.UsageError("give --count N or --all")
-    path = _path(topic, subscription)
+    path = subscription_path(topic, subscription)
     which = "skip_all" if everything else f"skip/{count}"
+    if is_scalable(topic):
+        if not everything:
+            raise NotAllowed(
+                f"{topic} has segments side by side: there is no order by which to count",
+                hint="use --all, or `subscriptions reset --to` a time",
+            )
+        which = "skip-all"
     ask(admin_url, lambda admin: admin.post(f"{path}/{which}"))
     click.echo(f"skipped {'everything' if everything else f'{count} messages'}")
 
@@ -163,7 +211,7 @@ def skip(
 @admin_options
 def expire(topic: str, subscription: str, seconds: int, admin_url: str | None) -> None:
     """Leave messages of SUBSCRIPTION out that are older than some time."""
-    path = _path(topic, subscription)
+    path = subscription_path(topic, subscription)
     ask(admin_url, lambda admin: admin.post(f"{path}/expireMessages/{seconds}"))
     click.echo(f"expired what is older than {seconds} s")
 
@@ -176,18 +224,19 @@ def expire(topic: str, subscription: str, seconds: int, admin_url: str | None) -
 @json_option
 def peek(topic: str, subscription: str, count: int, admin_url: str | None, as_json: bool) -> None:
     """Show the next messages of SUBSCRIPTION; they stay unacknowledged."""
-    path = _path(topic, subscription)
+    path = subscription_path(topic, subscription)
+    scalable = is_scalable(topic)
 
     async def work(admin: AdminClient) -> list[dict[str, Any]]:
+        if not scalable:
+            return await _peeked(admin, path, count)
         found: list[dict[str, Any]] = []
-        # The interface shows one entry at a time: the n-th from the subscription's place on.
-        for place in range(1, count + 1):
-            answer = await admin.exchange("GET", f"{path}/position/{place}")
-            # For the first one a 404 is about the topic or the subscription, and is an error.
-            if answer.status == NOT_FOUND and place > 1:
-                break  # there are fewer
-            check(answer)
-            found += _shown(answer.headers, answer.data)
+        backlog = (await admin.get(path))["backlog"]
+        # Segment by segment, parents before children; one without a backlog has none to show.
+        for number, behind in backlog.items():
+            if behind and len(found) < count:
+                shown = await _peeked(admin, f"{path}/segment/{number}", count - len(found))
+                found += [each | {"id": f"{number}:{each['id']}"} for each in shown]
         return found
 
     found = ask(admin_url, work)
@@ -198,20 +247,53 @@ def peek(topic: str, subscription: str, count: int, admin_url: str | None, as_js
     print_table(("id", "key", "message"), rows, none="no messages")
 
 
+async def _peeked(admin: AdminClient, path: str, count: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    # The interface shows one entry at a time: the n-th from the subscription's place on.
+    for place in range(1, count + 1):
+        answer = await admin.exchange("GET", f"{path}/position/{place}")
+        # For the first one a 404 is about the topic or the subscription, and is an error.
+        if answer.status == NOT_FOUND and place > 1:
+            break  # there are fewer
+        check(answer)
+        found += _shown(answer.headers, answer.data)
+    return found
+
+
+async def _create_scalable(
+    admin: AdminClient, path: str, kind: str, place: dict[str, Any] | int, asked: dict[str, str]
+) -> None:
+    position = "latest" if place == _LATEST else "earliest"
+    await admin.put(path, asked, type=kind, position=position)
+    if isinstance(place, int):
+        await _move_scalable(admin, path, place)
+
+
+async def _move_scalable(admin: AdminClient, path: str, place: dict[str, Any] | int) -> None:
+    if place == _LATEST:
+        await admin.post(f"{path}/skip-all")
+    else:
+        # Before the first message of all is the earliest place.
+        moment = place if isinstance(place, int) else 0
+        await admin.post(f"{path}/seek", timestamp=str(moment))
+
+
 def _first(found: Mapping[str, Any], *names: str) -> object:
     return next((found[name] for name in names if name in found), None)
 
 
-def _path(topic: str, subscription: str) -> str:
-    return f"{topic_path(topic)}/subscription/{part(subscription)}"
-
-
-def _place(text: str) -> dict[str, Any] | int:
+def _place(text: str, topic: str) -> dict[str, Any] | int:
     """A place in a topic: a message id as the admin interface takes it, or a time in ms."""
     # From the strictest form to the loosest: an ISO time comes last.
     if text in ("earliest", "latest"):
         return _id(*(EARLIEST if text == "earliest" else LATEST).position)
     if match := _ID.fullmatch(text):
+        if is_scalable(topic):
+            raise NotAllowed(
+                f"{text} is a place in one segment, and {topic} may have several",
+                hint="use earliest, latest, a time (2026-01-31T12:00:00Z) or an age (90m); "
+                "a consumer's seek takes ids",
+            )
         return _id(int(match[1]), int(match[2]))
     if match := _AGO.fullmatch(text):
         return int((time.time() - int(match[1]) * _UNIT_SECONDS[match[2]]) * 1000)
@@ -227,6 +309,9 @@ def _place(text: str) -> dict[str, Any] | int:
 
 def _id(ledger_id: int, entry_id: int) -> dict[str, Any]:
     return {"ledgerId": ledger_id, "entryId": entry_id, "partitionIndex": -1}
+
+
+_LATEST: Final = _id(*LATEST.position)
 
 
 def _shown(headers: Mapping[str, str], data: bytes) -> list[dict[str, Any]]:

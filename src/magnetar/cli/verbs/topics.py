@@ -222,11 +222,16 @@ def unload(topic: str, admin_url: str | None) -> None:
 @admin_options
 @json_option
 def last_id(topic: str, admin_url: str | None, as_json: bool) -> None:
-    """Show the id of the last message of TOPIC."""
-    path = topic_path(topic)
+    """Show the id of the last message of TOPIC, or of each segment of a scalable one."""
+    # Of a scalable topic each segment has a last one: they have no order among each other.
+    scalable = is_scalable(topic)
+    path = scalable_path(topic) if scalable else topic_path(topic)
     last = ask(admin_url, lambda admin: admin.get(f"{path}/lastMessageId"))
     if as_json:
         print_json(last)
+    elif scalable:
+        rows = [(f"#{number}", _id_text(each)) for number, each in last.items()]
+        print_table(("segment", "last message"), rows, none="no segments")
     else:
         click.echo(_id_text(last))
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
+from magnetar.cli.output import print_table
 from magnetar.cli.stored_metadata import look_at_metadata
 from magnetar.errors import CorruptData, CorruptEntry, StorageError
 from magnetar.ledger.api import LedgerStore
@@ -115,13 +115,7 @@ async def _read_ledger(ledgers: LedgerStore, ledger_id: int, report: Report) -> 
 
 
 def _print(report: Report, folder: Path) -> None:
-    table = Table(title=f"Data folder {folder}", show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
-    for what, count in _rows(report):
-        table.add_row(what, f"{count:,}")
-    console = Console()
-    console.print(table)
+    print_table(("what", "count"), _rows(report), none="", title=f"Data folder {folder}")
     found = report.damaged + report.index_mismatches
     for text in found[:_DAMAGE_SHOWN]:
         click.echo(f"damaged: {text}")

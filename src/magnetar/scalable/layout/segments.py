@@ -99,6 +99,9 @@ class SegmentHost(Protocol):
     async def skip_all(self, name: TopicName, subscription: str) -> None:
         """Move a cursor to the end."""
 
+    async def expire(self, name: TopicName, subscription: str, seconds: int) -> None:
+        """Move a cursor past what is older than so many seconds; never back."""
+
     async def key_samples(self, name: TopicName, entries_max: int) -> list[Sample]:
         """Where on the ring the last messages stand."""
 
@@ -212,6 +215,11 @@ class LocalSegments:
         found = await self._subscription(name, subscription)
         # Durable before the answer, as a seek is: a crash must not bring the backlog back.
         found.skip_all()
+        await found.ack_durable()
+
+    async def expire(self, name: TopicName, subscription: str, seconds: int) -> None:
+        found = await self._subscription(name, subscription)
+        await found.expire(seconds)
         await found.ack_durable()
 
     async def key_samples(self, name: TopicName, entries_max: int) -> list[Sample]:

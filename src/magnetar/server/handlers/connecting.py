@@ -33,6 +33,8 @@ _FEATURES: Final = {
     "supports_ranges": True,
 }
 _PONG: Final = command("PONG")
+_CLIENT_VERSION_MAX: Final = 128
+"""Characters of a client's name for its own version."""
 
 
 def connect(session: Session, body: pb.CommandConnect) -> None:
@@ -44,7 +46,9 @@ def connect(session: Session, body: pb.CommandConnect) -> None:
         session.close()
         return
     session.principal = principal
-    session.client = ClientSoftware(body.client_version, body.protocol_version)
+    # A handshake is not refused for it, but it is kept with all that this client opens.
+    software = body.client_version[:_CLIENT_VERSION_MAX]
+    session.client = ClientSoftware(software, body.protocol_version)
     session.keeps_transactions = body.feature_flags.supports_transactions_over_layouts
     # From here on the state machine lets other commands through.
     session.wire.open()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sized
-from typing import Any, Final
+from typing import Any
 
 from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
@@ -34,12 +34,13 @@ from magnetar.model.subscriptions import (
 )
 from magnetar.runtime.slices import SLICE_ITEMS, slices
 from magnetar.server.authority import Action
-from magnetar.server.handlers.names import admit, may_create
+from magnetar.server.handlers.names import admit, may_create, used
 from magnetar.server.handlers.values import (
     id_fields,
     message_id_of,
+    metadata_of,
+    name_of,
     position_of,
-    properties_of,
     schema_of,
 )
 from magnetar.server.handles import ConsumerHandle, OpenSubscription, release
@@ -49,10 +50,6 @@ from magnetar.server.session import Session
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
-
-# Pulsar's maxConsumerMetadataSize.
-_METADATA_BYTES_MAX: Final = 1024
-
 
 # --- opening and closing
 
@@ -80,7 +77,8 @@ async def subscribe(session: Session, body: pb.CommandSubscribe) -> None:
         if options.durable and context.has_scalable:
             options = await context.scalable.subscribing(name, options)
         create = body.force_topic_creation and may_create(context, name)
-        topic = await context.topics.get(name, create=create)
+        with used(context, name):
+            topic = await context.topics.get(name, create=create)
         subscription = await topic.subscription(options)
         try:
             consumer = await _admitted(session, subscription, options)
@@ -161,18 +159,16 @@ async def _admitted(
 
 
 def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
-    if sum(len(each.key) + len(each.value) for each in body.metadata) > _METADATA_BYTES_MAX:
-        raise MetadataError(f"more than {_METADATA_BYTES_MAX} bytes of consumer metadata")
     kind = SubscriptionType(body.subType)
     # For readers alone: a durable subscription begins at its `initialPosition`.
     start = body.start_message_id if body.HasField("start_message_id") else None
-    metadata = properties_of(body.metadata)
+    metadata = metadata_of(body.metadata, session.limits)
     return SubscribeRequest(
         subscription=body.subscription,
         type=kind,
         consumer_id=body.consumer_id,
         connection=session,
-        name=body.consumer_name,
+        name=name_of(body.consumer_name, session.limits),
         priority_level=body.priority_level,
         durable=body.durable,
         initial_position=InitialPosition(body.initialPosition),
@@ -183,7 +179,7 @@ def _options(session: Session, body: pb.CommandSubscribe) -> SubscribeRequest:
         # The isolation may stand in the consumer's metadata too, for clients that can set only
         # that.
         subscription_properties=with_isolation(
-            properties_of(body.subscription_properties), metadata
+            metadata_of(body.subscription_properties, session.limits), metadata
         ),
         read_compacted=body.read_compacted,
         schema=schema_of(body.schema) if body.HasField("schema") else None,

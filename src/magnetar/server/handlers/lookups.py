@@ -12,7 +12,7 @@ from magnetar.errors import ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action
 from magnetar.server.context import broker_urls
-from magnetar.server.handlers.names import may_create
+from magnetar.server.handlers.names import may_create, used
 from magnetar.server.handlers.transactions import ASSIGN_TOPIC, coordinator_urls
 from magnetar.server.session import Session
 from magnetar.txn.coordinator_partitions import PARTITIONS
@@ -65,7 +65,8 @@ async def partitioned_metadata(session: Session, body: pb.CommandPartitionedTopi
     else:
         # PIP-344: clients that only look say so, and must not create anything.
         create = body.metadata_auto_creation_enabled and may_create(context, name)
-        partitions = await context.topics.partitions(name, create=create)
+        with used(context, name):
+            partitions = await context.topics.partitions(name, create=create)
     session.write(
         command(
             "PARTITIONED_METADATA_RESPONSE",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from magnetar.errors import NotAllowed
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from magnetar.errors import NotAllowed, TopicNotFound, TopicTerminated
 from magnetar.model.names import Domain, TopicName
 from magnetar.server.context import Context
 
@@ -19,6 +22,15 @@ async def admit(context: Context, name: TopicName) -> None:
     # Segments exist as their layout says: a client must not bring one back that was pruned.
     if name.domain is Domain.SEGMENT:
         await context.scalable.admit(name)
+
+
+@contextmanager
+def used(context: Context, name: TopicName) -> Iterator[None]:
+    """Where a topic is used: what fails because it was migrated says so."""
+    try:
+        yield
+    except (TopicNotFound, TopicTerminated) as error:
+        raise context.explained(name, error) from error
 
 
 def may_create(context: Context, name: TopicName) -> bool:

@@ -8,8 +8,8 @@ from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.errors import ProducerBusy, ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action
-from magnetar.server.handlers.names import admit, may_create
-from magnetar.server.handlers.values import properties_of, schema_of
+from magnetar.server.handlers.names import admit, may_create, used
+from magnetar.server.handlers.values import metadata_of, name_of, schema_of
 from magnetar.server.handles import ProducerHandle
 from magnetar.server.keepalive import is_alive
 from magnetar.server.session import Session
@@ -28,6 +28,7 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
             raise ServiceNotReady(f"producer {body.producer_id} is being opened or closed")
         session.write(_success(body.request_id, held.producer))
         return
+    options = _options(session, body)
     session.check_room()
     handle = ProducerHandle(session, body.producer_id)
     # Before the first await, so that a second PRODUCER with this id finds it.
@@ -37,8 +38,9 @@ async def producer(session: Session, body: pb.CommandProducer) -> None:
             await held.close()  # it may not have left its topic yet
         await admit(session.context, name)
         create = may_create(session.context, name)
-        topic = await session.context.topics.get(name, create=create)
-        opened = await _admitted(session, topic, _options(session, body))
+        with used(session.context, name):
+            topic = await session.context.topics.get(name, create=create)
+            opened = await _admitted(session, topic, options)
     except BaseException:
         del session.producers[body.producer_id]
         if held is not None:  # what was sent to it may still be on its way
@@ -84,12 +86,12 @@ def _options(session: Session, body: pb.CommandProducer) -> ProducerRequest:
     return ProducerRequest(
         producer_id=body.producer_id,
         connection=session,
-        name=body.producer_name or None,
+        name=name_of(body.producer_name, session.limits) or None,
         user_provided_name=body.user_provided_producer_name,
         epoch=body.epoch,
         access_mode=AccessMode(body.producer_access_mode),
         topic_epoch=body.topic_epoch if body.HasField("topic_epoch") else None,
-        metadata=properties_of(body.metadata),
+        metadata=metadata_of(body.metadata, session.limits),
         schema=schema_of(body.schema) if body.HasField("schema") else None,
         encrypted=body.encrypted,
         initial_subscription=body.initial_subscription_name or None,

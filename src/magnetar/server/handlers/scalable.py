@@ -27,6 +27,7 @@ from magnetar.errors import (
 )
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.model.segments import SegmentLayout
+from magnetar.model.subscriptions import check_subscription_name
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import SCALABLE_UPDATES
 from magnetar.scalable.groups.sessions import Assignment, ConsumerSession
@@ -35,7 +36,7 @@ from magnetar.scalable.service import Dag, ScalableTopics
 from magnetar.server.authority import Action
 from magnetar.server.context import BrokerUrls, urls_of
 from magnetar.server.handlers.scalable_values import assignment_fields, dag_fields, supersedes
-from magnetar.server.handlers.values import properties_of
+from magnetar.server.handlers.values import metadata_of, name_of
 from magnetar.server.scalable_handles import MemberHandle, OpenWatch
 from magnetar.server.session import Session
 from magnetar.wire.frames import command
@@ -199,7 +200,9 @@ async def subscribe(session: Session, body: pb.CommandScalableTopicSubscribe) ->
     if not body.consumer_name or not body.subscription:
         raise NotAllowed("a consumer of a scalable topic needs a name and a subscription")
     topic, kind = name.scalable_topic(), _KINDS[body.consumer_type]
-    handle = MemberHandle((str(topic), kind, body.subscription, body.consumer_name))
+    check_subscription_name(body.subscription)
+    consumer_name = name_of(body.consumer_name, session.limits)
+    handle = MemberHandle((str(topic), kind, body.subscription, consumer_name))
     members = session.scalable.members
     # A client that lost its place registers again with the same name, or reuses an id.
     replaced = _replaced(session, body.consumer_id, handle)
@@ -213,9 +216,9 @@ async def subscribe(session: Session, body: pb.CommandScalableTopicSubscribe) ->
         member = await scalable.sessions.attach(
             topic,
             body.subscription,
-            body.consumer_name,
+            consumer_name,
             kind,
-            session.scalable.connection_name(),
+            session.scalable.connection_name(session),
             # Only clients that know entry buckets may share a segment with others.
             _CANNOT_SHARE not in session.client_version,
         )
@@ -324,7 +327,7 @@ async def watch_topics(session: Session, body: pb.CommandWatchScalableTopics) ->
     layouts = context.scalable.layouts
     namespace = NamespaceName.parse(body.namespace)
     session.authorise(Action.LIST, namespace)
-    filters = properties_of(body.property_filters)
+    filters = metadata_of(body.property_filters, session.limits)
     watches = session.scalable.topics
     held = watches.pop(body.watch_id, None)
     if held is not None:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from magnetar.broker.api import SchemaData
+from magnetar.errors import MetadataError, NotAllowed
 from magnetar.model.ids import MessageId, Position
+from magnetar.runtime.limits import Limits
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 # Ids are unsigned on the wire, but clients write -1 for earliest and "none".
@@ -17,6 +19,33 @@ _UINT64_MASK: Final = 2**64 - 1
 def properties_of(pairs: Iterable[pb.KeyValue]) -> dict[str, str]:
     """The last of a repeated key wins."""
     return {pair.key: pair.value for pair in pairs}
+
+
+def name_of(name: str, limits: Limits) -> str:
+    """The name of a producer or consumer, which the broker keeps and shows as long as it is there.
+
+    Judged before anything is made of it.
+    """
+    most = limits.client_name_bytes
+    # Characters first: a name of megabytes need not be encoded to be refused.
+    if len(name) > most or len(name.encode()) > most:
+        raise NotAllowed(
+            f"a name of {len(name)} characters; the limit is {most} bytes",
+            hint="choose a shorter name, or raise client_name_bytes",
+        )
+    return name
+
+
+def metadata_of(pairs: Iterable[pb.KeyValue], limits: Limits) -> dict[str, str]:
+    """Properties that the broker keeps for a client, if they are few."""
+    found = properties_of(pairs)
+    most = limits.client_metadata_bytes
+    if sum(len(key.encode()) + len(value.encode()) for key, value in found.items()) > most:
+        raise MetadataError(
+            f"more than {most} bytes of metadata",
+            hint="say less of the client in it, or raise client_metadata_bytes",
+        )
+    return found
 
 
 def pairs_of(properties: Mapping[str, str]) -> list[dict[str, str]]:

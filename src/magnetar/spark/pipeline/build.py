@@ -66,6 +66,11 @@ def check_steps(pipeline: Pipeline) -> None:
 
 def check_options(pipeline: Pipeline) -> None:
     """Check the options of our own sources and sinks; those of others only Spark knows."""
+    servers_of(pipeline)
+
+
+def servers_of(pipeline: Pipeline) -> list[str]:
+    """The brokers that our own sources and sinks talk to, each once; raises for wrong options."""
     ends = [
         (f"sources.{name}", source.format, source_options(pipeline, name), Use.STREAM)
         for name, source in pipeline.sources.items()
@@ -74,14 +79,16 @@ def check_options(pipeline: Pipeline) -> None:
         (f"sinks.{name}", sink.format, sink_options(pipeline, sink), Use.WRITE)
         for name, sink in pipeline.sinks.items()
     ]
+    found = []
     for place, kind, options, use in ends:
         # Spark finds out about the others when it makes the query.
         if kind not in MAGNETAR_FORMATS:
             continue
         try:
-            parse(options, use)
+            found.append(parse(options, use)["serviceUrl"])
         except InvalidSetting as error:
             raise ConfigError(f"{place}: {error.args[0]}", hint=error.hint) from error
+    return list(dict.fromkeys(found))
 
 
 def views(spark: SparkSession, pipeline: Pipeline, sink: str) -> dict[str, DataFrame]:

@@ -132,12 +132,13 @@ class _Run:
         self._groups = PipelineGroups(pipeline)
         self._queries: dict[str, StreamingQuery] = {}
         self._written_at = 0.0
+        self._told: set[str] = set()
 
     def go(self, where: Where) -> None:
         with _handled(self._asked_to_stop), tempfile.TemporaryDirectory() as scratch:
             if self._state.metrics_url is not None:
                 self._watcher.told(f"metrics at {self._state.metrics_url}")
-            self._watcher.told(f"starting Spark on {where.master}")
+            self._watcher.told(f"starting Java and Spark on {where.master}")
             spark = self._session(where, Path(scratch))
             try:
                 # Spark has put a handler of its own in its place.
@@ -166,7 +167,7 @@ class _Run:
         return spark
 
     def _start(self, spark: SparkSession) -> None:
-        self._watcher.told("planning")
+        self._watcher.told("planning: asking for the schemas of sources")
         # All views before the first query: a mistake in the last step must not leave a sink half
         # begun.
         sinks = self._pipeline.sinks
@@ -176,7 +177,7 @@ class _Run:
             self._queries[name] = query(self._pipeline, name, frame)
         self._state.phase = "running"
         self._folder.write(self._state)
-        self._watcher.told("running")
+        self._watcher.told("waiting for the first batch")
 
     # --- watching
 
@@ -197,6 +198,8 @@ class _Run:
     def _look(self) -> None:
         for name, each in self._queries.items():
             state = self._state.queries[name]
+            if not state.batches:
+                self._tell_start(name, each)
             # Spark reports idle queries again and again; only what changed is told and counted.
             before = state.batches, state.input_rows, state.lag_messages
             for progress in _news(each, state.batch):
@@ -205,10 +208,20 @@ class _Run:
                 continue
             self._groups.ask(name, state)
             metrics.count(name, state, state.batches - before[0], state.input_rows - before[1])
+            self._tell_once("running")
             self._watcher.moved(name, self._state)
         if time.monotonic() - self._written_at >= _STATE_SECONDS:
             self._folder.write(self._state)
             self._written_at = time.monotonic()
+
+    def _tell_start(self, name: str, running: StreamingQuery) -> None:
+        """What Spark does until its first batch is done, in its words, each of them once."""
+        self._tell_once(f"{name}: {running.status['message']}")
+
+    def _tell_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._watcher.told(what)
 
     def _fail_if_one_failed(self) -> None:
         for name, each in self._queries.items():

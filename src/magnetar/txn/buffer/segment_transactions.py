@@ -121,7 +121,7 @@ class TxnFastPath:
         ):
             return False
         # Only the id in the entry tells later whose it is: the slow way
-        # parses, and refuses one without.
+        # parses, and writes one that is missing.
         if not send.metadata_ends_with(self.trailer):
             return False
         runs.pushed = sequence_id

@@ -169,7 +169,9 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             elif txn in self._tracked:
                 self._tracked[txn].decision = "ABORTED"  # its owner died before the pin went
             else:
-                self._note_aborted(txn, aborted.last)
+                # Hidden anew: cursors may have lost, with the process, that they had passed it.
+                begin = first if aborted.first is None else Position(*aborted.first)
+                self.hide(txn, begin, aborted.last)
         # 'Gate': everything that may hide an entry is known now. Decisions that came meanwhile were
         # only noted, and are carried out behind it.
         self._visibility.open_gate()
@@ -401,10 +403,11 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     async def _abort(self, segment_txn: PinnedTransaction, last: Position) -> None:
         # 'Aborted stays known': the bound stays until the record is durable. If that fails the
         # topic is loaded anew, and the next owner finds the pin.
-        record = self._store.write_aborted
-        if not await self._tried("aborted", lambda: record(segment_txn.txn, self._segment, last)):
+        txn, bound = segment_txn.txn, segment_txn.bound
+        record = partial(self._store.write_aborted, txn, self._segment, last, first=bound)
+        if not await self._tried("aborted", record):
             return
-        self.hide(segment_txn.txn, segment_txn.bound, last)
+        self.hide(txn, bound, last)
         self._end(segment_txn)
         self._unpin(segment_txn)
 

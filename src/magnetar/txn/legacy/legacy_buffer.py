@@ -435,7 +435,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
         if state == "ABORTED" and segment_txn.has_entries:
             # Whatever it has in flight was handed to the log before this, and stands below.
             last = self._ledger.next_append_floor().previous
-            await self._store.write_aborted(txn, self._segment, last)
+            await self._store.write_aborted(txn, self._segment, last, first=segment_txn.bound)
             self._aborted.hide(txn, segment_txn.bound, last)
         # Terminated, or a sealed segment: no marker can follow, so the record ends it.
         if self._ledger.sealed:

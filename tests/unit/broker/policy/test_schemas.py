@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.schemas import Schemas, is_schema, version_bytes, version_from
-from magnetar.errors import CorruptMetadata, IncompatibleSchema
+from magnetar.errors import CorruptMetadata, IncompatibleSchema, TooManyRequests
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import World
 
@@ -74,7 +75,9 @@ def test_the_check_sees_what_is_in_force() -> None:
         schemas = Schemas(parts.metadata, parts.clock, check)
         for data in (b"a", b"b", b"c"):
             await schemas.register(ID, SchemaData(AVRO, data), strategy="FULL")
-        assert seen == [[], [b"a"], [b"a", b"b"]]
+        assert seen == [[], [b"a"], [b"b"]]
+        await schemas.register(ID, SchemaData(AVRO, b"d"), strategy="FULL_TRANSITIVE")
+        assert seen[3:] == [[b"a", b"b", b"c"]]
 
     run(main())
 
@@ -153,3 +156,71 @@ def test_a_record_that_is_not_ours_is_reported() -> None:
             await parts.schemas.latest(ID)
 
     run(main())
+
+
+def test_registering_reads_what_is_compared_and_not_all_versions() -> None:
+    async def main() -> None:
+        parts = World().parts()
+        schemas = parts.schemas
+        for number in range(100):
+            await schemas.register(ID, SchemaData(AVRO, b"%d" % number), strategy="FULL")
+        read: list[str] = []
+        get, scan = parts.metadata.get, parts.metadata.scan
+
+        async def counted(key: str) -> Any:
+            read.append(key)
+            return await get(key)
+
+        def scanned(*args: Any, **fields: Any) -> Any:
+            read.extend(["scan"] * 100)
+            return scan(*args, **fields)
+
+        # As twenty producers that come at once.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts.metadata, "get", counted)
+            patch.setattr(parts.metadata, "scan", scanned)
+            known = SchemaData(AVRO, b"7")
+            found = await asyncio.gather(
+                *(schemas.register(ID, known, strategy="FULL") for _ in range(20))
+            )
+            assert found == [7] * 20
+            assert len(read) <= 3 * 20
+            read.clear()
+            assert await schemas.register(ID, SchemaData(AVRO, b"new"), strategy="FULL") == 100
+            assert len(read) <= 4
+
+    run(main())
+
+
+def test_what_another_broker_stored_or_removed_is_seen() -> None:
+    async def main() -> None:
+        world = World()
+        one, other = world.parts().schemas, world.parts().schemas
+        for number in range(3):
+            await one.register(ID, SchemaData(AVRO, b"%d" % number), strategy="FULL")
+        assert await other.find(ID, SchemaData(AVRO, b"2")) == 2
+        assert await other.register(ID, SchemaData(AVRO, b"3"), strategy="FULL") == 3
+        assert await one.find(ID, SchemaData(AVRO, b"3")) == 3
+        # The topic is deleted and made anew, with as many versions as it had.
+        await other.forget(ID)
+        assert await one.latest(ID) is None
+        assert await other.register(ID, SchemaData(STRING, b"s"), strategy="FULL") == 0
+        assert await one.find(ID, SchemaData(STRING, b"s")) == 0
+        await other.forget(ID)
+        assert await other.register(ID, SchemaData(STRING, b"t"), strategy="FULL") == 0
+        assert await one.find(ID, SchemaData(STRING, b"s")) is None
+
+    run(main())
+
+
+def test_all_versions_of_a_schema_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magnetar.broker.policy.schemas.VERSIONS_BYTES_MAX", 1500)
+
+    async def scenario(schemas: Schemas) -> None:
+        for number in range(3):
+            await schemas.register(ID, SchemaData(AVRO, b"%300d" % number), strategy="FULL")
+        with pytest.raises(TooManyRequests):
+            await schemas.register(ID, SchemaData(AVRO, b"%300d" % 3), strategy="FULL")
+        assert await schemas.register(ID, SchemaData(AVRO, b"small"), strategy="FULL") == 3
+
+    with_schemas(scenario)

@@ -13,7 +13,9 @@ from magnetar.errors import ServiceNotReady
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.ids import Position
 from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnRuns
+from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
+from magnetar.wire.messages import TxnSend, checksum_holds, metadata_of
 from tests.unit.broker.txn_world import (
     T1,
     T2,
@@ -29,6 +31,8 @@ from tests.unit.broker.txn_world import (
     sent,
 )
 from tests.unit.broker.world import message, receipts
+
+UNREADABLE = bytes.fromhex("0e0100000000") + b"\0\0\0\x02\xff\xff"
 
 
 def test_a_held_send_holds_back_its_own_producer_and_nobody_else() -> None:  # 27
@@ -72,15 +76,68 @@ def test_refusals_come_in_order_and_do_not_stop_the_producer() -> None:
     in_txn_world(scenario)
 
 
-def test_a_message_must_carry_the_id_of_its_transaction() -> None:
+def test_a_message_with_two_different_transactions_is_refused() -> None:
     async def scenario(world: TxnWorld) -> None:
         broker = world.broker()
         topic = await broker.topic()
         producer = await joined(topic)
         await broker.begin(T1)
         producer.send(sent(0, T1, carried=T2))
-        assert errors(await receipts(producer, 1)) == ["not-allowed"]
+        producer.send(TxnSend(1, 1, 1, UNREADABLE, T1))
+        found = await receipts(producer, 2)
+        assert errors(found) == ["not-allowed"] * 2
+        assert f"{to_text(T2)} in its metadata" in str(found[0].error)
+        assert "unreadable metadata" in str(found[1].error)
         assert await log_of(topic) == []
+
+    in_txn_world(scenario)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_that_only_the_command_names_is_written_into_the_metadata(
+    commit: bool,
+) -> None:
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topic = await broker.topic()
+        producer = await joined(topic)
+        await broker.begin(T1)
+        # The first is held until the transaction is admitted, the second is not.
+        for number, text in enumerate(("a", "b")):
+            producer.send(sent(number, T1, text, is_carried=False))
+            assert errors(await receipts(producer, 1)) == [None]
+        assert await read_all(topic, "before") == []
+        stored = await topic.ledger.read(topic.ledger.first_position(), 10)
+        assert [metadata_of(entry.payload).txnid_least_bits for entry in stored] == [T1.least] * 2
+        assert all(checksum_holds(entry.payload) for entry in stored)
+        await (broker.commit(T1) if commit else broker.abort(T1))
+        await quiet()
+        assert await read_all(topic, "after") == (["a", "b"] if commit else [])
+
+    in_txn_world(scenario)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_that_has_ended_and_that_only_the_command_names_is_refused(
+    commit: bool,
+) -> None:
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topic = await broker.topic()
+        producer = await joined(topic)
+        await broker.begin(T1)
+        await publish(producer, T1, "in time")
+        await (broker.commit(T1) if commit else broker.abort(T1))
+        producer.send(sent(1, T1, "late"))
+        producer.send(sent(2, T1, "plain?", is_carried=False))
+        producer.send(message(3, "plain"))
+        late, left_over, plain = await receipts(producer, 3)
+        assert errors([late, left_over, plain]) == ["not-allowed", "not-allowed", None]
+        # Both say what has ended; only the one that may be plain is told how to be that.
+        assert "without batching" in str(left_over.error)
+        assert "without batching" not in str(late.error)
+        await quiet()
+        assert await read_all(topic, "after") == (["in time", "plain"] if commit else ["plain"])
 
     in_txn_world(scenario)
 

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.cli.quickstart.driver import pipeline_text
-from magnetar.cli.quickstart.plots import WIDTH, PlotLine, PlotMark, plot
-from magnetar.cli.quickstart.report import Moments, page, plots, verdict_in_words
+from magnetar.cli.quickstart.plots import (
+    FRAMES,
+    PlotLine,
+    PlotMark,
+    PlotShade,
+    SegmentSpan,
+    Timeline,
+    legend,
+    plot,
+    segments,
+)
+from magnetar.cli.quickstart.report import Moments, page, plots, spans_of, verdict_in_words
 from magnetar.cli.quickstart.shop import Settled, judged, moments_of, settled, traffic
 from magnetar.spark.pipeline.file import parsed
 from tests.meta.tree import ROOT
@@ -89,48 +99,123 @@ def test_seconds_are_counted() -> None:
     assert latencies == [pytest.approx(200), None, None, pytest.approx(2100)]
 
 
+def test_the_time_without_a_driver_lasts_until_nothing_is_late() -> None:
+    rows = [Settled(f"p{number}", "o", "c", "DE", 1, "card") for number in range(6)]
+    expected = {row: 1000 * number + 100 for number, row in enumerate(rows)}
+    # Two seconds without a driver; what was due in them comes in the fifth.
+    came = [(0.2, rows[0]), (1.2, rows[1]), (4.5, rows[2]), (4.5, rows[3]), (4.6, rows[4])]
+    moments = Moments(seconds=9.0, sent=[], received=[*came, (5.2, rows[5])], expected=expected)
+    shade = moments.outage(1.9, 4.2)
+    assert (shade.since, shade.until) == (1.9, 6.0)
+
+
+def _drawings(figure: str) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(figure).findall("svg")
+
+
+def _texts(drawing: ElementTree.Element, kind: str) -> list[str | None]:
+    return [each.text for each in drawing.findall("text") if each.get("class") == kind]
+
+
 def test_a_plot_is_well_formed_and_has_its_marks() -> None:
     points: list[tuple[float, float | None]] = [(0, 1), (1, None), (2, 470), (3, 20)]
-    drawing = plot(
-        "A < B", "ms", [PlotLine("p50", "--in", points)], [PlotMark(1.5, "kill -9")], 3.0
-    )
-    root = ElementTree.fromstring(drawing)
-    lines = root.findall("polyline")
-    assert len(lines) == 2, "a gap cuts the line"
-    assert "kill -9" in [each.text for each in root.findall("text")]
-    assert "500" in [each.text for each in root.findall("text")], "the end of the axis"
+    timeline = Timeline(3.0, [PlotMark(1.5, "kill -9")])
+    figure = plot("A < B", "ms", [PlotLine("p50", "--in", points)], timeline)
+    assert len(_drawings(figure)) == 2, "for wide and for narrow screens"
+    for drawing in _drawings(figure):
+        assert len(drawing.findall("polyline")) == 2, "a gap cuts the line"
+        assert _texts(drawing, "said") == ["1"]
+        assert "500" in _texts(drawing, "tick"), "the end of the axis"
+    assert "kill -9" in legend(timeline)
 
 
-@given(st.lists(st.floats(0, 60), min_size=1, max_size=20))
-def test_texts_of_marks_do_not_stand_upon_each_other(moments: list[float]) -> None:
+def test_an_outage_is_shaded_and_does_not_flatten_the_scale() -> None:
+    points: list[tuple[float, float | None]] = [(0, 8), (10, 9_000), (20, 9)]
+    outage = PlotShade(5.0, 15.0, "the driver is dead")
+    timeline = Timeline(20.0, [], [outage])
+    for drawing in _drawings(plot("t", "ms", [PlotLine("p50", "--in", points)], timeline)):
+        assert _texts(drawing, "tick")[-1] == "10"
+        assert _texts(drawing, "beyond") == ["\N{UPWARDS ARROW} 9000"]
+        assert [each.get("class") for each in drawing.findall("rect")] == ["shade"]
+        # Beyond the scale the line stays at the top: nothing is drawn outside.
+        polyline = drawing.find("polyline")
+        assert polyline is not None
+        heights = [float(each.split(",")[1]) for each in (polyline.get("points") or "").split()]
+        assert min(heights) == heights[1] == 24.0
+    assert "the driver is dead" in legend(timeline)
+
+
+def test_segments_stand_at_their_time_and_part_of_the_ring() -> None:
+    def segment(number: int, first: int, last: int, *times: int | None) -> dict[str, object]:
+        created, sealed = times
+        return {
+            "segmentId": number,
+            "hashRange": {"start": first, "end": last},
+            "state": "ACTIVE" if sealed is None else "SEALED",
+            "createdAtMs": created,
+            "sealedAtMs": -1 if sealed is None else sealed,
+        }
+
+    halves = ((0, 0x7FFF), (0x8000, 0xFFFF))
+    found = [segment(0, 0, 0xFFFF, 500, 6000)]
+    found += [segment(number, *half, 6000, None) for number, half in enumerate(halves, start=1)]
+    spans = spans_of({"segments": {str(each["segmentId"]): each for each in found}}, 1000.0)
+    assert spans[0] == SegmentSpan(0, 0, 0xFFFF, -0.5, 5.0)
+    assert spans[2] == SegmentSpan(2, 0x8000, 0xFFFF, 5.0, None)
+    for drawing in _drawings(segments("t", list(spans.values()), Timeline(10.0))):
+        whole, lower, upper = drawing.findall("rect")
+
+        def of(rectangle: ElementTree.Element, *names: str) -> list[float]:
+            return [float(rectangle.get(name) or "") for name in names]
+
+        x, width, height = of(whole, "x", "width", "height")
+        assert of(lower, "x") == of(upper, "x") == pytest.approx([x + width], abs=0.2)
+        assert of(lower, "height") == of(upper, "height") == pytest.approx([height / 2], abs=0.2)
+        assert of(lower, "y")[0] > of(upper, "y")[0], "the ring begins at the bottom"
+        assert _texts(drawing, "number") == ["0", "1", "2"]
+
+
+@given(st.lists(st.floats(0, 60), min_size=1, max_size=17))
+def test_numbers_of_marks_do_not_stand_upon_each_other(moments: list[float]) -> None:
     marks = [PlotMark(at, f"mark {number}") for number, at in enumerate(sorted(moments))]
-    root = ElementTree.fromstring(plot("t", "ms", [], marks, 60.0))
-    said = [each for each in root.findall("text") if each.get("class") == "said"]
-    places = [float((each.get("transform") or "")[10:].split(",")[0]) for each in said]
-    assert len(places) == len(marks)
-    assert all(later - before > 12.8 for before, later in pairwise(places))
-    assert places[-1] <= WIDTH - 12
+    for frame, drawing in zip(
+        FRAMES, _drawings(plot("t", "ms", [], Timeline(60.0, marks))), strict=True
+    ):
+        said = [each for each in drawing.findall("text") if each.get("class") == "said"]
+        places = [float(each.get("x") or "") for each in said]
+        assert len(places) == len(marks)
+        assert all(later - before > 15.8 for before, later in pairwise(places))
+        assert places[0] >= 0
+        assert places[-1] <= frame.width - 7
 
 
 def test_an_empty_plot_is_a_plot() -> None:
-    assert ElementTree.fromstring(plot("nothing", "ms", [], [], 0.0)).tag == "svg"
+    assert len(_drawings(plot("nothing", "ms", [], Timeline(0.0)))) == 2
 
 
-def test_the_page_has_both_schemes_and_no_other_file() -> None:
+def test_the_page_begins_with_four_numbers_and_says_when_and_of_what_it_was_made() -> None:
     moments = Moments(seconds=2, sent=[0.5], received=[], expected={})
+    layouts = {"orders": [SegmentSpan(0, 0, 0xFFFF, 0.0, None)]}
     text = page(
         title="T",
+        made="18 November 2026, Magnetar 0.1, seed 8",
         verdict="<verdict>",
         is_good=True,
+        figures=[(name, "1") for name in ("settled", "missing", "twice", "latency")],
         facts=[("a", "1", "b")],
-        plots=plots(moments, [PlotMark(1, "split")]),
+        plots=plots(moments, layouts, Timeline(2.0, [PlotMark(1, "split")])),
         pipeline="name: x",
         next_steps=["do"],
         style=(files("magnetar.cli.quickstart") / "report_page.css").read_text("utf-8"),
     )
     assert "prefers-color-scheme: dark" in text
     assert "&lt;verdict&gt;" in text
-    assert text.count("<svg") == 3
+    # For phones: a page as wide as the screen, and drawings of their own.
+    assert 'name="viewport" content="width=device-width' in text
+    assert text.count('<svg class="wide"') == text.count('<svg class="narrow"') == 4
+    order = [text.index(each) for each in ("seed 8", "<dd>", "Segments of orders", "<table>")]
+    assert order == sorted(order)
+    assert text.count("<dd>") == 4
     assert not [word for word in ("http:", "https:", "<script", "<link", "<img") if word in text]
 
 

@@ -148,6 +148,8 @@ def test_no_server_is_one_line_with_a_hint() -> None:
         ["topics", "list", "--admin-url", f"http://127.0.0.1:{port}"],
         ["produce", "t", "x", "--url", f"pulsar://127.0.0.1:{port}"],
         ["consume", "t", "-s", "s", "--url", f"pulsar://127.0.0.1:{port}"],
+        ["produce", "topic://public/default/t", "x", "--url", f"127.0.0.1:{port}"],
+        ["consume", "topic://public/default/t", "-s", "s", "--url", f"127.0.0.1:{port}"],
     ):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 1

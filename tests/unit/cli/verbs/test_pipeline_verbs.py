@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from magnetar.blocking import Client
 from magnetar.cli.main import main
-from magnetar.cli.verbs import pipeline_view
 from magnetar.cli.verbs.pipeline_view import summary, watching
 from magnetar.client.blocking.loop_thread import LoopThread
 from magnetar.model.ranges import ORIGIN
@@ -140,17 +137,6 @@ def test_without_a_terminal_there_is_a_line_per_batch(
     assert said[0] == "running"
     assert said[1].startswith("out: batch 7, 9,000 rows, 450 rows/s")
     assert len(said) == 2, "at most one per second"
-
-
-def test_on_a_terminal_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    terminal = Console(file=shown, force_terminal=True, width=160, color_system=None)
-    monkeypatch.setattr(pipeline_view, "Console", lambda **_: terminal)
-    with watching("copy") as watcher:
-        watcher.told("running")
-        watcher.moved("out", _state())
-    for text in ("copy: running", "9,000", "450", "app", "transactions"):
-        assert text in shown.getvalue()
 
 
 def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -411,7 +411,7 @@ def test_a_store_that_fails_refuses_and_does_not_pin() -> None:  # 28
 def test_an_aborted_record_that_cannot_be_stored_shows_nothing_and_loses_the_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fails(*_: object) -> None:
+    async def fails(*_: object, **__: object) -> None:
         raise Unavailable("the store is down")
 
     monkeypatch.setattr(TxnStore, "write_aborted", fails)

@@ -88,7 +88,7 @@ def unpin_before_aborted_record(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_aborted_record(patch: pytest.MonkeyPatch) -> None:
-    async def not_written(*_: object) -> None:
+    async def not_written(*_: object, **__: object) -> None:
         return None
 
     patch.setattr(TxnStore, "write_aborted", not_written)

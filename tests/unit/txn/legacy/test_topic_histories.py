@@ -55,7 +55,7 @@ def no_record_before_the_first_message(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_aborted_record(patch: pytest.MonkeyPatch) -> None:
-    async def not_written(*_: object) -> None:
+    async def not_written(*_: object, **__: object) -> None:
         return None
 
     patch.setattr(TxnStore, "write_aborted", not_written)

@@ -10,15 +10,19 @@ from typing import Final, cast
 
 from aiohttp import web
 
-from magnetar.errors import InvalidArgument, SubscriptionNotFound
-from magnetar.scalable.records import SubscriptionKind
+from magnetar.broker.topic.topic import Topic
+from magnetar.errors import InvalidArgument, SubscriptionNotFound, TopicNotFound
+from magnetar.scalable.records import StartPosition, SubscriptionKind, segment_topic
+from magnetar.server.admin.errors import NOT_FOUND
 from magnetar.server.admin.exchange import (
     body_of,
     done,
     part_of,
+    refused,
     server_of,
     shown,
     topic_of,
+    topics_of,
     whole_number,
 )
 from magnetar.server.admin.scalable.scalable_topics import SCALABLE
@@ -28,9 +32,11 @@ from magnetar.server.admin.scalable.state import (
     read_view,
     subscription_json,
 )
+from magnetar.server.admin.topics.peek import PEEKS, as_response
 
 # Checkpoint consumers have no subscription: their client keeps the positions.
 _KINDS: Final = ("STREAM", "QUEUE")
+_POSITIONS: Final = ("earliest", "latest")
 
 
 async def states(request: web.Request) -> web.Response:
@@ -58,12 +64,19 @@ async def create(request: web.Request) -> web.Response:
     # Said before anything is created (exchange, invariant 3).
     if kind not in _KINDS:
         raise InvalidArgument(f"type must be one of {', '.join(_KINDS)}, not {kind!r}")
+    position = request.query.get("position", "earliest")
+    if position not in _POSITIONS:
+        raise InvalidArgument(
+            f"position must be one of {', '.join(_POSITIONS)}, not {position!r}",
+            hint="create it at one of these, then seek to a time",
+        )
     # 404 if there is no such topic: creating a subscription must not look like creating it.
     await read_record(request, topic)
     wanted = cast("SubscriptionKind", kind)
     properties = await body_of(request, dict[str, str]) or {}
     scalable = server_of(request).context.scalable
-    await scalable.create_subscription(topic, name, wanted, properties)
+    start = cast("StartPosition", position)
+    await scalable.create_subscription(topic, name, wanted, properties, start)
     return done()
 
 
@@ -94,6 +107,35 @@ async def skip_all(request: web.Request) -> web.Response:
     return done()
 
 
+async def expire(request: web.Request) -> web.Response:
+    topic, name = topic_of(request), part_of(request, "subscription")
+    # At least a second: 0 would expire what was published just now.
+    seconds = whole_number(part_of(request, "seconds"), "the age in seconds", least=1)
+    await read_record(request, topic)
+    await server_of(request).context.scalable.expire(topic, name, seconds)
+    return done()
+
+
+async def peek(request: web.Request) -> web.Response:
+    """Show a message of one segment: those of several have no order among each other."""
+    view, name = await read_view(request, topic_of(request)), part_of(request, "subscription")
+    number = whole_number(part_of(request, "number"), "the number of a message", least=1)
+    segment_id = whole_number(part_of(request, "segment"), "the id of a segment")
+    # Three things may be missing, and each is said by its name.
+    if segment_id not in view.layout.segments:
+        raise TopicNotFound(f"{view.topic} has no segment {segment_id}")
+    segment = segment_topic(view.topic, view.layout.segments[segment_id])
+    topic = await topics_of(request).get(segment, create=False)
+    found = topic.subscriptions.get(name) if isinstance(topic, Topic) else None
+    if found is None:
+        raise SubscriptionNotFound(f"{view.topic} has no subscription {name!r}")
+    entry = await found.peek(number)
+    if entry is None:
+        return refused(NOT_FOUND, f"the backlog of segment {segment_id} has no message {number}")
+    bytes_max = server_of(request).config.max_message_bytes
+    return await as_response(entry, request.app[PEEKS], bytes_max)
+
+
 _SUBSCRIPTION: Final = f"{SCALABLE}/subscriptions/{{subscription}}"
 
 ROUTES: Final = (
@@ -103,4 +145,6 @@ ROUTES: Final = (
     web.delete(_SUBSCRIPTION, delete),
     web.post(f"{_SUBSCRIPTION}/seek", seek),
     web.post(f"{_SUBSCRIPTION}/skip-all", skip_all),
+    web.post(f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expire),
+    web.get(f"{_SUBSCRIPTION}/segment/{{segment}}/position/{{number}}", peek),
 )

@@ -42,6 +42,7 @@ from magnetar.server.admin.scalable.state import (
     record_json,
     statistics_json,
 )
+from magnetar.server.admin.topics.topics import last_id_json
 
 # Hexadecimal as layouts are printed, or decimal.
 _POINT: Final = re.compile(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}")
@@ -87,6 +88,17 @@ async def statistics(request: web.Request) -> web.Response:
     view = await read_view(request, topic_of(request))
     found = statistics_json(request, view)
     found["autoScalePolicy"] = await _effective_policy(request, view.record)
+    return shown(found)
+
+
+async def last_message_ids(request: web.Request) -> web.Response:
+    """The last message of each segment, by its id: a topic of several has no single last one."""
+    topic = topic_of(request)
+    found = {}
+    for number, segment in layout_of(await read_record(request, topic)).segments.items():
+        name = segment_topic(topic, segment)
+        loaded = await topics_of(request).get(name, create=False)
+        found[str(number)] = last_id_json(await loaded.last_message(), name)
     return shown(found)
 
 
@@ -246,6 +258,7 @@ ROUTES: Final = (
     web.get(SCALABLE, show),
     web.delete(SCALABLE, delete),
     web.get(f"{SCALABLE}/stats", statistics),
+    web.get(f"{SCALABLE}/lastMessageId", last_message_ids),
     web.post(f"{SCALABLE}/split/{{segment}}", split),
     web.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
     web.post(f"{SCALABLE}/migrate", migrate),

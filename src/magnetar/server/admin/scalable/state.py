@@ -238,6 +238,10 @@ async def subscription_json(
 ) -> Json:
     """A subscription: who reads what, and how much is left in each segment."""
     backlogs = await _backlogs(request, view, subscription.name)
+    stats = {
+        segment.segment_id: _loaded_stats(request, segment_topic(view.topic, segment))
+        for segment in view.layout.segments.values()
+    }
     return {
         "type": subscription.kind,
         "position": subscription.position,
@@ -246,6 +250,7 @@ async def subscription_json(
         "createdMs": subscription.created_ms,
         "properties": subscription.properties,
         "readIsolation": stored_isolation(subscription.properties).value,
+        "consumerCount": _consumer_count(view, subscription.name, stats),
         **group_json(view.group(subscription.name)),
         "drained": sorted(view.drained_by(subscription.name)),
         "backlog": {str(number): backlog for number, backlog in backlogs.items()},

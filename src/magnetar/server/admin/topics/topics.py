@@ -113,12 +113,16 @@ async def terminate_partitions(request: web.Request) -> web.Response:
 async def last_message_id(request: web.Request) -> web.Response:
     name = await whole_topic(request)
     topic = await topics_of(request).get(name, create=False)
-    position, batch_index = await topic.last_message()
+    return shown(last_id_json(await topic.last_message(), name))
+
+
+def last_id_json(last: tuple[Position, int], name: TopicName) -> dict[str, int]:
+    position, batch_index = last
     found = message_id(position, name)
     # Tools know a message of a batch by its index; others have none.
     if batch_index >= 0:
         found["batchIndex"] = batch_index
-    return shown(found)
+    return found
 
 
 # --- partitions
