@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 CLAIM = 64 * MIB
 LARGE = 2 * MIB
 COUNT = 24
-HOSTILE = {
+HOSTILE: dict[str, Any] = {
     "compression": int(Compression.ZSTD),
     "uncompressed_size": CLAIM,
 }

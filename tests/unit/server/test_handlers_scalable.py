@@ -596,7 +596,7 @@ async def _use_all(driver: Driver) -> None:
     await message(driver)
     await looked_up(driver, 1)
     await member(driver, "member", 2)
-    watch = {"namespace": "public/default", "topics_pattern": ".*"}
+    watch: dict[str, Any] = {"namespace": "public/default", "topics_pattern": ".*"}
     await driver.request("WATCH_TOPIC_LIST", watcher_id=1, **watch)
     assert await refused(driver.request("PRODUCER", topic="a/b", producer_id=2))
     assert await refused(driver.request("GET_LAST_MESSAGE_ID", consumer_id=9))
