@@ -49,6 +49,7 @@ class ReadingOptions(TypedDict, total=False):
     """Options of every consumer; `ConsumerSettings` says what each means."""
 
     queue_size: int
+    queue_bytes: int
     properties: Mapping[str, str]
     chunked_messages_max: int
     chunk_timeout: float

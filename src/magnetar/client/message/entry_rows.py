@@ -40,6 +40,11 @@ class EntryRows:
         return len(self.indexes)
 
     @property
+    def data(self) -> bytes:
+        """The payload of the whole entry, which any one of its rows keeps alive."""
+        return self.opened.payload
+
+    @property
     def batch_size(self) -> int:
         """The number of messages of the whole batch."""
         return self.opened.num_messages

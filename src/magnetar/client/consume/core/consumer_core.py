@@ -53,7 +53,9 @@ class ConsumerCore(ABC, Generic[T]):
         self.on_close: Callable[[], None] | None = None
         """Called once, when it is closed."""
         self.name = name
-        self.receive_queue: ReceiveQueue[T] = ReceiveQueue(SchemaVersions(connections, schema))
+        self.receive_queue: ReceiveQueue[T] = ReceiveQueue(
+            SchemaVersions(connections, schema), bytes_max=settings.queue_bytes
+        )
         self.context = ConsumerContext(
             connections, settings, self.receive_queue, self.waits_for_others
         )

@@ -9,11 +9,14 @@ Invariants:
 3. What cannot be read gets there all the same, as one message whose value raises: nothing is lost
    without the application knowing. So does the last chunk of a message whose others did not come
    and will not; without its last chunk a message was never sent.
+4. While the queue has its fill of bytes, entries that may unfold stay packed, and all behind them
+   wait in their order: what is fetched ahead takes no more memory than that, and one entry.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -89,6 +92,8 @@ class EntryIntake:
         self._receive_queue = receive_queue
         self._decode: Callable[[bytes, bytes], Any] = receive_queue.schemas.decode
         self._loop = asyncio.get_running_loop()
+        self._held: deque[Delivered | Callable[[], None]] = deque()
+        """What came while the queue had no room, in order (invariant 4)."""
         self._chunks = ChunkAssembler(
             messages_max=chunked_messages_max, expire_s=chunk_timeout or float("inf")
         )
@@ -107,8 +112,43 @@ class EntryIntake:
 
     def reconnected(self) -> None:
         self._chunks.clear()
+        self.drop_held()
+
+    def drop_held(self) -> None:
+        """Forget what waits packed: the broker delivers it again."""
+        self._held.clear()
 
     def take(self, delivered: Delivered) -> None:
+        """Take an entry in, or keep it packed while the queue has no room for what is in it."""
+        queue = self._receive_queue
+        # A plain entry takes the same memory either way. Behind one that waits, all wait.
+        if self._held or (
+            queue.bytes >= queue.bytes_max and plain_layout(delivered.headers_and_payload) is None
+        ):
+            self._held.append(delivered)
+            queue.when_room(self._go_on)
+        else:
+            self._open(delivered)
+
+    def in_order(self, work: Callable[[], None]) -> None:
+        """Do something once everything that was taken before is in the queue."""
+        if self._held:
+            self._held.append(work)
+        else:
+            work()
+
+    def _go_on(self) -> None:
+        queue = self._receive_queue
+        while self._held and queue.bytes < queue.bytes_max:
+            first = self._held.popleft()
+            if isinstance(first, Delivered):
+                self._open(first)
+            else:
+                first()
+        if self._held:
+            queue.when_room(self._go_on)
+
+    def _open(self, delivered: Delivered) -> None:
         data = delivered.headers_and_payload
         try:
             if not delivered.checksum_ok:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from magnetar.client.consume.segment.schema_versions import SchemaVersions
+from magnetar.client.consume.segment.settings import QUEUE_BYTES
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import Message, MessageSource
 from magnetar.errors import DeadlineExceeded, MagnetarError
@@ -30,14 +31,20 @@ T = TypeVar("T")
 class ReceiveQueue(Generic[T]):
     """The messages of one consumer."""
 
-    def __init__(self, schemas: SchemaVersions[T]) -> None:
+    def __init__(self, schemas: SchemaVersions[T], *, bytes_max: int = QUEUE_BYTES) -> None:
         self.arrivals = Signal()
+        self.bytes = 0
+        """Of the payloads that wait, as they are unpacked."""
+        self.bytes_max = bytes_max
+        """From here on entries are better left packed until there is room."""
         self.schemas = schemas
         self.takes_rows = False
         """The application takes columns: even a small batch should come as `EntryRows`."""
         self._needs_writer = schemas.schema.needs_writer
         self._waiting: deque[Message[T] | EntryRows] = deque()
         self._turn = 0
+        # Who has more to add once there is room, in the order of asking.
+        self._held: dict[Callable[[], None], None] = {}
         self._failure: MagnetarError | None = None
         self.end: Callable[[], MagnetarError | None] = _no_end
         """Why nothing more can come, if that is so; asked whenever `arrivals` advances."""
@@ -47,9 +54,21 @@ class ReceiveQueue(Generic[T]):
 
     def add(self, message: Message[T] | EntryRows) -> None:
         self._waiting.append(message)
+        self.bytes += len(message.data)
         # Asked for every message: mostly the application is busy, and nobody waits.
         if self.arrivals.waiters:
             self.arrivals.advance()
+
+    def when_room(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once, as soon as less than `bytes_max` wait."""
+        self._held[go_on] = None
+
+    def _make_room(self) -> None:
+        for go_on in list(self._held):
+            if self.bytes >= self.bytes_max:
+                return
+            del self._held[go_on]
+            go_on()
 
     def drop(self, segment: MessageSource) -> list[Message[T]]:
         """Take out what a segment put in and nobody has: it is returned."""
@@ -57,6 +76,8 @@ class ReceiveQueue(Generic[T]):
         if dropped:
             kept = (each for each in self._waiting if _source_of(each) is not segment)
             self._waiting = deque(kept)
+            self.bytes = sum(len(each.data) for each in self._waiting)
+            self._make_room()
         return [message for each in dropped for message in self._messages_of(each)]
 
     def _messages_of(self, waiting: Message[T] | EntryRows) -> list[Message[T]]:
@@ -104,11 +125,15 @@ class ReceiveQueue(Generic[T]):
         if self._needs_writer and not self.schemas.is_known(first.schema_version):
             return None
         waiting.popleft()
+        self.bytes -= len(first.data)
         if isinstance(first, EntryRows):
             # Invariant 5: the batch is taken apart, and its rest waits as messages in its place.
             first, *others = first.messages(self.schemas.decode)
             others.reverse()
             waiting.extendleft(others)
+            self.bytes += sum(len(each.data) for each in others)
+        if self._held:
+            self._make_room()
         self._turn += 1
         first._turn = self._turn
         first._source.handing_out(first)
@@ -128,11 +153,13 @@ class ReceiveQueue(Generic[T]):
         taken: list[Message[T] | EntryRows] = []
         while self._waiting and rows_max > 0:
             first = self._waiting.popleft()
+            self.bytes -= len(first.data)
             if isinstance(first, EntryRows):
                 # Cut, and the rest stays in front: nobody gets more rows than were asked for.
                 if first.num_rows > rows_max:
                     first, rest = first.take(rows_max)
                     self._waiting.appendleft(rest)
+                    self.bytes += len(rest.data)
                 self._turn += first.num_rows
                 rows_max -= first.num_rows
                 first.source.handing_out_rows(first, self._turn)
@@ -142,6 +169,8 @@ class ReceiveQueue(Generic[T]):
                 first._turn = self._turn
                 first._source.handing_out(first)
             taken.append(first)
+        if self._held:
+            self._make_room()
         return taken
 
     async def _wait(self) -> None:

@@ -282,6 +282,7 @@ class SegmentConsumer(ABC):
         self._waits_for_application &= wait
         if self._release_by is None:
             self._release_by = self.loop.time() + self.settings.release_timeout
+            self._intake.drop_held()
             self._dropped(self.receive_queue.drop(self))
         self.news.advance()
 
@@ -289,6 +290,7 @@ class SegmentConsumer(ABC):
         """Open the subscription anew: the broker delivers everything that is not acknowledged."""
         self._is_restarting = True
         # What waits was delivered by the old subscription; the new one delivers it again.
+        self._intake.drop_held()
         self._dropped(self.receive_queue.drop(self))
         self.news.advance()
 
@@ -539,8 +541,9 @@ class SegmentConsumer(ABC):
             raise _Restart
 
     def _disconnected(self) -> None:
-        self._dropped(self.receive_queue.drop(self))
+        # The intake first: the room that the queue gains is not for what came before, too.
         self._intake.reconnected()
+        self._dropped(self.receive_queue.drop(self))
 
     def _end(self) -> None:
         self.has_ended = True
@@ -570,11 +573,14 @@ class SegmentConsumer(ABC):
                 self._intake.take(command)
         elif isinstance(command, Received):
             if command.type == _REACHED_END:
-                self.reached_end = True
-                self.ends.advance()
+                self._intake.in_order(self._reach_end)
             elif command.type == _CLOSED:
                 self._is_closed_by_broker = True
                 self.lost(ServiceNotReady(f"the broker closed the consumer of {self.wire_topic}"))
+
+    def _reach_end(self) -> None:
+        self.reached_end = True
+        self.ends.advance()
 
     def lost(self, error: MagnetarError) -> None:
         if self.trouble is None:

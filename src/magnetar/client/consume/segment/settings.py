@@ -21,9 +21,10 @@ from magnetar.model.subscriptions import InitialPosition
 QUEUE_SIZE: Final = 1000
 # Entries; as Pulsar's brokers limit a consumer (maxUnackedMessagesPerConsumer).
 UNACKED_MAX: Final = 50_000
+QUEUE_BYTES: Final = 64 * 1024 * 1024
 RELEASE_TIMEOUT_S: Final = 30.0
 
-_POSITIVE: Final = ("queue_size", "unacked_max", "chunked_messages_max")
+_POSITIVE: Final = ("queue_size", "queue_bytes", "unacked_max", "chunked_messages_max")
 _NOT_NEGATIVE: Final = ("processing_timeout", "release_timeout", "chunk_timeout", "priority_level")
 
 
@@ -54,6 +55,8 @@ class ConsumerSettings:
     """Where a subscription begins that does not exist yet."""
     queue_size: int = QUEUE_SIZE
     """Messages of each segment that are fetched before the application asks for them."""
+    queue_bytes: int = QUEUE_BYTES
+    """Bytes that wait for the application, unpacked; what comes beyond them waits as it came."""
     unacked_max: int = UNACKED_MAX
     """No more is fetched of a segment while the application has not settled so many entries."""
     nack_delay: RedeliveryDelay = field(default_factory=RedeliveryDelay)
