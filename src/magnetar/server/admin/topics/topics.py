@@ -26,10 +26,12 @@ from magnetar.server.admin.exchange import (
     needed_body_of,
     part_of,
     refused,
+    server_of,
     shown,
     topic_of,
     topics_of,
 )
+from magnetar.server.context import coordinator_count
 
 _MODES: Final = {
     Domain.PERSISTENT.value: ListMode.PERSISTENT,
@@ -49,7 +51,14 @@ class PartitionsBody(msgspec.Struct, frozen=True):
 
 async def names(request: web.Request) -> web.Response:
     mode = _MODES[part_of(request, "domain")]
-    return shown(await topics_of(request).names(namespace_of(request), mode))
+    return shown(await names_in(request, mode))
+
+
+async def names_in(request: web.Request, mode: ListMode) -> list[str]:
+    """The topics of a namespace; one that does not exist is a 404 here, not an empty list."""
+    topics, namespace = topics_of(request), namespace_of(request)
+    await topics.namespaces.policies(namespace)
+    return await topics.names(namespace, mode)
 
 
 async def partitioned_names(request: web.Request) -> web.Response:
@@ -129,9 +138,13 @@ def last_id_json(last: tuple[Position, int], name: TopicName) -> dict[str, int]:
 
 
 async def partitions(request: web.Request) -> web.Response:
+    name = topic_of(request)
     # A look creates nothing unless it is asked to.
     create = flag_of(request, "checkAllowAutoCreation")
-    found = await topics_of(request).partitions(topic_of(request), create=create)
+    # Clients with an http:// address count the coordinators of transactions here, too.
+    found = coordinator_count(server_of(request).context, name)
+    if found is None:
+        found = await topics_of(request).partitions(name, create=create)
     return shown({"partitions": found})
 
 
