@@ -147,6 +147,31 @@ def test_a_watch_tells_what_comes_and_goes(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_a_namespace_that_is_not_there_yet_has_no_topics(tmp_path: Path) -> None:
+    """Clients that consume by pattern may come before whoever makes the namespace."""
+
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            coming = NamespaceName("public", "coming")
+            listed = await driver.request("GET_TOPICS_OF_NAMESPACE", namespace=str(coming), mode=2)
+            assert not listed.topics
+            started = await driver.request(
+                "WATCH_TOPIC_LIST",
+                watcher_id=4,
+                namespace=str(coming),
+                topics_pattern="public/coming/.*",
+            )
+            assert not started.topic
+            await server.topics.namespaces.create(coming)
+            await driver.request("PRODUCER", topic=f"persistent://{coming}/t", producer_id=1)
+            update = await pushed(driver, "WATCH_TOPIC_UPDATE")
+            assert list(update.new_topics) == ["persistent://public/coming/t"]
+            await driver.close()
+
+    run(scene())
+
+
 # --- producing
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from crc32c import crc32c
@@ -84,7 +85,8 @@ class Topics(Service):
         # By name and by whether it may create: who must not create a topic cannot wait for who may.
         self._loads: dict[tuple[TopicName, bool], asyncio.Task[LoadedTopic]] = {}
         self._locks: KeyedLock[TopicName] = KeyedLock()
-        self._list_changes: dict[NamespaceName, Signal] = {}
+        # Held by those who watch: a client may name any namespaces, and they must not add up.
+        self._list_changes: WeakValueDictionary[NamespaceName, Signal] = WeakValueDictionary()
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0
@@ -275,9 +277,10 @@ class Topics(Service):
         return None if record is None else record.created_ms
 
     async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
-        """The topics of a namespace, partitions one by one, without those of the broker itself."""
-        # Raises if there is no such namespace: an empty list would say that there is one.
-        await self.namespaces.policies(namespace)
+        """The topics of a namespace, partitions one by one, without those of the broker itself.
+
+        There are none in a namespace that does not exist.
+        """
         found: list[str] = []
         if mode is not ListMode.NON_PERSISTENT:
             local_names = await self._records(namespace).names()
@@ -306,7 +309,7 @@ class Topics(Service):
         return [TopicName.parse(f"segment://{namespace}/{name}") for name in names]
 
     def list_changed(self, namespace: NamespaceName) -> Signal:
-        """Advances when topics of a namespace come or go."""
+        """Advances when topics of a namespace come or go; whoever waits for it keeps it."""
         return self._list_changes.setdefault(namespace, Signal())
 
     def _list_changed(self, namespace: NamespaceName) -> None:
