@@ -193,6 +193,7 @@ class Server(Service):
             owner=urlsplit(self.service_url).netloc,
             ownership=self._sharing or SoleOwner(self.service_url),
             transactions=transactions,
+            consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
         )
 
     def _partitions(self) -> CoordinatorPartitions:

@@ -156,7 +156,11 @@ class NonPersistentTopic:
         found = self._subscriptions.get(options.subscription)
         if found is None:
             found = NonPersistentSubscription(
-                self.name, options.subscription, clock=self._clock, limits=self._parts.limits
+                self.name,
+                options.subscription,
+                clock=self._clock,
+                limits=self._parts.limits,
+                consistent_hashing=self._parts.consistent_hashing,
             )
             self._subscriptions[found.name] = found
         return found

@@ -132,6 +132,8 @@ class TopicParts:
     ownership: Ownership = field(default_factory=SoleOwner)
     transactions: Transactions | None = None
     """None: transactional messages are refused."""
+    consistent_hashing: bool = True
+    """How Key_Shared consumers divide the keys that they do not choose themselves."""
 
 
 class Topic:
@@ -174,7 +176,11 @@ class Topic:
         self.legacy_transactions = self._transactions.legacy
         """Those with markers in the log; None: this topic can have none."""
         self._subscriptions = TopicSubscriptions(
-            self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
+            self,
+            clock=parts.clock,
+            limits=limits,
+            consistent_hashing=parts.consistent_hashing,
+            transactions=self._transactions.acks,
         )
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
