@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from magnetar.broker.policy.policies import AutoTopicCreation, Policies
+from magnetar.broker.policy.schemas import AUTO_CONSUME_TYPE, NO_SCHEMA_TYPE
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.limits import Limits
@@ -315,6 +316,25 @@ def test_schemas_are_stored_with_versions(tmp_path: Path) -> None:
 
 
 # --- back-pressure
+
+
+@pytest.mark.parametrize("kind", [NO_SCHEMA_TYPE, AUTO_CONSUME_TYPE])
+def test_plain_bytes_have_no_version_of_a_schema(tmp_path: Path, kind: int) -> None:
+    """An empty one is a version to the client for Go: its consumers ask for it, in vain."""
+
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            schema = {"name": "Bytes", "schema_data": b"", "type": kind}
+            opened = await driver.request("PRODUCER", topic="topic", producer_id=1, schema=schema)
+            assert not opened.schema_version
+            found = await driver.request("GET_OR_CREATE_SCHEMA", topic="topic", schema=schema)
+            assert not found.HasField("schema_version")
+            none = driver.request("GET_SCHEMA", topic="topic")
+            assert await refused(none) == WireCode.TOPIC_NOT_FOUND
+            await driver.close()
+
+    run(scene())
 
 
 def test_a_producer_that_never_waits_is_slowed_and_loses_nothing(tmp_path: Path) -> None:
