@@ -204,6 +204,7 @@ class Topic:
         # Switching dedup on and off awaits: two changes of policy must not overlap.
         self._policy_turn = asyncio.Lock()
         self._ends = TopicEnds(self._tasks)
+        self._created_ms, self._last_publish_ms = record.created_ms, 0
         # Counters of producers that have left; those that are here count for themselves.
         self._gone_messages = self._gone_bytes = 0
         self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
@@ -467,6 +468,8 @@ class Topic:
                 seen = await appended.past(seen)
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
+            # Once per batch, not per message.
+            self._last_publish_ms = self._clock.now_ms()
             before, end = end, self.max_read_position()
             # Below an undecided transaction more is durable but nothing more readable: only those
             # who read uncommitted messages are woken.
@@ -648,17 +651,36 @@ class Topic:
     def bytes_in(self) -> int:
         return self._gone_bytes + sum(each.bytes_in for each in self.producers.connected.values())
 
-    def stats(self) -> TopicStats:
-        """What the admin interface shows."""
-        subscriptions = {name: each.stats() for name, each in self.subscriptions.items()}
+    async def last_publish_ms(self) -> int:
+        """When the last entry came; 0: there is none.
+
+        Of one from before the topic was loaded, when its producer says that it was published.
+        """
+        if not self._last_publish_ms:
+            entries = await self.ledger.read(self.ledger.last_position(), 1)
+            if entries and not self._last_publish_ms:  # none came while this was read
+                self._last_publish_ms = publish_time_of(entries[0].payload)
+        return self._last_publish_ms
+
+    def stats(self, *, publishers: bool = True, consumers: bool = True) -> TopicStats:
+        """What the admin interface shows, with or without each producer and consumer.
+
+        Read `last_publish_ms` before, for a time from before the topic was loaded.
+        """
+        producers = self.producers.connected.values() if publishers else ()
+        subscriptions = {
+            name: each.stats(consumers=consumers) for name, each in self.subscriptions.items()
+        }
         stats = TopicStats(
             msg_rate_in=self._message_rate.of(self.messages_in),
             msg_throughput_in=self._byte_rate.of(self.bytes_in),
             msg_in_counter=self.messages_in,
             bytes_in_counter=self.bytes_in,
+            topic_creation_time_stamp=self._created_ms,
+            last_publish_time_stamp=self._last_publish_ms,
             storage_size=self.ledger.size_bytes,
             backlog_size=self._backlog_bytes(),
-            publishers=[producer.stats() for producer in self.producers.connected.values()],
+            publishers=[producer.stats() for producer in producers],
             waiting_publishers=len(self.producers.waiting),
             subscriptions=subscriptions,
             deduplication_status="Disabled" if self._dedup.state is None else "Enabled",

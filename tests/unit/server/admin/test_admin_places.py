@@ -283,7 +283,6 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
         unbuilt = (
             f"{TOPIC}/compaction",
             f"{TOPIC}/messageTTL",
-            f"{TOPIC}/ledger/1/entry/2",
             "namespaces/public/default/permissions",
             "namespaces/public/default/permissions/me",
             "namespaces/public/default/schemaCompatibilityStrategy",

@@ -12,11 +12,13 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from magnetar.broker.entries import EntryView
+from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
-from magnetar.server.admin.errors import CONFLICT
+from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
 from magnetar.server.admin.exchange import (
     body_of,
     converted,
@@ -30,7 +32,9 @@ from magnetar.server.admin.exchange import (
     shown,
     topic_of,
     topics_of,
+    whole_number,
 )
+from magnetar.server.admin.topics.peek import as_response
 from magnetar.server.context import coordinator_count
 
 _MODES: Final = {
@@ -123,6 +127,27 @@ async def last_message_id(request: web.Request) -> web.Response:
     name = await whole_topic(request)
     topic = await topics_of(request).get(name, create=False)
     return shown(last_id_json(await topic.last_message(), name))
+
+
+async def entry_by_id(request: web.Request) -> web.Response:
+    """An entry of a topic, as a peek shows it, whether or not consumers may see it."""
+    name = await whole_topic(request)
+    numbers = [whole_number(part_of(request, each), each) for each in ("ledger_id", "entry_id")]
+    position = Position(*numbers)
+    topic = await topics_of(request).get(name, create=False)
+    if not isinstance(topic, Topic):
+        raise NotAllowed(f"{name} is not persistent: it keeps no messages")
+    # A read begins at the next entry that there is: another one is no answer.
+    entries = await topic.ledger.read(position, 1)
+    if not entries or entries[0].position != position:
+        return refused(NOT_FOUND, f"{name} has no entry {position}")
+    headers = {}
+    # Whoever names an entry sees it, and is told if it is for nobody, or not yet.
+    if position > topic.max_read_position():
+        headers["X-Pulsar-txn-uncommitted"] = "true"
+    elif not topic.is_visible(entries[0]) and EntryView.of(entries[0]).txn_id is not None:
+        headers["X-Pulsar-txn-aborted"] = "true"
+    return await as_response(request, entries[0], headers)
 
 
 def last_id_json(last: tuple[Position, int], name: TopicName) -> dict[str, int]:
@@ -237,6 +262,7 @@ ROUTES: Final = (
     web.post(f"{TOPIC}/terminate", terminate),
     web.post(f"{TOPIC}/terminate/partitions", terminate_partitions),
     web.get(f"{TOPIC}/lastMessageId", last_message_id),
+    web.get(f"{TOPIC}/ledger/{{ledger_id}}/entry/{{entry_id}}", entry_by_id),
     web.get(f"{TOPIC}/partitions", partitions),
     web.put(f"{TOPIC}/partitions", create_partitioned),
     web.post(f"{TOPIC}/partitions", grow),
