@@ -45,7 +45,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
 
 
 async def _asked(request: web.Request, topic: LoadedTopic) -> TopicStats:
-    """Without its producers, or consumers, where the request says so: there may be very many."""
+    """Statistics, without producers or consumers where the request says so: there may be many."""
     publishers = not flag_of(request, "excludePublishers")
     consumers = not flag_of(request, "excludeConsumers")
     await topic.last_publish_ms()
