@@ -193,6 +193,7 @@ class Server(Service):
             owner=urlsplit(self.service_url).netloc,
             ownership=self._sharing or SoleOwner(self.service_url),
             transactions=transactions,
+            publish_gate=self.storage.publish_gate,
         )
 
     def _partitions(self) -> CoordinatorPartitions:
