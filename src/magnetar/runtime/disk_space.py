@@ -141,7 +141,8 @@ class DiskSpace:
         metrics.PUBLISHES_REFUSED.set(int(is_refusing))
         had, gate.refusal = gate.refusal, None
         if is_refusing:
-            gate.refusal = ServerDiskFull(refusal_text(seen.free, seen.total, floor))
+            left = max(0, self._rules.left(seen))
+            gate.refusal = ServerDiskFull(refusal_text(left, seen.total, floor))
         # Invariant 3: the text follows the disk, and is no change.
         if (had is None) != (gate.refusal is None):
             event = "publishes-refused" if is_refusing else "publishes-taken-again"
@@ -181,7 +182,7 @@ class DiskSpace:
         return has
 
 
-def refusal_text(free: int, total: int, floor: int) -> str:
+def refusal_text(left: int, total: int, floor: int) -> str:
     """What is said of a disk that is too full for publishes."""
-    text = f"{DISK_FULL_WORDS}: {free / _MIB:,.1f} of {total / _MIB:,.1f} MiB are free"
+    text = f"{DISK_FULL_WORDS}: {left / _MIB:,.1f} of {total / _MIB:,.1f} MiB are left"
     return f"{text}, publishes need {floor / _MIB:,.1f} MiB"

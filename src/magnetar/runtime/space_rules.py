@@ -6,8 +6,8 @@ What is left is counted without the reserve, whether that is taken or not, and w
 journal still has to bring home: so neither of the two makes a server change its mind.
 
 Invariants:
-1. Publishes are refused below the floor, and for `HOLD_S` after a write found no space, whatever
-   the disk says of itself: it may have a quota, or no more inodes.
+1. Publishes are refused below the floor, and for `HOLD_S` after a write found no space though the
+   disk says that there is enough: it may have a quota, or no more inodes.
 2. They are taken again once a quarter more than the floor is left, with the whole reserve in place.
 3. The reserve grows to its whole size from a quarter of the floor on. Below that it keeps what it
    has: others would take what it gives up before it is needed.
@@ -23,7 +23,7 @@ from typing import Final
 from magnetar.runtime.limits import Limits
 
 HOLD_S: Final = 10.0
-"""How long a write that found no space counts."""
+"""How long a write counts that found no space where there seems to be some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ class SpaceRules:
 
     def judge(self, seen: SpaceSeen) -> bool:
         """Whether publishes are refused from now on."""
-        if seen.has_failed:
-            self._held_until = seen.now + HOLD_S
         floor, left = self.floor(seen.total), self.left(seen)
+        if seen.has_failed and (left >= floor or not floor):
+            self._held_until = seen.now + HOLD_S
         if self._is_held(seen):
             self.is_refusing = True
         # No size, no floor (invariant 4); what is left then means nothing either.
