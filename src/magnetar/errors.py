@@ -200,7 +200,9 @@ class ServerDiskFull(RequestError):
 
     wire_code = WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION
     retryable = True
-    hint = "free some space on it, or delete topics; publishing goes on by itself once there is room"
+    hint = (
+        "free some space on it, or delete topics; publishing goes on by itself once there is room"
+    )
 
 
 class TransactionCoordinatorNotFound(RequestError):
