@@ -177,7 +177,7 @@ class DiskSpace:
                 has = self._disk.reserve(self._path, has + ((size - has) >> part))
             except DiskFull:
                 continue  # not even its name fits
-            if has >= size or part and has > self._reserved:
+            if has >= size or (part and has > self._reserved):
                 break
         return has
 

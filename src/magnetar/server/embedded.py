@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from magnetar.errors import CorruptData, DiskFull, FormatTooNew, OutOfDescriptors, StorageError
+from magnetar.errors import CorruptData, DiskFull, FormatTooNew, StorageError
 from magnetar.journal.journal import Journal
 from magnetar.journal.recovery import Recovered
 from magnetar.ledger.file import FileLedgers

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,6 @@ async def until_sent(producer: Any, payload: bytes) -> None:
             except ServerDiskFull:
                 continue
             return
-
-
-async def until(what: str, look: Callable[[], Awaitable[bool]]) -> None:
-    async with within(what):
-        while not await look():
-            await asyncio.sleep(0.05)
 
 
 async def status(admin: PatientAdmin, path: str) -> int:
@@ -254,16 +248,14 @@ def test_a_server_starts_on_a_full_disk(folder: Path, how: str) -> None:
             consumer = await client.consumer(SMALL, "work")
             assert (await consumer.receive()).value == b"2"
             await admin.delete("persistent/public/default/big")
-            await until("room", lambda: _is_ready(admin))
+            async with within("room on the disk"):
+                while await status(admin, "/ready") != 200:
+                    pass
             await (await client.producer(SMALL)).send(b"goes on")
 
     for life in (first_life, second_life, third_life):
         with served(folder, **SETTINGS) as server:
             asyncio.run(life(server))
-
-
-async def _is_ready(admin: PatientAdmin) -> bool:
-    return await status(admin, "/ready") == 200
 
 
 def test_doctor_says_that_publishes_are_refused(folder: Path) -> None:

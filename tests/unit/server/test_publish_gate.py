@@ -15,7 +15,7 @@ from magnetar.errors import RequestError, ServerDiskFull
 from magnetar.model.names import TopicName
 from magnetar.server.app import Server
 from magnetar.testing.virtual.driver import Driver, build_message
-from magnetar.wire.messages import Received
+from magnetar.wire.commands import NAMES
 from tests.unit.server.serving import LIMITS, connected, published, serving, subscribed
 
 TOPIC = "persistent://public/default/topic"
@@ -60,8 +60,8 @@ def test_producers_are_closed_behind_their_receipts_and_come_back_to_a_reason(
             await driver.request("PRODUCER", topic=TOPIC, producer_id=1)
             await driver.publish(1, 0, build_message(b"stored", sequence_id=0))
             close_gate(server)
-            pushed = await driver.pushes.get()
-            assert isinstance(pushed, Received)
+            pushed: Any = await driver.pushes.get()
+            assert NAMES[pushed.type] == "CLOSE_PRODUCER"
             assert pushed.body.producer_id == 1
             text = await refused(driver, "PRODUCER", topic=TOPIC, producer_id=1, epoch=1)
             assert "the disk of the server is full" in text

@@ -129,9 +129,10 @@ class Topics(Service):
         return self._parts.publish_gate
 
     async def _follow_gate(self) -> None:
-        """Close the producers of all topics whenever the gate closes; clients hear why on reopening.
+        """Close the producers of all topics whenever the gate closes.
 
-        As for a backlog quota: an error to a SEND would have some clients reconnect in a loop.
+        Clients hear why when they open them again, as for a backlog quota: an error to a SEND would
+        have some of them reconnect in a loop.
         """
         gate, seen = self.publish_gate, 0
         while True:
