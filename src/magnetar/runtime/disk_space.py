@@ -70,7 +70,7 @@ class DiskSpace:
         self._worker = worker
         self._clock = clock
         self._rules = SpaceRules(limits)
-        self._reserved = 0
+        self._reserved = self._whole = 0
         self._turn = asyncio.Lock()
         self._is_reserve_told = False
         self._is_starting = True
@@ -105,15 +105,20 @@ class DiskSpace:
                 await self._resize(had)
 
     async def close(self) -> None:
+        """Keep for the next start what its owner no longer needs; call it last of all."""
+        async with self._turn:
+            if self._reserved < self._whole:
+                await self._resize(self._whole)
         await self._worker.close()
 
     async def _judge(self, unsettled: int, *, has_failed: bool) -> None:
         seen = await self._look(unsettled, has_failed=has_failed)
+        self._whole = self._rules.reserve(seen.total)
         is_refusing = self._rules.judge(seen)
         wanted = self._rules.wanted_reserve(seen)
         # What the start needed is written: from here on it is kept from others, as far as it goes.
         if self._is_starting:
-            wanted, self._is_starting = self._rules.reserve(seen.total), False
+            wanted, self._is_starting = self._whole, False
         if wanted != self._reserved:
             await self._resize(wanted)
             # Judged with the reserve in its place: it may have been all that was missing.

@@ -193,7 +193,9 @@ class SimulatedDisk:
         self.close()
         # A killed process leaves all that it wrote, but what was not synced is still at risk.
         model = DiskModel(self.model.survive(chance)) if power_loss else self.model
-        return SimulatedDisk(model=model, seed=chance.randrange(1 << 32))
+        following = SimulatedDisk(model=model, seed=chance.randrange(1 << 32))
+        following.capacity, following.others_bytes = self.capacity, self.others_bytes
+        return following
 
     def close(self) -> None:
         """Let go of SQLite and its scratch folder; nothing of that is a change of the disk."""
