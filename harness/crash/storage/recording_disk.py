@@ -208,7 +208,14 @@ class RecordingDisk:
         return self._disk.space(folder)
 
     def reserve(self, path: Path, size: int) -> int:
-        return self._disk.reserve(path, size)  # its content means nothing: it is not recorded
+        if not size:
+            self.remove(path)
+            return 0
+        # Its content means nothing: a hole of that size will do.
+        number = self.recording.open(path, create=True)
+        has = self._disk.reserve(path, size)
+        self.recording.note(Truncated(number, has))
+        return has
 
     def stop(self) -> None:
         """Record nothing more of SQLite: what follows is only tidying up."""
