@@ -200,6 +200,10 @@ def test_all_but_publishing_goes_on_without_a_free_byte(folder: Path) -> None:
             await acks_alone.commit()
             with pytest.raises(ServerDiskFull):
                 await producer.send(b"refused")
+            refused = await client.transaction(timeout=PATIENCE_S)
+            with pytest.raises(ServerDiskFull):
+                await producer.send(b"refused", txn=refused)
+            await refused.abort()
             for number in range(300):
                 path = f"persistent/public/default/small/subscription/s{number}"
                 assert (await admin.exchange("PUT", path)).status == 204
