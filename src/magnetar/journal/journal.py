@@ -84,6 +84,9 @@ class Journal:
         self.synced = 0
         self.settled = 0
         self.refusals = 0
+        self.written_bytes = 0
+        """Of all records that became durable since the start."""
+        self._settled_bytes = 0
         self.failure: StorageError | None = None
 
         self._batches: list[tuple[int, int, float]] = []
@@ -154,6 +157,11 @@ class Journal:
     def queue_bytes(self) -> int:
         """Submitted, and not yet taken into a batch."""
         return self._queue_bytes
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """What will be written once more, to its homes."""
+        return self.written_bytes - self._settled_bytes + self._queue_bytes
 
     @property
     def unsettled(self) -> bool:
@@ -228,18 +236,22 @@ class Journal:
 
     # --- settling
 
-    def release(self, sequence: int) -> None:
-        """Recycle the files of all records up to `sequence`, which are durable in their homes."""
-        if sequence <= self.settled:
-            return
-        self.settled = sequence
+    def release(self, sequence: int, written: int = 0) -> None:
+        """Recycle the files of all records up to `sequence`, which are durable in their homes.
+
+        `written`: what `written_bytes` was when that was the last durable one.
+        """
+        is_new = sequence > self.settled
+        self.settled = max(self.settled, sequence)
+        self._settled_bytes = max(self._settled_bytes, written)
+        # Also if nothing is new: a file may have filled up with what was settled before.
         while self._full and self._full[0].last_sequence <= sequence:
             self._free.append(self._full.popleft())
         self._settle_error = None
         self._released.advance()
         # For recovery, which would otherwise replay more than it needs. Not by `append`: if this
         # record had to be settled too, an idle journal would never come to rest.
-        if self.failure is None and self._committer is not None:
+        if is_new and self.failure is None and self._committer is not None:
             record = encode_settled(sequence)
             self._submit(record, len(record))
 
@@ -286,6 +298,7 @@ class Journal:
                 file.end += batch_bytes(payload)
                 file.last_sequence = self.synced = first + len(records) - 1
                 self.progress.advance()
+                self.written_bytes += payload
                 self._batches.append((len(records), payload, self._clock.monotonic() - started))
                 if len(self._batches) >= _UNCOUNTED_BATCHES:
                     self.count()
@@ -340,13 +353,18 @@ class Journal:
         return file
 
     async def _free_file(self) -> JournalFile:
-        # The journal still grows: the file that was prepared while the last one filled.
-        if self._spare is not None and not self._free:
-            spare, self._spare = self._spare, None
-            return await spare
-        # None was prepared (there were free ones then), or preparing it failed: make one now.
-        if not self._free and not self._at_most_files():
-            return await self._filler.run(self._create)
+        try:
+            # The journal still grows: the file that was prepared while the last one filled.
+            if self._spare is not None and not self._free:
+                spare, self._spare = self._spare, None
+                return await spare
+            # None was prepared (there were free ones then), or preparing it failed: make one now.
+            if not self._free and not self._at_most_files():
+                return await self._filler.run(self._create)
+        # No room to grow: the files that are there have to do, as they do once it is at its most.
+        except DiskFull:
+            if not self._free and not self._full:
+                raise
         while not self._free:
             # Every file is full and only settling frees one. If the homes have no space, waiting
             # would not help: the batch is refused.
@@ -391,6 +409,8 @@ class Journal:
         self._last_change = min(self._last_change, self.synced)
         self.refusals += 1
         self.progress.advance()
+        # Whoever watches the disk should look at once.
+        self.pressure.advance()
 
     def count(self) -> None:
         """Bring the metrics up to date. Not done per batch: that would cost a tenth of its time."""

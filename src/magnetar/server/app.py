@@ -194,6 +194,7 @@ class Server(Service):
             ownership=self._sharing or SoleOwner(self.service_url),
             transactions=transactions,
             consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
+            publish_gate=self.storage.publish_gate,
         )
 
     def _partitions(self) -> CoordinatorPartitions:

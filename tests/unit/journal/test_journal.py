@@ -428,3 +428,51 @@ def test_a_fence_from_outside_stops_everything(tmp_path: Path) -> None:
 
 def _files(bench: Bench) -> list[str]:
     return sorted(path.name for path in bench.folder.iterdir())
+
+
+def test_a_journal_that_cannot_grow_recycles_what_it_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path).start()
+        bench.disk.fail("write", "0001.new", DiskFull("no space"))
+        last = await bench.fill(2)
+        waiting = asyncio.ensure_future(bench.append_durable(LARGE))
+        await turns()
+        assert not waiting.done(), "its only file is full, and not at home"
+        bench.journal.release(last)
+        assert await waiting > last
+        assert bench.journal.refusals == 0
+        assert len(list(bench.folder.iterdir())) == 1
+        await bench.close()
+
+    run(main())
+
+
+def test_a_file_whose_records_came_home_before_it_was_full_is_recycled(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path).start()
+        bench.disk.fail("write", "0001.new", DiskFull("no space"))
+        last = await bench.fill(2)
+        bench.journal.release(last)
+        await turns()
+        waiting = asyncio.ensure_future(bench.append_durable(LARGE))
+        await turns()
+        bench.journal.release(bench.journal.synced)
+        await waiting
+        await bench.close()
+
+    run(main())
+
+
+def test_unsettled_bytes_are_those_that_have_to_be_written_once_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path).start()
+        assert bench.journal.unsettled_bytes == 0
+        last = await bench.append_durable(LARGE)
+        written = bench.journal.written_bytes
+        assert bench.journal.unsettled_bytes == written > len(LARGE)
+        await bench.append_durable(b"later")
+        bench.journal.release(last, written)
+        assert len(b"later") < bench.journal.unsettled_bytes < len(LARGE)
+        await bench.close()
+
+    run(main())

@@ -69,6 +69,7 @@ from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
@@ -134,6 +135,8 @@ class TopicParts:
     """None: transactional messages are refused."""
     consistent_hashing: bool = True
     """How Key_Shared consumers divide the keys that they do not choose themselves."""
+    publish_gate: PublishGate = field(default_factory=PublishGate)
+    """Closed while the disk is too full for messages."""
 
 
 class Topic:
@@ -354,6 +357,10 @@ class Topic:
         producer.messages_in = producer.bytes_in = 0
         self.used_at = self._clock.monotonic()
         self._dedup.left(producer)
+
+    def stop_producers(self, error: MagnetarError) -> None:
+        """Take no more messages from those who are here; what is in flight gets its receipts."""
+        self.producers.stop(error)
 
     async def _create_initial(self, name: str) -> None:
         if name in self.subscriptions:
@@ -639,6 +646,8 @@ class Topic:
             raise ServiceNotReady(f"{self.name}: {self._fenced}")
         if self.terminated:
             raise TopicTerminated(f"{self.name} was terminated")
+        # Last: whoever should go to another topic need not wait for this one.
+        self._parts.publish_gate.check()
 
     # --- statistics
 
