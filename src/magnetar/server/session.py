@@ -165,7 +165,7 @@ class Session(asyncio.Protocol):
         if self._leaving:
             return
         try:
-            commands = self.wire.receive(data)
+            commands = self.wire.receive(data, _ITEMS_PER_TURN)
         except ProtocolError as error:
             if not self._waiting:
                 self._broken(error)
@@ -174,11 +174,14 @@ class Session(asyncio.Protocol):
             self._waiting += commands
         else:
             self._carry_out(commands)
-        held = self.wire.buffered_bytes
-        if held or self.frame_since is not None:
-            self._note_unfinished(held, is_new=bool(commands) or self.frame_since is None)
+        self._note_unfinished(has_ended_one=bool(commands))
 
-    def _note_unfinished(self, held: int, *, is_new: bool) -> None:
+    def _note_unfinished(self, *, has_ended_one: bool) -> None:
+        # Whole frames that wait for their turn are no unfinished ones.
+        held = 0 if self.wire.is_more else self.wire.buffered_bytes
+        if not held and self.frame_since is None:
+            return
+        is_new = has_ended_one or self.frame_since is None
         if not held:
             self.frame_since = None
         elif is_new:
@@ -210,6 +213,8 @@ class Session(asyncio.Protocol):
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
             self._broken(self.wire.error)
+        elif self.wire.is_more:
+            self._hold([])
         # Only sends fill the queue that is judged here: a read without one need not look at it.
         elif not (throttle.has_room() if has_sent else throttle.is_open) or not self._is_read:
             self.judge_reading()
@@ -223,7 +228,17 @@ class Session(asyncio.Protocol):
 
     def _go_on(self) -> None:
         commands, self._waiting = self._waiting, []
-        if not self.is_closing and not self._leaving:
+        if self.is_closing or self._leaving:
+            return
+        if not commands and self.wire.is_more:
+            try:
+                commands = self.wire.receive(b"", _ITEMS_PER_TURN)
+            except ProtocolError as error:
+                self._broken(error)
+                return
+            self._carry_out(commands)
+            self._note_unfinished(has_ended_one=True)
+        else:
             self._carry_out(commands)
 
     def pause_writing(self) -> None:
@@ -487,6 +502,7 @@ class Session(asyncio.Protocol):
             and not self.outbound.paused
             and not self._draining
             and not self._waiting
+            and not self.wire.is_more
             and self._long is None
         )
         if room and not self._is_read:

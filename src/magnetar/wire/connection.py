@@ -160,8 +160,13 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """Kept between calls: at most one incomplete frame."""
+        """Kept between calls: at most one incomplete frame, unless there `is_more`."""
         return len(self._partial)
+
+    @property
+    def is_more(self) -> bool:
+        """Whether `receive` stopped at its limit, and has more to give for no further bytes."""
+        return len(self._partial) >= self._needed
 
     def open(self) -> None:
         """The server accepted the client: every command is legal, frames have their full size."""
@@ -179,8 +184,8 @@ class Connection:
         if self._error is None:
             self._error = RemoteProtocolError("bytes on a connection that is closed")
 
-    def receive(self, data: bytes) -> list[Command]:
-        """The commands that `data` completes, in order."""
+    def receive(self, data: bytes, most: int | None = None) -> list[Command]:
+        """The commands that `data` completes, in order; about `most`, then there `is_more`."""
         if self._error is not None:
             raise self._error
         partial = self._partial
@@ -194,7 +199,7 @@ class Connection:
             self._partial = bytearray()
         commands: list[Command] = []
         try:
-            offset = self._take_frames(data, commands)
+            offset = self._take_frames(data, commands, most)
             self._keep(data, offset)
         except ProtocolError as error:
             # Invariant 5: what came before the broken frame was legal. Its owner gets
@@ -205,8 +210,8 @@ class Connection:
                 raise
         return commands
 
-    def _take_frames(self, data: bytes, commands: list[Command]) -> int:
-        """Take every whole frame; return where the first incomplete one begins."""
+    def _take_frames(self, data: bytes, commands: list[Command], most: int | None) -> int:
+        """Take every whole frame, up to a limit; return where the first one left begins."""
         offset = 0
         while True:
             # Most frames are SENDs at a server and MESSAGEs at a
@@ -217,7 +222,8 @@ class Connection:
                 return offset
             start = offset + SIZE_BYTES
             stop = start + self._checked_total(data, offset)
-            if stop > len(data):
+            # A run of common ones may have gone beyond the limit: they are cheap.
+            if stop > len(data) or (most is not None and len(commands) >= most):
                 return offset
             commands.append(self._command(data, start, stop))
             offset = stop

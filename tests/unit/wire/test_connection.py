@@ -115,6 +115,23 @@ def test_commands_before_a_broken_frame_are_handed_out() -> None:
         connection.receive(b"")
 
 
+@pytest.mark.parametrize("most", [1, 2, 5, 6, 100])
+def test_what_goes_beyond_a_limit_is_given_by_the_next_calls_in_order(most: int) -> None:
+    sends = [send_frame(entry(), producer_id=1, sequence_id=each) for each in range(2)]
+    data = FLOW + command("PING") + FLOW + b"".join(sends) + FLOW + command("PING")
+    whole = open_server().receive(data)
+    connection = open_server()
+    found = connection.receive(data + FLOW[:5], most)
+    assert len(found) <= most + 1, "a run of sends goes on to its end"
+    while connection.is_more:
+        more = connection.receive(b"", most)
+        assert more
+        found += more
+    assert found == whole
+    assert connection.buffered_bytes == 5
+    assert connection.receive(FLOW[5:], most) == whole[:1]
+
+
 def test_a_huge_frame_is_refused_by_its_first_four_bytes() -> None:
     for connection in (Connection(), open_server(), open_client()):
         for byte in TWO_GB_PREFIX[:3]:
@@ -271,10 +288,10 @@ def test_small_pieces_are_not_looked_at_again_and_again(monkeypatch: pytest.Monk
     looks = 0
     take_frames = Connection._take_frames
 
-    def counted(self: Connection, data: bytes, commands: list[Command]) -> int:
+    def counted(self: Connection, data: bytes, commands: list[Command], most: int | None) -> int:
         nonlocal looks
         looks += 1
-        return take_frames(self, data, commands)
+        return take_frames(self, data, commands, most)
 
     frame = send_frame(entry(bytes(10_000)), producer_id=1, sequence_id=2)
     connection = open_server()
