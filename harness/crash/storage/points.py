@@ -199,6 +199,9 @@ class CrashingDisk:
         self._disk.sync_folder(folder)
         self._count.passed(f"after:folder-sync:{area}")
 
+    def capacity(self, folder: Path) -> int:
+        return self._disk.capacity(folder)
+
     def rename(self, old: Path, new: Path) -> None:
         self._count.passed(f"before:rename:{_area(new)}")
         self._disk.rename(old, new)

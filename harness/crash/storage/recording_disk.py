@@ -189,6 +189,9 @@ class RecordingDisk:
         self._disk.sync_folder(folder)
         self.recording.note(FolderSynced(self.recording.name(folder)))
 
+    def capacity(self, folder: Path) -> int:
+        return self._disk.capacity(folder)
+
     def rename(self, old: Path, new: Path) -> None:
         self.recording.note(Renamed(self.recording.name(old), self.recording.name(new)))
         self._disk.rename(old, new)

@@ -92,6 +92,10 @@ class Disk(Protocol):
 
     def sync_folder(self, folder: Path) -> None: ...
 
+    def capacity(self, folder: Path) -> int:
+        """The size in bytes of the file system of a folder that exists."""
+        ...
+
     def rename(self, old: Path, new: Path) -> None: ...
 
     def remove(self, path: Path) -> None:
@@ -281,6 +285,11 @@ class LocalDisk:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def capacity(self, folder: Path) -> int:
+        with disk_errors("measure", folder):
+            found = os.statvfs(folder)
+            return found.f_blocks * found.f_frsize
 
     def rename(self, old: Path, new: Path) -> None:
         with disk_errors("rename", old):

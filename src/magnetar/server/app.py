@@ -34,6 +34,7 @@ from magnetar.broker.topic.ownership import SharedOwnership, SoleOwner
 from magnetar.broker.topic.topic import TopicParts
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import NotAllowed
+from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.descriptors import descriptors_max, fitted
 from magnetar.runtime.logs import logger
@@ -193,7 +194,18 @@ class Server(Service):
             owner=urlsplit(self.service_url).netloc,
             ownership=self._sharing or SoleOwner(self.service_url),
             transactions=transactions,
+            segment_retention=self._segment_retention(),
         )
+
+    def _segment_retention(self) -> Retention:
+        """What scalable topics keep by default: so long, and all of them together so much."""
+        minutes = self.config.scalable_retention_minutes
+        percent = self.config.scalable_retention_disk_percent
+        # Neither makes sense without the other, as in the policy of a namespace.
+        if not minutes or not percent:
+            return KEEP_NOTHING
+        size_bytes = self.machine.disk.capacity(self.folder) * percent // 100
+        return Retention(minutes * 60.0, size_bytes)
 
     def _partitions(self) -> CoordinatorPartitions:
         return CoordinatorPartitions(
@@ -241,6 +253,7 @@ class Server(Service):
             broker=self._process(),
             url=self.service_url,
             auto_scale=self.config.scalable_auto_scale_enabled,
+            retention=self._segment_retention(),
             host=self.machine.segments(self.topics, self._sharing, layout_watchers),
             layout_watchers=layout_watchers,
         )

@@ -37,6 +37,10 @@ ROOT: Final = Path("/simulated")
 _MEMORY: Final = Path("/dev/shm")
 
 
+CAPACITY_BYTES: Final = 64 * 1024**3
+"""The size that a simulated disk says it has."""
+
+
 class SimulatedDisk:
     """See the module. `stopped` advances once, when the plan's crash comes."""
 
@@ -93,6 +97,10 @@ class SimulatedDisk:
         with disk_errors("sync folder", folder):
             self.step(Operation.SYNC, _relative(folder))
             self.model.sync_folder(_relative(folder))
+
+    def capacity(self, folder: Path) -> int:
+        """Always the same: faults of space come from the plan."""
+        return CAPACITY_BYTES
 
     def rename(self, old: Path, new: Path) -> None:
         with disk_errors("rename", old):
