@@ -24,10 +24,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from struct import Struct
 from typing import Final, TypeAlias
 
 from magnetar.broker.api import DROPPED, NO_SEQUENCE, AccessMode, ProducerRequest, Receipt
-from magnetar.broker.entries import UNPLACED, EntryView
+from magnetar.broker.entries import BATCH_SIZE_TAG, UNPLACED, EntryView, wrong_count
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
@@ -55,6 +56,11 @@ from magnetar.txn.buffer.segment_transactions import (
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.ids import to_text
 from magnetar.wire.messages import Send, TxnId, TxnSend, with_txn
+
+# Where the metadata of an entry with a checksum has its size, and where it begins.
+_SIZE_AT: Final = 6
+_METADATA: Final = 10
+_SIZE: Final = Struct(">I").unpack_from
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 
@@ -266,7 +272,11 @@ class Producer:
         if pending and pending[0][0].done():
             self.settle()
         sent: _Noted = None
-        sequence_id, fast_path = send.sequence_id, self._fast_path
+        sequence_id, fast_path, payload = (
+            send.sequence_id,
+            self._fast_path,
+            send.headers_and_payload,
+        )
         # Not the plain way: a `TxnSend` or `RareSend` (a chunk, a highest sequence id, a bad
         # checksum), or the producer is stopped, waits for its topic, or has sends held.
         if type(send) is not Send or not self._direct:
@@ -275,13 +285,24 @@ class Producer:
             # Invariant 3. What was held when its client closed it still goes on (invariant 5).
             if self._stopped and not is_released:
                 return
-            if type(send) is TxnSend and (self._direct or is_released):
+            if (
+                type(send) is TxnSend
+                and (self._direct or is_released)
+                and wrong_count(send) is None
+            ):
                 sent = self._fast_path_in(send)
             if sent is None:
                 # A released send was held before: its transaction is admitted or refused by now.
                 if not is_released and self._is_held(send):
                     return
                 sent = self._judged(send)
+        # A batch, or perhaps one (as `may_be_batch`, with a checksum): its client may lie about the
+        # number of its messages.
+        elif (
+            send.num_messages != 1
+            or payload.find(BATCH_SIZE_TAG, _METADATA, _METADATA + _SIZE(payload, _SIZE_AT)[0]) > 0
+        ) and (refusal := wrong_count(send)) is not None:
+            sent = _refused(send, refusal)
         elif fast_path is not None:
             # The hot path of dedup: above all that was pushed and inherited, so certainly new.
             if sequence_id > fast_path.pushed and sequence_id > fast_path.floor:
@@ -296,7 +317,7 @@ class Producer:
         if type(sent) is _Sent and sent.answer is not None:
             self._queue(self._resolved(), sequence_id, sent)
             return
-        payload = send.headers_and_payload
+        payload = send.headers_and_payload  # of a transaction it may be another one by now
         try:
             future = self._append(payload)
         # Refused at once: the journal's queue is full, the topic is sealed, or another broker owns
@@ -351,6 +372,8 @@ class Producer:
         # PIP-68: WaitForExclusive, and another producer has the topic.
         if not self._ready:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
+        if (wrong := wrong_count(send)) is not None:
+            return wrong
         txn, transactions = send.txn_id, self._transactions
         if txn is None:
             return None

@@ -26,7 +26,8 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.signal import Signal
 from magnetar.testing.virtual.virtual_time import run
-from tests.unit.broker.world import EPOCH_MS, message, options, rare, receipts
+from magnetar.wire.messages import Send
+from tests.unit.broker.world import EPOCH_MS, entry, message, options, rare, receipts
 
 
 class Bench:
@@ -108,6 +109,31 @@ def test_a_cancelled_waiter_loses_nothing() -> None:
         assert not bench.futures[0].cancelled()
         bench.store(0)
         assert [each.sequence_id for each in await bench.producer.receipts()] == [1]
+
+    on_bench(scenario)
+
+
+def test_a_lie_about_the_number_of_messages_is_refused_in_its_place() -> None:
+    """What is refused counts nowhere: not as messages, not for dedup."""
+
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        lies = (
+            Send(1, 2, 1_000_000, entry(2)),
+            Send(1, 3, 0, entry(3)),
+            Send(1, 4, 1, entry(4, batch=2**31 - 1)),
+        )
+        producer.send(message(1))
+        for lie in lies:
+            producer.send(lie)
+        producer.send(message(5, batch=3))
+        bench.store(0, 1)
+        found = await receipts(producer, 5)
+        assert [each.sequence_id for each in found] == [1, 2, 3, 4, 5]
+        errors = [type(each.error) for each in found]
+        assert errors == [type(None), NotAllowed, NotAllowed, NotAllowed, type(None)]
+        assert producer.messages_in == 4
+        assert not producer.stopped
 
     on_bench(scenario)
 
