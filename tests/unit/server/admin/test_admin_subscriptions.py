@@ -7,6 +7,7 @@ from pathlib import Path
 
 from magnetar.cli.link import ServerConnection
 from magnetar.wire.commands import TYPES
+from magnetar.wire.frames import base_command, encode_with_payload
 from magnetar.wire.messages import Received, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.admin.world import FULL, PUBLISHED_MS, TOPIC, World, run
@@ -184,7 +185,11 @@ def test_peek_shows_batches_and_compression(tmp_path: Path) -> None:
         for name, value in fields.items():
             setattr(metadata, name, value)
         metadata.properties.add(key="näme", value="line\nline")
-        link.send(1, sequence, encode_entry(metadata, payload))
+        claimed = metadata.num_messages_in_batch
+        ids = {"producer_id": 1, "sequence_id": sequence, "num_messages": claimed}
+        entry = encode_entry(metadata, payload)
+        for piece in encode_with_payload(base_command("SEND", **ids), entry):
+            link.write(piece)
         await link.next()
 
     async def scenario(world: World) -> None:
