@@ -178,14 +178,22 @@ class Membership:
         )
 
     def _check_fits(self, options: SubscribeRequest) -> None:
+        mine, theirs = self._policy, options.key_shared or _DEFAULT_POLICY
         if self.type is not None and options.type is not self.type:
+            # Stream consumers have a segment alone, or share it by entry buckets: between the two
+            # the newcomer may come before the former one has left, and the place is only taken.
+            shares_anew = mine.entry_buckets != theirs.entry_buckets
+            if shares_anew and _is_stream(self.type, mine) and _is_stream(options.type, theirs):
+                raise ConsumerBusy(
+                    f"{self._subscription} still has consumers that do not share by entry buckets"
+                    if theirs.entry_buckets
+                    else f"{self._subscription} still has consumers that share by entry buckets"
+                )
             raise ConsumerBusy(
-                f"{self._subscription} is a {_words(self.type)}, and this consumer is "
+                f"{self._subscription} is a {_words(self.type, mine)}, and this consumer is "
                 f"of another type, {options.type.name.capitalize()}",
                 hint="use a consumer of that type, or a subscription of another name",
             )
-        policy = options.key_shared or _DEFAULT_POLICY
-        mine, theirs = self._policy, policy
         # Consumers of both kinds at once would give a position of the ring two owners.
         if mine.entry_buckets != theirs.entry_buckets:
             shared = "share" if mine.entry_buckets else "do not share"
@@ -205,7 +213,13 @@ class Membership:
             newcomer.tell_activity(False)
 
 
-def _words(kind: SubscriptionType) -> str:
-    """A type as applications know it: by the consumers of scalable topics, and by Pulsar's name."""
+def _is_stream(kind: SubscriptionType, policy: KeySharedPolicy) -> bool:
+    """Whether consumers of this type take a segment in order, as stream consumers do."""
     is_queue = kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
-    return f"{'queue' if is_queue else 'stream'} subscription ({kind.name.capitalize()})"
+    return not is_queue or policy.entry_buckets
+
+
+def _words(kind: SubscriptionType, policy: KeySharedPolicy) -> str:
+    """A type as applications know it: by the consumers of scalable topics, and by Pulsar's name."""
+    name = "stream" if _is_stream(kind, policy) else "queue"
+    return f"{name} subscription ({kind.name.capitalize()})"

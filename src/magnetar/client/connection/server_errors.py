@@ -151,11 +151,9 @@ def may_open(error: Exception, *, was_open: bool) -> bool:
 
 def is_other_type(error: Exception) -> bool:
     """Whether a subscription is refused for its type, which does not pass as a taken place does."""
-    # One code stands for both, so the words tell: ours, and those of Apache Pulsar.
-    text = str(error)
-    return isinstance(error, ConsumerBusy) and (
-        "of another type" in text or "of different type" in text
-    )
+    # One code stands for both, so the words tell. Apache Pulsar has the same words for a segment
+    # that stream consumers are only about to share, which passes: its refusals are waited out.
+    return isinstance(error, ConsumerBusy) and "of another type" in str(error)
 
 
 def is_lost(error: MagnetarError) -> bool:

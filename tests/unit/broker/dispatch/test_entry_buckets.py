@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from magnetar.broker.dispatch.key_shared import AssignRefused, EntryBuckets, Moved
 from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.client.connection.server_errors import is_other_type
 from magnetar.errors import ConsumerAssign, ConsumerBusy, NotAllowed
 from magnetar.model.hashing import FULL_RING, HASH_MAX, RING_SIZE, HashRange, bucket_hash, key_hash
 from magnetar.model.subscriptions import KeySharedMode, KeySharedPolicy
@@ -19,6 +20,7 @@ from magnetar.runtime.limits import Limits
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
     KEY_SHARED,
+    SHARED,
     Client,
     Topic,
     body_of,
@@ -150,6 +152,31 @@ def test_sharers_must_declare_the_same_buckets() -> None:
             joined(subscription, "d", 4)
         plain.leave()
         joined(subscription, "e", 2)
+
+    run(scenario)
+
+
+def test_a_stream_that_begins_to_share_is_not_taken_for_another_type() -> None:
+    """A member that gets a share before the one that read alone has left waits for its place."""
+
+    async def scenario(topic: Topic) -> None:
+        subscription = await topic.subscription()
+        alone = Client(subscription, EXCLUSIVE, "a")
+        with pytest.raises(ConsumerBusy, match="do not share by entry buckets") as refused:
+            joined(subscription, "b", 4)
+        assert not is_other_type(refused.value)
+        with pytest.raises(ConsumerBusy, match="is a stream subscription") as refused:
+            Client(subscription, KEY_SHARED, "b")
+        assert is_other_type(refused.value)
+        alone.leave()
+        sharer = joined(subscription, "b", 4)
+        with pytest.raises(ConsumerBusy, match="that share by entry buckets") as refused:
+            Client(subscription, EXCLUSIVE, "a")
+        assert not is_other_type(refused.value)
+        with pytest.raises(ConsumerBusy, match="is a stream subscription") as refused:
+            Client(subscription, SHARED, "a")
+        assert is_other_type(refused.value)
+        sharer.leave()
 
     run(scenario)
 
