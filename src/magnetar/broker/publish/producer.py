@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from struct import Struct
 from typing import Final, TypeAlias
 
 from magnetar.broker.api import DROPPED, NO_SEQUENCE, AccessMode, ProducerRequest, Receipt
@@ -57,10 +56,12 @@ from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.ids import to_text
 from magnetar.wire.messages import Send, TxnId, TxnSend, with_txn
 
-# Where the metadata of an entry with a checksum has its size, and where it begins.
+# Where the metadata of an entry with a checksum has its size and its size's last byte, and where it
+# begins; the first three bytes of its size, if it has less than 256.
 _SIZE_AT: Final = 6
+_SIZE_LOW: Final = 9
 _METADATA: Final = 10
-_SIZE: Final = Struct(">I").unpack_from
+_SHORT: Final = bytes(_SIZE_LOW - _SIZE_AT)
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 
@@ -300,7 +301,8 @@ class Producer:
         # number of its messages.
         elif (
             send.num_messages != 1
-            or payload.find(BATCH_SIZE_TAG, _METADATA, _METADATA + _SIZE(payload, _SIZE_AT)[0]) > 0
+            or payload.find(BATCH_SIZE_TAG, _METADATA, _METADATA + payload[_SIZE_LOW]) > 0
+            or payload[_SIZE_AT:_SIZE_LOW] != _SHORT
         ) and (refusal := wrong_count(send)) is not None:
             sent = _refused(send, refusal)
         elif fast_path is not None:

@@ -122,16 +122,19 @@ def test_a_lie_about_the_number_of_messages_is_refused_in_its_place() -> None:
             Send(1, 2, 1_000_000, entry(2)),
             Send(1, 3, 0, entry(3)),
             Send(1, 4, 1, entry(4, batch=2**31 - 1)),
+            # Behind more than a size of one byte can say.
+            Send(1, 4, 1, entry(4, producer="p" * 300, batch=2**31 - 1)),
+            Send(1, 4, 1, entry(4, producer="p" * 65_536, batch=2**31 - 1)),
         )
         producer.send(message(1))
         for lie in lies:
             producer.send(lie)
         producer.send(message(5, batch=3))
         bench.store(0, 1)
-        found = await receipts(producer, 5)
-        assert [each.sequence_id for each in found] == [1, 2, 3, 4, 5]
-        errors = [type(each.error) for each in found]
-        assert errors == [type(None), NotAllowed, NotAllowed, NotAllowed, type(None)]
+        found = await receipts(producer, 7)
+        assert [each.sequence_id for each in found] == [1, 2, 3, 4, 4, 4, 5]
+        assert [type(each.error) for each in found[1:-1]] == [NotAllowed] * 5
+        assert (found[0].error, found[-1].error) == (None, None)
         assert producer.messages_in == 4
         assert not producer.stopped
 
