@@ -23,10 +23,18 @@ LIMITS = Limits(journal_file_bytes=1024 * 1024, close_seconds=60)
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, limits: Limits = LIMITS, max_message_bytes: int = 5 * 1024 * 1024
+    folder: Path,
+    *,
+    limits: Limits = LIMITS,
+    max_message_bytes: int = 5 * 1024 * 1024,
+    retention_minutes: int = 7 * 24 * 60,
 ) -> AsyncIterator[Server]:
     config = ServerConfig(
-        data=str(folder), port=0, limits=limits, max_message_bytes=max_message_bytes
+        data=str(folder),
+        port=0,
+        limits=limits,
+        max_message_bytes=max_message_bytes,
+        scalable_retention_minutes=retention_minutes,
     )
     async with Server(config) as server:
         yield server

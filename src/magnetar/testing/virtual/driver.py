@@ -234,6 +234,7 @@ class Driver(asyncio.Protocol):
         """
         count = EntryView(UNPLACED, headers_and_payload).metadata.num_messages_in_batch
         fields = {"num_messages": count, **fields}
+        # By producer and sequence, in the order of the sends: one may be sent again in between.
         receipt: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         ids = {"producer_id": producer_id, "sequence_id": sequence_id}
         key = (producer_id, sequence_id)

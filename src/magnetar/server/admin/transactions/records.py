@@ -400,7 +400,7 @@ def header_json(header: Header, state: LegacyState, now_ms: int) -> Json:
 
 
 def client_json(text: str) -> Json | None:
-    """Who began a transaction, by address and version; None: a record from before it was kept."""
+    """The client that began a transaction; None: in a record from before it was kept."""
     address, _, version = text.partition(" ")
     return {"address": address, "version": version or None} if text else None
 
