@@ -57,7 +57,7 @@ from magnetar.server.scalable_handles import ScalableHandles
 from magnetar.wire.commands import NAMES
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import command, frame_bytes_max
-from magnetar.wire.messages import Command, Received, Send, Unknown
+from magnetar.wire.messages import Command, Received, Send, SendRun, Unknown
 
 _log = logger(__name__)
 
@@ -128,7 +128,7 @@ class Session(asyncio.Protocol):
         self.ended = asyncio.Event()
         self.outbound: Outbound
         # The frame limit is the announced message size and room for its headers.
-        self.wire = Connection(frame_bytes_max(context.config.max_message_bytes))
+        self.wire = Connection(frame_bytes_max(context.config.max_message_bytes), gathers_runs=True)
         self._handlers = handlers
         self._transport: asyncio.Transport | None = None
         self._loops: _Tasks = {}
@@ -202,6 +202,10 @@ class Session(asyncio.Protocol):
             if isinstance(each, Send):
                 has_sent = True
                 self._send(each)
+            elif type(each) is SendRun:
+                has_sent = True
+                self.spend(len(each.sequence_ids) - 1)
+                self._send(each, len(each.sequence_ids))
             else:
                 self._handle(each)
             # One of them ended the connection: nothing behind it counts.
@@ -403,7 +407,7 @@ class Session(asyncio.Protocol):
 
     # --- commands
 
-    def _send(self, send: Send) -> None:
+    def _send(self, send: Send | SendRun, count: int = 1) -> None:
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
@@ -412,9 +416,12 @@ class Session(asyncio.Protocol):
             if handle is None or not handle.is_closed_by_broker or handle.is_forgotten:
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
             return  # sent before the peer learned that the broker closed the producer
-        self._owed += 1
-        handle.owed += 1
-        producer.send(send)
+        self._owed += count
+        handle.owed += count
+        if isinstance(send, SendRun):
+            producer.send_run(send)
+        else:
+            producer.send(send)
         # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()

@@ -321,6 +321,7 @@ class Topic:
             dedup=self._dedup.state,
             dedup_name=dedup_name(self.name, name),
             transactions=self._transactions.writes,
+            append_run=self.ledger.append_run,
         )
         await self.producers.add(producer)
         try:
