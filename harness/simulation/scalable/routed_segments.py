@@ -19,12 +19,14 @@ from magnetar.broker.publish.lineage import Lineage
 from magnetar.broker.topic.ownership import SharedOwnership
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import DeadlineExceeded, ServiceNotReady, Unavailable
+from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.model.names import TopicName
 from magnetar.scalable.layout.autoscale import Sample
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.segments import (
     CursorFound,
     CursorWanted,
+    Kept,
     LocalSegments,
     SegmentHost,
     SegmentUse,
@@ -78,6 +80,12 @@ class RoutedSegments:
 
     async def backlog(self, name: TopicName, subscription: str) -> int | None:
         return await self._at(name, lambda segments: segments.backlog(name, subscription))
+
+    async def kept(self, name: TopicName) -> Kept:
+        return await self._at(name, lambda segments: segments.kept(name))
+
+    async def trim(self, name: TopicName, retention: Retention) -> None:
+        await self._at(name, lambda segments: segments.trim(name, retention))
 
     async def undecided(self, name: TopicName) -> bool:
         return await self._at(name, lambda segments: segments.undecided(name))

@@ -161,6 +161,7 @@ class Host:
             host=self.name,
             port=PORT,
             transaction_kind=self.world.transaction_kind,
+            scalable_retention_minutes=self.world.retention_minutes,
             limits=self.world.limits,
         )
         self.server = Server(config, machine=self._machine(life))
@@ -327,6 +328,8 @@ class ScalableWorld:
         self.hosts: dict[str, Host] = {}
         self.transaction_kind = "auto"
         """As in the settings of brokers."""
+        self.retention_minutes = 0
+        """Nothing is kept that nobody needs: segments are pruned while it runs."""
         self.ending = False
         """Clients should come to their end."""
         self._chance = Random(f"{seed} bootstrap")

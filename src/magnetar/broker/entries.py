@@ -1,10 +1,12 @@
 """Pure: what the broker needs to know of an entry, read from its metadata once and when asked.
 
-Owns: `EntryView`, and `publish_time_of` for the search by time.
+Owns: `EntryView`; `may_be_batch` and `wrong_count`, which judge how many messages a send claims;
+and `publish_time_of` for the search by time.
 
 Invariants:
 1. The metadata is parsed at most once, and the payload behind it is never looked at.
-2. An entry whose metadata cannot be read is still an entry: one message without a key, `readable`
+2. An entry has at most as many messages as its bytes could hold, whatever its client claims.
+3. An entry whose metadata cannot be read is still an entry: one message without a key, `readable`
    is False, and it is delivered like others (its consumer reports and acknowledges it).
 """
 
@@ -14,17 +16,31 @@ import binascii
 from base64 import b64decode
 from typing import Final
 
-from magnetar.errors import RemoteProtocolError
+from magnetar.errors import NotAllowed, RemoteProtocolError
 from magnetar.ledger.api import Entry
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.ids import Position
-from magnetar.wire.messages import TxnId, metadata_of
+from magnetar.wire.messages import Send, TxnId, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 NO_MARKER: Final = -1
 
 UNPLACED: Final = Position(0, 0)
 """The position of a view that only the metadata of an entry is asked of."""
+
+BATCH_SIZE_TAG: Final = b"\x58"
+"""The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
+
+# How an entry begins: magic number and CRC-32C, if its client sent them; the metadata's size.
+_CHECKSUM_MAGIC: Final = b"\x0e\x01"
+_CHECKSUM_BYTES: Final = 6
+_SIZE_BYTES: Final = 4
+
+# A message of a batch has its size (4 bytes) and metadata of at least one field.
+_MESSAGE_BYTES_MIN: Final = 5
+
+# The most that these can make of a byte, by their formats; ZSTD: blocks of 128 KiB in 4 bytes.
+_UNFOLDS: Final[dict[int, int]] = {pb.LZ4: 255, pb.ZLIB: 1032, pb.SNAPPY: 64, pb.ZSTD: 32_768}
 
 # Known by identity, because metadata may also be empty and readable.
 _UNREADABLE: Final = pb.MessageMetadata()
@@ -63,8 +79,20 @@ class EntryView:
 
     @property
     def num_messages(self) -> int:
-        # A client may claim anything; an entry without a message could never be acknowledged.
-        return max(self.metadata.num_messages_in_batch, 1)
+        # A client may claim anything; an entry without a message could never be acknowledged, and
+        # one of billions would use up the permits of all consumers.
+        claimed: int = self.metadata.num_messages_in_batch
+        return 1 if claimed < 2 else min(claimed, self.messages_max)
+
+    @property
+    def messages_max(self) -> int:
+        """The number of messages that its bytes could be at most."""
+        size, metadata = len(self.payload), self.metadata
+        if metadata.compression != pb.NONE:
+            # The size that it unfolds to is claimed as well.
+            unfolded = size * _UNFOLDS.get(metadata.compression, 1)
+            size = max(size, min(metadata.uncompressed_size, unfolded))
+        return max(size // _MESSAGE_BYTES_MIN, 1)
 
     @property
     def is_batch(self) -> bool:
@@ -169,6 +197,37 @@ class EntryView:
         if metadata.HasField("txnid_most_bits") and metadata.HasField("txnid_least_bits"):
             return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
         return None
+
+
+def may_be_batch(payload: bytes) -> bool:
+    """Whether an entry may say how many messages it has; found without parsing it.
+
+    Metadata without the byte that begins the field cannot have the field.
+    """
+    start = _CHECKSUM_BYTES if payload.startswith(_CHECKSUM_MAGIC) else 0
+    body = start + _SIZE_BYTES
+    end = body + int.from_bytes(payload[start:body], "big")
+    return payload.find(BATCH_SIZE_TAG, body, end) >= 0
+
+
+def wrong_count(send: Send) -> NotAllowed | None:
+    """Why the number of messages that a send claims cannot be; None: it can."""
+    count = send.num_messages
+    # One message, and nothing says otherwise: nearly all sends that are no batch.
+    if count == 1 and not may_be_batch(send.headers_and_payload):
+        return None
+    view = EntryView(UNPLACED, send.headers_and_payload)
+    claimed: int = view.metadata.num_messages_in_batch
+    if claimed == count and 1 <= count <= view.messages_max:
+        return None
+    if claimed != count:
+        what = f"{count} messages in its command and {claimed} in its metadata"
+    else:
+        what = f"{count} messages in {len(send.headers_and_payload)} bytes"
+    return NotAllowed(
+        f"message {send.sequence_id} of producer {send.producer_id} claims {what}",
+        hint="a batch names the number of its messages, 1 or more, in both",
+    )
 
 
 def publish_time_of(payload: bytes) -> int:

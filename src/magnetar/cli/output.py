@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 from rich.console import Console, Group
@@ -23,10 +24,28 @@ from rich.text import Text
 _NUMBER = re.compile(r"[\d,.]+( [a-z]+| \(.*\))?|-")
 # What the box takes: a line on both sides of each column, and a space on both sides of its text.
 _BETWEEN = 3
+_SECONDS_PER_DAY = 86_400
+_MIB = 1024 * 1024
 
 
 def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
+
+
+def retention_text(found: dict[str, Any]) -> str:
+    """How long messages are kept that no subscription needs, and who says so."""
+    seconds, size_bytes = found["seconds"], found["sizeBytes"]
+    source = "default" if found["from"] == "broker" else f"policy of the {found['from']}"
+    if seconds == 0 and size_bytes == 0:
+        # What people lose who publish before they subscribe; the one line that tells them.
+        return f"none: without a subscription messages go ({source})"
+    limits = []
+    if seconds is not None:
+        days, left = divmod(seconds, _SECONDS_PER_DAY)
+        limits.append(f"{seconds / 60:,.0f} minutes" if left else f"{days:,.0f} days")
+    if size_bytes is not None:
+        limits.append(f"{size_bytes / _MIB:,.0f} MB of a topic")
+    return f"{' or '.join(limits) or 'for ever'} ({source})"
 
 
 def print_table(

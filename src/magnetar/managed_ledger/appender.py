@@ -97,8 +97,9 @@ class Appender:
         self._store = store
         self._clock = clock
         self._pending_max = limits.managed_ledger_pending_appends
+        self._ledger_bytes = limits.managed_ledger_ledger_bytes
         self._rollover = Rollover(
-            limits.managed_ledger_ledger_bytes,
+            self._ledger_bytes,
             limits.managed_ledger_ledger_entries,
             limits.managed_ledger_ledger_seconds,
         )
@@ -275,6 +276,15 @@ class Appender:
         self._gate = 0
 
     # --- the keeper: rolls over and replaces
+
+    def bound_ledgers(self, size_bytes: int) -> None:
+        """Have no ledger grow larger than this, or than the broker's own limit."""
+        bound = min(size_bytes, self._ledger_bytes)
+        if bound != self._rollover.size_bytes:
+            self._rollover = self._rollover._replace(size_bytes=bound)
+            # The open one as well: the keeper looks at it, and the hot path has the new number.
+            self._full_bytes = bound
+            self._work.advance()
 
     async def keep(self) -> None:
         """Begin a new ledger whenever one is due. Ends when the appender stops for good."""

@@ -50,6 +50,10 @@ class Retention(NamedTuple):
     """A ledger goes if at least this much is left without it."""
 
 
+KEEP_NOTHING: Final = Retention(0, 0)
+"""What every cursor has acknowledged may go."""
+
+
 class Rollover(NamedTuple):
     """The limits at which a ledger is full: its size, its entries, its age."""
 

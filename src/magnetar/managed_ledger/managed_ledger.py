@@ -58,6 +58,23 @@ DELETE_ATTEMPTS: Final = 3
 _LOG: Final = logger(__name__)
 
 
+LEDGERS_KEPT: Final = 4
+"""Into at least so many ledgers a size that is to be kept is divided, so that it can be kept to."""
+
+LEDGER_BYTES_MIN: Final = 256 * 1024
+"""A ledger is not made smaller than that for it: each costs a file and a place in a record."""
+
+
+async def stored(name: str, metadata: MetadataStore) -> tuple[tuple[LedgerSpan, ...], bool]:
+    """The ledgers of a managed ledger that nobody has open, and whether it is sealed."""
+    key = managed_ledger_key(name)
+    found = await metadata.get(key)
+    if found is None:
+        return (), False
+    record = decode_managed_ledger(key, name, found.value)
+    return record.ledgers, record.sealed
+
+
 class ManagedLedger(Service):
     """One owner's managed ledger. Get it from `open`, end it with `close`."""
 
@@ -241,6 +258,11 @@ class ManagedLedger(Service):
     async def trim(self, retention: Retention, lowest_pin: Position | None = None) -> list[int]:
         """Drop whole ledgers that nobody needs and retention lets go; their ids."""
         self._check_open()
+        # Only whole ledgers go: of a little that is kept, each may hold a part of it only.
+        if retention.size_bytes:
+            self._appender.bound_ledgers(
+                max(retention.size_bytes // LEDGERS_KEPT, LEDGER_BYTES_MIN)
+            )
         # By the marks in memory: a crash may bring an older mark back, and the cursor then goes on
         # with what exists (`CursorState.settle`).
         gone = self._appender.refresh().trimmable(

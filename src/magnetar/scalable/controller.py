@@ -12,7 +12,7 @@ Invariants:
    gets them before.
 4. A sealed segment is pruned only when its parents are, when every subscription has drained it,
    and every checkpoint group and every reader that is connected has read it, when no transaction
-   in it is undecided, and when both retention and `scalable_sealed_seconds` have passed.
+   in it is undecided, and when retention lets it go (`layout/retention.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from magnetar.broker.policy.namespaces import Namespaces
-from magnetar.broker.policy.policies import effective
+from magnetar.broker.policy.policies import TopicPolicies, effective
 from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
@@ -46,6 +46,7 @@ from magnetar.scalable.layout.autoscale import (
 )
 from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.layout.retention import RetentionShares, TopicRetention
 from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.scalable.layout.subscriptions import Subscriptions
 from magnetar.scalable.layout.txn_barrier import TransactionBarrier
@@ -68,7 +69,6 @@ _RETRY_SECONDS: Final = 0.5
 _CHANGE_SECONDS: Final = 0.01
 """A change that waits for transactions is looked at again so soon: to look is to wait for them."""
 
-_MS: Final = 1000
 _LOG: Final = logger(__name__)
 
 
@@ -84,6 +84,7 @@ class ControllerParts:
     clock: Clock
     limits: Limits
     txn_barrier: TransactionBarrier
+    retention_shares: RetentionShares
     auto_scale: bool
     """Whether topics are scaled where neither namespace nor topic say anything."""
 
@@ -115,6 +116,9 @@ class Controller:
         self._subscriptions = Subscriptions(topic, parts.store, parts.host)
         self._changes = LayoutChanges(
             topic, parts.store, parts.host, self._subscriptions, parts.txn_barrier, parts.clock
+        )
+        self._retention = TopicRetention(
+            topic, parts.host, parts.retention_shares, parts.clock, parts.limits
         )
         # A whole interval first: a take-over begins with what clients wait for.
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
@@ -149,6 +153,7 @@ class Controller:
                 await self._until_news(seen, record)
         finally:
             layouts.tell_no_more(self.topic)
+            self._retention.forget()
 
     async def _look_after(self) -> ScalableRecord | None:
         record = await self._store.read(self.topic)
@@ -210,20 +215,10 @@ class Controller:
     async def _collect(self, record: ScalableRecord) -> ScalableRecord | None:
         """Prune the segments that nobody needs any more, oldest first."""
         layout = changes.idle_layout(record)
-        kept = await self._kept_seconds()
-        # Kept for ever by retention, or nothing is sealed: no backlog need be asked for.
-        if kept is None or all(segment.is_active for segment in layout.segments.values()):
-            return record
-        sealed_before = self._clock.now_ms() - kept * _MS
-        # One that comes later is established here, on what is left.
-        subscriptions = await self._subscriptions.all()
-        gone: set[int] = set()
-        for segment in layout.segments.values():  # by id: parents come first
-            is_due = not segment.is_active and segment.sealed_at_ms <= sealed_before
-            # Parents go first (invariant 4): the DAG loses its roots, never its middle.
-            is_oldest = gone.issuperset(segment.parent_ids)
-            if is_due and is_oldest and await self._is_spent(segment, subscriptions):
-                gone.add(segment.segment_id)
+        await self._retention.measure(layout, await self._policies())
+        gone = await self._spent_segments(layout)
+        # After sealed segments went, if they do: these are older.
+        await self._retention.trim(layout)
         if not gone:
             return record
 
@@ -238,6 +233,23 @@ class Controller:
         _LOG.info("segments-pruned", topic=str(self.topic), segments=sorted(gone))
         SCALABLE_PRUNED_SEGMENTS.inc(len(gone))
         return None if after is None else await self._sweep(after)
+
+    async def _spent_segments(self, layout: SegmentLayout) -> set[int]:
+        """Sealed segments that retention lets go and nobody needs."""
+        gone: set[int] = set()
+        # Nothing is sealed, as nearly always: no subscription need be asked for.
+        if len(layout.active) == len(layout.segments):
+            return gone
+        # One that comes later is established here, on what is left.
+        subscriptions = await self._subscriptions.all()
+        for segment in layout.segments.values():  # by id: parents come first
+            # Parents go first (invariant 4): the DAG loses its roots, never its middle.
+            is_oldest = not segment.is_active and gone.issuperset(segment.parent_ids)
+            is_due = is_oldest and self._retention.lets_go(segment, layout)
+            if is_due and await self._is_spent(segment, subscriptions):
+                gone.add(segment.segment_id)
+                self._retention.gone(segment.segment_id)
+        return gone
 
     async def _is_spent(
         self, segment: Segment, subscriptions: Sequence[SubscriptionRecord]
@@ -263,13 +275,12 @@ class Controller:
         # An undecided transaction may yet have to show entries here ('sealing is irrelevant').
         return not await self._host.undecided(name)
 
-    async def _kept_seconds(self) -> float | None:
-        """How long a sealed segment is kept; None: for ever."""
-        policies = effective(await self._parts.namespaces.policies(self.topic.namespace))
-        retained = policies.retention.seconds
-        if retained is None:
-            return None
-        return max(retained, self._limits.scalable_sealed_seconds)
+    async def _policies(self) -> TopicPolicies:
+        return effective(
+            await self._parts.namespaces.policies(self.topic.namespace),
+            is_segment=True,
+            segment_retention=self._parts.retention_shares.default,
+        )
 
     # --- load
 

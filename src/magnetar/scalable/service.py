@@ -23,9 +23,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from magnetar.broker.api import SubscribeRequest
-from magnetar.broker.policy.policies import effective
+from magnetar.broker.policy.policies import Policies, TopicPolicies, effective
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.isolation import asked_isolation
 from magnetar.model.names import Domain, NamespaceName, TopicName
@@ -45,6 +46,7 @@ from magnetar.scalable.layout.layout_changes import all_done
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.load_reports import LoadReporter
+from magnetar.scalable.layout.retention import RetentionShares
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.scalable.layout.subscriptions import SubscriptionDesk
 from magnetar.scalable.layout.txn_barrier import TransactionBarrier
@@ -91,6 +93,7 @@ class ScalableTopics(Service):
         broker: str,
         url: str,
         auto_scale: bool = True,
+        retention: Retention = KEEP_NOTHING,
         host: SegmentHost | None = None,
         layout_watchers: LayoutWatchers | None = None,
     ) -> None:
@@ -116,6 +119,8 @@ class ScalableTopics(Service):
         self.live_brokers = LiveBrokers(
             metadata, broker, start_seconds=wait_seconds, stop_seconds=stop_seconds
         )
+        self.retention_shares = RetentionShares(retention, clock)
+        """What topics keep that no subscription needs, where no policy says otherwise."""
         parts = ControllerParts(
             store=self.store,
             layouts=self.layouts,
@@ -125,6 +130,7 @@ class ScalableTopics(Service):
             clock=clock,
             limits=limits,
             txn_barrier=self.txn_barrier,
+            retention_shares=self.retention_shares,
             auto_scale=auto_scale,
         )
         # Controllers carry changes out: of the topics whose slot this broker leads.
@@ -290,6 +296,11 @@ class ScalableTopics(Service):
         self, namespace: NamespaceName, filters: Mapping[str, str] | None = None
     ) -> list[str]:
         return self.layouts.names(namespace, filters)
+
+    def policies(self, namespace: Policies) -> TopicPolicies:
+        """What holds at present for the scalable topics of a namespace with these policies."""
+        in_force = self.retention_shares.in_force
+        return effective(namespace, is_segment=True, segment_retention=in_force)
 
     async def get(self, topic: TopicName) -> ScalableRecord:
         record = await self.layouts.read(topic)

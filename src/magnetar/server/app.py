@@ -34,6 +34,7 @@ from magnetar.broker.topic.ownership import SharedOwnership, SoleOwner
 from magnetar.broker.topic.topic import TopicParts
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import NotAllowed
+from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.descriptors import descriptors_max, fitted
 from magnetar.runtime.logs import logger
@@ -195,7 +196,19 @@ class Server(Service):
             transactions=transactions,
             consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
             publish_gate=self.storage.publish_gate,
+            segment_retention=self._segment_retention(),
         )
+
+    def _segment_retention(self) -> Retention:
+        """What scalable topics keep by default: so long, and all of them together so much."""
+        minutes = self.config.scalable_retention_minutes
+        percent = self.config.scalable_retention_disk_percent
+        # Neither makes sense without the other, as in the policy of a namespace.
+        if not minutes or not percent:
+            return KEEP_NOTHING
+        total = self.machine.disk.space(self.folder).total
+        # A file system that does not say how large it is sets no limit.
+        return Retention(minutes * 60.0, total * percent // 100 if total else None)
 
     def _partitions(self) -> CoordinatorPartitions:
         return CoordinatorPartitions(
@@ -243,6 +256,7 @@ class Server(Service):
             broker=self._process(),
             url=self.service_url,
             auto_scale=self.config.scalable_auto_scale_enabled,
+            retention=self._segment_retention(),
             host=self.machine.segments(self.topics, self._sharing, layout_watchers),
             layout_watchers=layout_watchers,
         )

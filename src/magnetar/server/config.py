@@ -48,6 +48,8 @@ _LOG_FORMATS: Final = ("text", "json")
 _TRANSACTION_KINDS: Final = ("auto", "metadata", "markers")
 _ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
+_PERCENT_MAX: Final = 100
+_MINUTES_MAX: Final = 2**31 - 1  # as in the policy of a namespace, which is Pulsar's
 # A message is in memory several times on its way; clients chunk what is larger.
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -99,6 +101,17 @@ class ServerConfig:
         "|".join(_ON_OFF),
         "whether segments are split and merged by load, where no policy says otherwise",
     )
+    scalable_retention_minutes: int = _setting(
+        7 * 24 * 60,
+        "minutes",
+        "messages of scalable topics are kept that no subscription needs, where no policy says"
+        " otherwise; 0: not at all",
+    )
+    scalable_retention_disk_percent: int = _setting(
+        10,
+        "percent of the disk",
+        "that all messages kept so may take together; 0: none",
+    )
     transaction_kind: str = _setting(
         "auto",
         "|".join(_TRANSACTION_KINDS),
@@ -120,6 +133,10 @@ class ServerConfig:
         for name in ("port", "admin_port"):
             _check_range(name, getattr(self, name), 0, _PORT_MAX)
         _check_range("max_message_bytes", self.max_message_bytes, 1024, _MESSAGE_BYTES_MAX)
+        _check_range("scalable_retention_minutes", self.scalable_retention_minutes, 0, _MINUTES_MAX)
+        _check_range(
+            "scalable_retention_disk_percent", self.scalable_retention_disk_percent, 0, _PERCENT_MAX
+        )
         _check_choice("log_level", self.log_level, _LOG_LEVELS)
         _check_choice("log_format", self.log_format, _LOG_FORMATS)
         _check_choice("transaction_kind", self.transaction_kind, _TRANSACTION_KINDS)

@@ -97,6 +97,9 @@ class ClientSoftware:
         return self.version.startswith(("Pulsar-Java", "Magnetar"))
 
 
+CLIENT_TEXT_MAX: Final = 64
+"""Characters of a client's version that are kept with what it did."""
+
 _Result = TypeVar("_Result")
 
 
@@ -111,6 +114,7 @@ class Session(asyncio.Protocol):
         """Its client's transactions survive a change of layout: none waits for the other."""
         self.principal: Principal = ANYBODY
         self.address = ""
+        self._client_text = ""
         self.connected_at_ms = 0
         # By the numbers that the client chose for this connection; handlers add and remove.
         self.producers: dict[int, ProducerHandle] = {}
@@ -278,6 +282,15 @@ class Session(asyncio.Protocol):
     @property
     def client_version(self) -> str:
         return "" if self.client is None else self.client.version
+
+    @property
+    def client_text(self) -> str:
+        """The address and the version of its client in one line, as it is kept with what it did."""
+        if not self._client_text:
+            # A version comes from the client: it may hold anything.
+            version = "".join(each if each.isprintable() else "?" for each in self.client_version)
+            self._client_text = f"{self.address} {version[:CLIENT_TEXT_MAX]}".rstrip()
+        return self._client_text
 
     @property
     def owed(self) -> int:

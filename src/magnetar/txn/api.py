@@ -43,11 +43,16 @@ class TransactionCoordinator(Protocol):
         """A transaction is about to acknowledge there; raises unless it is open."""
         ...
 
-    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
-        """Decide a transaction; what was decided. The same again is the same answer."""
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = "") -> State:
+        """Decide a transaction; what was decided. The same again is the same answer.
+
+        `by`: who asks, as it is kept with the decision.
+        """
         ...
 
-    def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
+    def ending(
+        self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = ""
+    ) -> asyncio.Task[State]:
         """Decide a transaction in a task of its own, which is not to be cancelled."""
         ...
 

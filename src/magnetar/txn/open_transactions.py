@@ -20,9 +20,16 @@ from typing import Final, Literal, Protocol, TypeAlias
 from magnetar.errors import TooManyRequests
 from magnetar.runtime.metrics import TXN_ENDED, TXN_LATE_SECONDS, TXN_OPEN, TXN_OPEN_SECONDS
 from magnetar.txn.records import Header, State
+from magnetar.txn.transitions import BY_DEADLINE
 from magnetar.wire.messages import TxnId
 
 Cause: TypeAlias = Literal["asked", "timeout"]
+
+
+def cause_of(by: str) -> Cause:
+    """The cause, as metrics count it, of a decision by somebody or something."""
+    return "timeout" if by == BY_DEADLINE else "asked"
+
 
 _COMPACT_AT: Final = 1024
 """A heap that is larger, and mostly of transactions that are over, is made anew."""

@@ -75,6 +75,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     owner: str = ""
     """Who began it; empty: nobody was identified."""
     group: GroupMembership | None = None
+    client: str = ""
+    """The address and the version of who began it; for people, no rule looks at it."""
+    decided_by: str = ""
+    """Who or what decided it (`transitions`); empty: a record from before this was kept."""
 
     @property
     def id(self) -> TxnId:

@@ -119,12 +119,12 @@ class TxnStore:
         again = await self.header(txn)
         return None if again is None else transitions.state_of(again, group)
 
-    async def end(self, txn: TxnId, state: State, now_ms: int) -> Header | None:
+    async def end(self, txn: TxnId, state: State, now_ms: int, by: str = "") -> Header | None:
         """Decide a transaction that is alone, or copy a group's decision; None: no header."""
 
         # Called again for each lost race, so that a decision that came between is seen as final.
         def ended(header: Header | None) -> Header | None:
-            return None if header is None else transitions.ended(header, state, now_ms)
+            return None if header is None else transitions.ended(header, state, now_ms, by)
 
         return await self.change(header_key(txn), Header, ended, header_indexes)
 

@@ -32,6 +32,11 @@ from magnetar.txn.ids import to_text
 from magnetar.txn.records import NEVER, Group, GroupMembership, Header, Retired, State
 from magnetar.wire.messages import TxnId
 
+BY_DEADLINE: Final = "deadline"
+BY_OPERATOR: Final = "operator"
+BY_CLIENT: Final = "client"
+"""Deciders: the deadline, or somebody, whose address follows if it is known."""
+
 ANY_RUN: Final = "*"
 """As a retired run: all runs of that generation."""
 
@@ -46,8 +51,11 @@ def begun(
     timeout_ms: int,
     owner: str = "",
     group: GroupMembership | None = None,
+    client: str = "",
 ) -> Header:
-    return Header(to_text(txn), now_ms, now_ms + timeout_ms, owner=owner, group=group)
+    return Header(
+        to_text(txn), now_ms, now_ms + timeout_ms, owner=owner, group=group, client=client
+    )
 
 
 def check_timeout(timeout_ms: int, most_seconds: float) -> None:
@@ -59,15 +67,15 @@ def check_timeout(timeout_ms: int, most_seconds: float) -> None:
         )
 
 
-def ended(header: Header, state: State, now_ms: int) -> Header:
-    """The header with that outcome; InvalidTxnStatus if it has another one."""
+def ended(header: Header, state: State, now_ms: int, by: str = "") -> Header:
+    """The header with that outcome, and who decided; InvalidTxnStatus if it has another one."""
     # The same END_TXN again, after a lost answer or a failover: the same answer ('one decision').
     if header.state == state:
         return header
     # The other outcome was stored first: by the deadline, an operator, or a second client.
     if header.state != "OPEN":
         raise InvalidTxnStatus(f"transaction {header.txn} is {header.state}, not {state}")
-    return replace(header, state=state, finalized_ms=now_ms)
+    return replace(header, state=state, finalized_ms=now_ms, decided_by=by)
 
 
 # --- members of a group
@@ -93,6 +101,20 @@ def member_state(txn: str, member: GroupMembership, group: Group) -> State:
     if txn in group.aborted or member.epoch != group.epoch or member.sequence <= group.sequence:
         return "ABORTED"
     return "OPEN"
+
+
+def decider(header: Header, group: Group) -> str:
+    """What of a group's record has decided a member that is not open."""
+    member = header.group
+    assert member is not None, "its caller has checked"
+    if header.txn in group.decided:
+        return f"commit of sequence {member.sequence} of its group"
+    # The same order as in `member_state`.
+    if header.txn in group.aborted:
+        return "abort in its group"
+    if member.epoch != group.epoch:
+        return f"epoch {group.epoch} of its group, which fenced epoch {member.epoch}"
+    return f"commit of sequence {group.sequence} of its group, without it"
 
 
 def is_surely_told(member: GroupMembership, group: Group) -> bool:

@@ -257,6 +257,7 @@ def play(
     checked: bool = True,
     until_s: float = _LONG_S,
     transaction_kind: str = "auto",
+    retention_minutes: float = 0,
     **limits: float,
 ) -> None:
     """Run a story with so many brokers, with a disk or on memory that they share."""
@@ -265,6 +266,7 @@ def play(
     world = ScalableWorld(_SEED, findings, Limits().override(given | limits))
     world.ending = True  # no call between brokers gets lost
     world.transaction_kind = transaction_kind
+    world.retention_minutes = int(retention_minutes)
     stage = Stage(world)
     bugs, log = Bugs(findings, _is_alive), logging.getLogger("magnetar")
     log.addHandler(bugs)

@@ -394,7 +394,7 @@ def _pickled(given: Any) -> Any:
 def stage(folder: Path, limits: Limits = LIMITS) -> Iterator[Stage]:
     thread = LoopThread()
     try:
-        context = serving(folder, limits=limits)
+        context = serving(folder, limits=limits, scalable_retention_minutes=0)
         server = thread.wait(context.__aenter__)
         try:
             made = Stage(thread, server)

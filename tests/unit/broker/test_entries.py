@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.entries import NO_MARKER, EntryView, publish_time_of
+from magnetar.broker.dispatch.dispatcher import messages_in
+from magnetar.broker.entries import (
+    NO_MARKER,
+    UNPLACED,
+    EntryView,
+    publish_time_of,
+    wrong_count,
+)
 from magnetar.model.hashing import HASH_MAX, key_hash
 from magnetar.model.ids import Position
-from magnetar.wire.messages import TxnId, encode_entry
+from magnetar.wire.messages import Send, TxnId, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 AT = Position(3, 4)
@@ -85,3 +94,65 @@ def test_any_bytes_are_an_entry(data: bytes) -> None:
     assert 0 <= found.bucket_hash <= HASH_MAX
     if not found.readable:
         assert found.num_messages == 1
+
+
+# --- what is claimed
+
+
+def claimed(count: int, in_metadata: int | None = None, size: int = 50, **fields: Any) -> Send:
+    """A send of a payload of so many bytes."""
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, **fields)
+    if in_metadata is not None:
+        metadata.num_messages_in_batch = in_metadata
+    return Send(1, 1, count, encode_entry(metadata, b"x" * size))
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        claimed(1),
+        claimed(1, 1),
+        claimed(1, 1, size=0),
+        claimed(10, 10),
+        claimed(100, 100, size=20, compression=pb.ZSTD, uncompressed_size=600),
+        claimed(200_000, 200_000, size=1_000_000),
+        # A chunk is one message, whatever it is a part of.
+        claimed(1, chunk_id=1, num_chunks_from_msg=3),
+    ],
+)
+def test_an_honest_number_of_messages_is_believed(send: Send) -> None:
+    assert wrong_count(send) is None
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        claimed(0),
+        claimed(0, 0),
+        claimed(-1, -1),
+        claimed(1, 0),
+        claimed(1, -1),
+        claimed(1_000_000),
+        claimed(1, 2**31 - 1),
+        claimed(5, 6),
+        claimed(5, 1),
+        claimed(2**31 - 1, 2**31 - 1),
+        claimed(1000, 1000),
+        claimed(1000, 1000, compression=pb.LZ4, uncompressed_size=100),
+        # Nothing unfolds that far.
+        claimed(2**31 - 1, 2**31 - 1, compression=pb.ZSTD, uncompressed_size=2**32 - 1),
+    ],
+)
+def test_a_number_of_messages_that_cannot_be_is_refused(send: Send) -> None:
+    refused = wrong_count(send)
+    assert refused is not None
+    assert refused.wire_code == 22
+    stored = EntryView(UNPLACED, send.headers_and_payload)
+    # Should it stand in a log already: dispatch does not believe it either.
+    assert 1 <= stored.num_messages <= stored.messages_max
+    assert messages_in(send.headers_and_payload) == stored.num_messages
+
+
+def test_a_stored_lie_does_not_use_up_everybodys_permits() -> None:
+    lie = EntryView(UNPLACED, claimed(1, 2**31 - 1).headers_and_payload)
+    assert lie.num_messages < 50

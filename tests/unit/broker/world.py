@@ -125,6 +125,8 @@ def entry(
 
 
 def message(sequence_id: int, text: str = "x", *, batch: int | None = None) -> Send:
+    # So many messages need some bytes each.
+    text = text.ljust(5 * batch) if batch else text
     return Send(1, sequence_id, batch or 1, entry(sequence_id, text, batch=batch))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.limits import PATIENCE_S
-from magnetar.cli.output import table
+from magnetar.cli.output import retention_text, table
 from magnetar.spark.pipeline.progress import HEADINGS
 
 _WORDS = st.text("abc0123456789:_-", min_size=1, max_size=40)
@@ -117,3 +117,19 @@ def test_the_live_view_is_seen_while_spark_starts_and_its_table_comes_once(
     # Wiped at the end: the summary has it.
     assert shown.rindex("\x1b[2K") > shown.rindex("a-sink")
     assert printed.count("a-sink") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size_bytes", "source", "text"),
+    [
+        (0, 0, "broker", "none: without a subscription messages go (default)"),
+        (604_800.0, 2 * 1024**3, "broker", "7 days or 2,048 MB of a topic (default)"),
+        (1800.0, None, "namespace", "30 minutes (policy of the namespace)"),
+        (None, None, "topic", "for ever (policy of the topic)"),
+    ],
+)
+def test_retention_is_told_in_words(
+    seconds: float | None, size_bytes: int | None, source: str, text: str
+) -> None:
+    found = {"seconds": seconds, "sizeBytes": size_bytes, "from": source}
+    assert retention_text(found) == text

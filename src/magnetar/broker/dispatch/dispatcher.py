@@ -27,7 +27,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.membership import Membership
-from magnetar.broker.entries import UNPLACED, EntryView
+from magnetar.broker.entries import UNPLACED, EntryView, may_be_batch
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -43,13 +43,6 @@ from magnetar.runtime.slices import SlicePace
 from magnetar.txn.legacy.markers import is_txn_marker
 
 _LOG: Final = logger(__name__)
-
-# How an entry begins: magic number and CRC-32C, if its client sent them; the metadata's size.
-_CHECKSUM_MAGIC: Final = b"\x0e\x01"
-_CHECKSUM_BYTES: Final = 6
-_SIZE_BYTES: Final = 4
-_BATCH_SIZE_TAG: Final = b"\x58"
-"""The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
 
 
 class ReadWindow(NamedTuple):
@@ -400,16 +393,8 @@ _new: Final = tuple.__new__
 
 
 def messages_in(payload: bytes) -> int:
-    """How many messages an entry holds, without parsing most of those that hold one.
-
-    Metadata without the byte that begins the field cannot have the field.
-    """
-    start = _CHECKSUM_BYTES if payload.startswith(_CHECKSUM_MAGIC) else 0
-    body = start + _SIZE_BYTES
-    end = body + int.from_bytes(payload[start:body], "big")
-    if payload.find(_BATCH_SIZE_TAG, body, end) < 0:
-        return 1
-    return EntryView(UNPLACED, payload).num_messages
+    """How many messages an entry holds, without parsing most of those that hold one."""
+    return EntryView(UNPLACED, payload).num_messages if may_be_batch(payload) else 1
 
 
 def _runs(positions: list[Position]) -> Iterator[tuple[Position, int]]:

@@ -15,9 +15,12 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from magnetar.errors import NotAllowed
-from magnetar.managed_ledger.ledger_list import Retention
+from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
 
 UNLIMITED: Final = -1
+
+PolicySource: TypeAlias = Literal["broker", "namespace", "topic"]
+"""Who set what is in force: the broker's default, the namespace, or the topic itself."""
 
 TransactionKind: TypeAlias = Literal["auto", "metadata", "markers"]
 
@@ -140,7 +143,8 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
 
     # Defaults of Pulsar's broker: nothing is kept once acknowledged, schemas must be FULL
     # compatible.
-    retention: Retention = Retention(0, 0)
+    retention: Retention = KEEP_NOTHING
+    retention_from: PolicySource = "broker"
     deduplication: bool = False
     auto_subscription_creation: bool = True
     inactive: InactiveTopicPolicies = InactiveTopicPolicies()
@@ -160,9 +164,16 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effective(
-    namespace: Policies, topic: Policies | None = None, *, is_segment: bool = False
+    namespace: Policies,
+    topic: Policies | None = None,
+    *,
+    is_segment: bool = False,
+    segment_retention: Retention = KEEP_NOTHING,
 ) -> TopicPolicies:
-    """The policies of a topic (or segment) from those of its namespace and its own."""
+    """The policies of a topic (or segment) from those of its namespace and its own.
+
+    `segment_retention` is the broker's default for segments.
+    """
     own = topic or Policies()
 
     # Invariant 1; `None` alone means not set: False and 0 are settings.
@@ -175,7 +186,11 @@ def effective(
     # Admin tools write UNDEFINED to take a setting back.
     given["schema_strategy"] = None if strategy == "UNDEFINED" else strategy
     retention = own.retention_policies or namespace.retention_policies
-    given["retention"] = None if retention is None else retention.as_retention()
+    if retention is not None:
+        given["retention"] = retention.as_retention()
+        given["retention_from"] = "namespace" if own.retention_policies is None else "topic"
+    elif is_segment:
+        given["retention"] = segment_retention
     created = own.auto_subscription_creation or namespace.auto_subscription_creation
     # Of the namespace alone: all its topics have to agree on how a transaction is kept.
     given["legacy_in_records"] = namespace.transaction_kind == "metadata"

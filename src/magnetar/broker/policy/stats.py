@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from magnetar.broker.policy.policies import PolicySource, TopicPolicies
 from magnetar.model.isolation import ReadIsolation
 from magnetar.runtime.clock import Clock
 
@@ -117,6 +118,19 @@ class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
     """Ours: whether it gets messages of transactions that are undecided or aborted."""
 
 
+class RetentionStats(msgspec.Struct, frozen=True, rename="camel"):
+    """The retention in force for messages that no subscription needs; ours. None: no limit."""
+
+    seconds: float | None
+    size_bytes: int | None
+    source: PolicySource = msgspec.field(name="from")
+    """Who set it."""
+
+    @classmethod
+    def of(cls, policies: TopicPolicies) -> RetentionStats:
+        return cls(*policies.retention, policies.retention_from)
+
+
 class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     """One topic; of a partitioned topic, the sum over its partitions."""
 
@@ -140,6 +154,7 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     deduplication_status: str = "Disabled"
     topic_epoch: int | None = None
     owner_broker: str = ""
+    retention: RetentionStats | None = None
 
 
 def with_sums(stats: TopicStats) -> TopicStats:
@@ -168,6 +183,7 @@ def summed(parts: list[TopicStats]) -> TopicStats:
         # The partitioned topic is as old as its oldest partition.
         created = (total.topic_creation_time_stamp, part.topic_creation_time_stamp)
         total.topic_creation_time_stamp = min(filter(None, created), default=0)
+        total.retention = part.retention
         for name, subscription in part.subscriptions.items():
             present = total.subscriptions.get(name)
             added = subscription if present is None else _added(present, subscription)

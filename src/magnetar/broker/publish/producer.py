@@ -36,7 +36,7 @@ from magnetar.broker.api import (
     Receipt,
     ReceiptRun,
 )
-from magnetar.broker.entries import UNPLACED, EntryView
+from magnetar.broker.entries import BATCH_SIZE_TAG, UNPLACED, EntryView, wrong_count
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
@@ -64,6 +64,13 @@ from magnetar.txn.buffer.segment_transactions import (
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.ids import to_text
 from magnetar.wire.messages import Send, SendRun, TxnId, TxnSend, with_txn
+
+# Where the metadata of an entry with a checksum has its size and its size's last byte, and where it
+# begins; the first three bytes of its size, if it has less than 256.
+_SIZE_AT: Final = 6
+_SIZE_LOW: Final = 9
+_METADATA: Final = 10
+_SHORT: Final = bytes(_SIZE_LOW - _SIZE_AT)
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 AppendRun = Callable[[list[bytes], int], asyncio.Future[Position] | None]
@@ -283,7 +290,11 @@ class Producer:
         if pending and pending[0][0].done():
             self.settle()
         sent: _Noted = None
-        sequence_id, fast_path = send.sequence_id, self._fast_path
+        sequence_id, fast_path, payload = (
+            send.sequence_id,
+            self._fast_path,
+            send.headers_and_payload,
+        )
         # Not the plain way: a `TxnSend` or `RareSend` (a chunk, a highest sequence id, a bad
         # checksum), or the producer is stopped, waits for its topic, or has sends held.
         if type(send) is not Send or not self._direct:
@@ -292,13 +303,25 @@ class Producer:
             # Invariant 3. What was held when its client closed it still goes on (invariant 5).
             if self._stopped and not is_released:
                 return
-            if type(send) is TxnSend and (self._direct or is_released):
+            if (
+                type(send) is TxnSend
+                and (self._direct or is_released)
+                and wrong_count(send) is None
+            ):
                 sent = self._fast_path_in(send)
             if sent is None:
                 # A released send was held before: its transaction is admitted or refused by now.
                 if not is_released and self._is_held(send):
                     return
                 sent = self._judged(send)
+        # A batch, or perhaps one (as `may_be_batch`, with a checksum): its client may lie about the
+        # number of its messages.
+        elif (
+            send.num_messages != 1
+            or payload.find(BATCH_SIZE_TAG, _METADATA, _METADATA + payload[_SIZE_LOW]) > 0
+            or payload[_SIZE_AT:_SIZE_LOW] != _SHORT
+        ) and (refusal := wrong_count(send)) is not None:
+            sent = _refused(send, refusal)
         elif fast_path is not None:
             # The hot path of dedup: above all that was pushed and inherited, so certainly new.
             if sequence_id > fast_path.pushed and sequence_id > fast_path.floor:
@@ -313,7 +336,7 @@ class Producer:
         if type(sent) is _Sent and sent.answer is not None:
             self._queue(self._resolved(), sequence_id, sent)
             return
-        payload = send.headers_and_payload
+        payload = send.headers_and_payload  # of a transaction it may be another one by now
         try:
             future = self._append(payload)
         # Refused at once: the journal's queue is full, the topic is sealed, or another broker owns
@@ -337,7 +360,8 @@ class Producer:
         # A fast path knows that all are new; without dedup, nothing has to be known of plain ones.
         fits = self._dedup is None and run.txn_id is None if noted is None else noted.fits(run)
         future: asyncio.Future[Position] | None = None
-        if fits and self._direct and self._append_run is not None:
+        # With a lie in it they go one by one: that one is refused in its place.
+        if fits and self._direct and self._append_run is not None and not _has_lie(run):
             try:
                 future = self._append_run(run.payloads, run.size)
             # Nothing was appended: the first one, alone, meets the same reason, and tells it.
@@ -393,6 +417,8 @@ class Producer:
         # PIP-68: WaitForExclusive, and another producer has the topic.
         if not self._ready:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
+        if (wrong := wrong_count(send)) is not None:
+            return wrong
         txn, transactions = send.txn_id, self._transactions
         if txn is None:
             return None
@@ -650,6 +676,19 @@ def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = N
             highest_sequence_id, segment_txn=sent.segment_txn, counted=sent.sent(sequence_id)
         )
     return _Sent(highest_sequence_id, fast_path=sent)
+
+
+def _has_lie(run: SendRun) -> bool:
+    """Whether one of them claims a number of messages that cannot be; as `send` judges it."""
+    for number, payload in enumerate(run.payloads):
+        count = run.counts[number]
+        if (
+            count != 1
+            or payload.find(BATCH_SIZE_TAG, _METADATA, _METADATA + payload[_SIZE_LOW]) > 0
+            or payload[_SIZE_AT:_SIZE_LOW] != _SHORT
+        ) and wrong_count(Send(run.producer_id, 0, count, payload)) is not None:
+            return True
+    return False
 
 
 def _refused(send: Send, error: MagnetarError) -> _Sent:

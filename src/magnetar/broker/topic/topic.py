@@ -41,7 +41,7 @@ from magnetar.broker.entries import EntryView, publish_time_of
 from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
 from magnetar.broker.policy.schemas import Schemas, version_bytes
-from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
+from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_sums
 from magnetar.broker.publish.lineage import Lineage, dedup_name
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import ProducerNames, TopicProducers
@@ -62,6 +62,7 @@ from magnetar.errors import (
     TopicTerminated,
 )
 from magnetar.ledger.api import Entry, LedgerStore
+from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.metadata.api import MetadataStore
 from magnetar.model.hashing import FULL_RING, HashRange
@@ -137,6 +138,8 @@ class TopicParts:
     """How Key_Shared consumers divide the keys that they do not choose themselves."""
     publish_gate: PublishGate = field(default_factory=PublishGate)
     """Closed while the disk is too full for messages."""
+    segment_retention: Retention = KEEP_NOTHING
+    """Of segments of scalable topics, where no policy says otherwise."""
 
 
 class Topic:
@@ -451,14 +454,14 @@ class Topic:
             else:
                 await self._dedup.end()
 
-    async def trim(self) -> list[int]:
-        """Drop the ledgers that retention lets go; their ids."""
+    async def trim(self, retention: Retention | None = None) -> list[int]:
+        """Drop the ledgers that retention (its own, if none is given) lets go; their ids."""
         self._check_open()
         # First, so that messages of aborted transactions hold no ledger back that nobody reads.
         await self._transactions.pass_aborted(self._subscriptions)
         # Not trimmed: what dedup needs for its replay, and what undecided transactions refer to.
         pin = self._transactions.lowest_pin(self._dedup.pin)
-        gone = await self.ledger.trim(self.policies.retention, pin)
+        gone = await self.ledger.trim(retention or self.policies.retention, pin)
         # Records of aborted transactions go with their entries, in this order: the other way round
         # they would be delivered.
         await self._transactions.trimmed()
@@ -696,6 +699,7 @@ class Topic:
             deduplication_status="Disabled" if self._dedup.state is None else "Enabled",
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
+            retention=RetentionStats.of(self.policies),
         )
         return with_sums(stats)
 

@@ -45,6 +45,8 @@ from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
+from magnetar.managed_ledger import managed_ledger
+from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.runtime.disk_space import PublishGate
@@ -223,7 +225,7 @@ class Topics(Service):
         # Invariant 6: before the ledger is opened, which would fence another broker that serves it.
         await self._parts.ownership.claim(name)
         try:
-            policies = _effective(name, namespace, record)
+            policies = self._together(name, namespace, record)
             return await Topic.open(name, self._parts, record, policies)
         except BaseException:
             await self._release(name)
@@ -540,6 +542,12 @@ class Topics(Service):
                 await self.delete(name, force=True)
         return await self.namespaces.delete(namespace)
 
+    # --- storage
+
+    async def stored(self, name: TopicName) -> tuple[tuple[LedgerSpan, ...], bool]:
+        """The ledgers of a topic that is not loaded, and whether it takes no more messages."""
+        return await managed_ledger.stored(name.managed_ledger_name, self._parts.metadata)
+
     # --- policies
 
     async def change_namespace(
@@ -579,9 +587,20 @@ class Topics(Service):
     async def _effective(self, name: TopicName, namespace: Policies) -> TopicPolicies:
         if name.domain is Domain.NON_PERSISTENT:
             return effective(namespace)
-        return _effective(name, namespace, await self._records_of(name).get(record_name(name)))
+        record = await self._records_of(name).get(record_name(name))
+        return self._together(name, namespace, record)
 
     # --- parts
+
+    def _together(
+        self, name: TopicName, namespace: Policies, record: TopicRecord | None
+    ) -> TopicPolicies:
+        return effective(
+            namespace,
+            None if record is None else policies_of(record),
+            is_segment=name.domain is Domain.SEGMENT,
+            segment_retention=self._parts.segment_retention,
+        )
 
     def _records(
         self, namespace: NamespaceName, domain: Domain = Domain.PERSISTENT
@@ -596,11 +615,6 @@ class Topics(Service):
 def policies_of(record: TopicRecord) -> Policies:
     """What a topic's record overrides."""
     return msgspec.convert(record.policies, Policies)
-
-
-def _effective(name: TopicName, namespace: Policies, record: TopicRecord | None) -> TopicPolicies:
-    own = None if record is None else policies_of(record)
-    return effective(namespace, own, is_segment=name.domain is Domain.SEGMENT)
 
 
 def _creation(namespace: Policies) -> AutoTopicCreation | None:

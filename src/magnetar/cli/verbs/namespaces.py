@@ -14,7 +14,7 @@ from magnetar.cli.admin_client import (
     namespace_path,
     part,
 )
-from magnetar.cli.output import print_json, print_table
+from magnetar.cli.output import print_json, print_table, retention_text
 
 
 @click.group()
@@ -86,7 +86,11 @@ def show(namespace: str, admin_url: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
+        in_force = found.pop("retentionInForce", {})
         rows = [(name, value) for name, value in sorted(found.items()) if value is not None]
+        # Last, for it is not set here, or not only: what holds for topics of each kind.
+        for domain, retention in sorted(in_force.items()):
+            rows.append((f"kept of {domain}:// topics", retention_text(retention)))
         print_table(("policy", "value"), rows, none="no policies")
 
 

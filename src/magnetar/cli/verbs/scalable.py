@@ -22,7 +22,7 @@ from magnetar.cli.admin_client import (
     topic_path,
 )
 from magnetar.cli.dag import draw
-from magnetar.cli.output import print_json, print_table
+from magnetar.cli.output import print_json, print_table, retention_text
 from magnetar.errors import InvalidTopicName
 from magnetar.model.names import Domain, TopicName
 
@@ -191,6 +191,7 @@ def print_statistics(found: dict[str, Any]) -> None:
         ("sealed segments", found["sealedSegments"]),
         ("removed segments", found.get("prunedSegments")),
         ("change under way", None if change is None else _change_text(change)),
+        ("kept after it is acknowledged", retention_text(found["retention"])),
         ("splits and merges by itself", found.get("autoScalePolicy", {}).get("enabled")),
     ]
     print_table(("what", "value"), what, none="")

@@ -18,7 +18,7 @@ from magnetar.cli.admin_client import (
     namespace_path,
     topic_path,
 )
-from magnetar.cli.output import print_json, print_table
+from magnetar.cli.output import print_json, print_table, retention_text
 from magnetar.cli.verbs.scalable import (
     VERBS,
     is_scalable,
@@ -266,6 +266,8 @@ def _topic_rows(found: dict[str, Any]) -> Iterator[tuple[str, object]]:
     if "metadata" in found:
         yield "partitions", found["metadata"]["partitions"]
     yield "deduplication", found.get("deduplicationStatus")
+    if "retention" in found:  # a topic that stores nothing has none
+        yield "kept after it is acknowledged", retention_text(found["retention"])
 
 
 def _id_text(found: dict[str, int]) -> str:

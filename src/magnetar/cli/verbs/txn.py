@@ -62,7 +62,7 @@ def list_open(
             each["status"],
             _duration(each["ageMs"]),
             _remaining(each),
-            each["owner"],
+            _who(each),
             _group_text(each),
             _shortened(each["segments"]),
             _shortened(each["subscriptions"]),
@@ -114,8 +114,8 @@ def why_blocked(topic: str, admin_url: str | None, as_json: bool) -> None:
     # One transaction may hold several segments up: told once.
     holders = {each["blocker"]["id"]: each["blocker"] for each in held}
     if holders:
-        headings = ("transaction", "state", "age", "time left", "owner", "group")
-        print_table(headings, map(_holder_row, holders.values()), none="")
+        columns = ("transaction", "state", "age", "time left", "owner", "its clients", "group")
+        print_table(columns, map(_holder_row, holders.values()), none="")
     # A segment without entries behind the holder keeps nobody waiting (None: not known).
     waiting = [each for each in held if each["entriesBehind"] != 0]
     if waiting:
@@ -181,6 +181,10 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, object]]:
         ("state", found["status"]),
         ("kept by", "records" if found["kind"] == "metadata" else "a log and markers"),
         ("owner", found["owner"]),
+        ("begun by client", _client_text(found)),
+        ("its producers", _listed(found.get("producers"))),
+        ("its consumers", _listed(found.get("consumers"))),
+        ("decided by", found.get("decidedBy")),
         ("coordinator", f"{found['coordinator']} at {found['coordinatorUrl'] or 'no broker now'}"),
         ("begun", f"{_moment(found['openTimestamp'])} ({_duration(found['ageMs'])} ago)"),
         ("deadline", _moment(found["deadline"])),
@@ -254,15 +258,37 @@ def _held_row(found: dict[str, Any]) -> tuple[object, ...]:
 def _holder_row(holder: dict[str, Any]) -> tuple[object, ...]:
     # Its pin is there, its header is not: it ended long ago.
     if holder["status"] is None:
-        return (holder["id"], "forgotten", None, None, None, None)
+        return (holder["id"], "forgotten", None, None, None, None, None)
     return (
         holder["id"],
         holder["status"],
         _duration(holder["ageMs"]),
         _remaining(holder),
-        holder["owner"],
+        _who(holder),
+        _shortened(_names(holder)),
         _group_text(holder),
     )
+
+
+def _who(found: dict[str, Any]) -> str | None:
+    """The owner; where nobody is identified, the client that began it."""
+    owner: str | None = found["owner"]
+    return owner or _client_text(found)
+
+
+def _client_text(found: dict[str, Any]) -> str | None:
+    client = found.get("client")
+    if client is None:
+        return None
+    return f"{client['address']} {client['version'] or ''}".rstrip()
+
+
+def _names(found: dict[str, Any]) -> list[str]:
+    return [*found.get("producers", ()), *found.get("consumers", ())]
+
+
+def _listed(names: list[str] | None) -> str | None:
+    return ", ".join(names) if names else None
 
 
 def _group_text(found: dict[str, Any]) -> str | None:

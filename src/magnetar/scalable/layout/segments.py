@@ -20,6 +20,7 @@ from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import SubscriptionNotFound, TopicNotFound
+from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.isolation import stored_isolation
 from magnetar.model.names import Domain, TopicName
@@ -57,6 +58,17 @@ class SegmentUse(NamedTuple):
     """Those of all whose client does not follow a layout: a migration would cut them off."""
 
 
+class Kept(NamedTuple):
+    """The messages that a segment keeps, needed or not."""
+
+    size_bytes: int
+    oldest_ms: int
+    """When its oldest ledger was closed, or if it is open, begun."""
+    loaded: bool
+    is_final: bool
+    """It is sealed: the size stays as long as the segment."""
+
+
 class SegmentHost(Protocol):
     """The broker that has the segments, or a way to those that have."""
 
@@ -86,6 +98,12 @@ class SegmentHost(Protocol):
 
     async def backlog(self, name: TopicName, subscription: str) -> int | None:
         """Entries that are not acknowledged; None: it has no such cursor."""
+
+    async def kept(self, name: TopicName) -> Kept:
+        """Measure what it keeps, without loading it."""
+
+    async def trim(self, name: TopicName, retention: Retention) -> None:
+        """Drop what nobody needs and this retention lets go; none is fine."""
 
     async def undecided(self, name: TopicName) -> bool:
         """Whether a transaction that is not decided may have written to it."""
@@ -197,6 +215,29 @@ class LocalSegments:
     async def backlog(self, name: TopicName, subscription: str) -> int | None:
         found = (await self._topic(name)).subscriptions.get(subscription)
         return None if found is None else found.backlog()
+
+    async def kept(self, name: TopicName) -> Kept:
+        topic = self._topics.loaded.get(name)
+        loaded = isinstance(topic, Topic) and not topic.closing
+        # What is open tells itself: its record lags behind.
+        if isinstance(topic, Topic) and loaded:
+            spans, sealed = topic.ledger.ledger_spans, topic.terminated
+        else:
+            spans, sealed = await self._topics.stored(name)
+        oldest_ms = 0
+        if spans:
+            first = spans[0]
+            oldest_ms = first.created_ms if first.closed_ms is None else first.closed_ms
+        return Kept(sum(each.size_bytes for each in spans), oldest_ms, loaded, sealed)
+
+    async def trim(self, name: TopicName, retention: Retention) -> None:
+        try:
+            topic = await self._topic(name)
+        except TopicNotFound:
+            return  # nothing of it is left
+        # Sealed meanwhile: it is kept, and goes, as a whole.
+        if not topic.terminated:
+            await topic.trim(retention)
 
     async def undecided(self, name: TopicName) -> bool:
         try:

@@ -7,7 +7,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.policies import Policies, effective
+from magnetar.broker.policy.stats import RetentionStats
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName, TopicName
@@ -45,7 +46,14 @@ async def names(request: web.Request) -> web.Response:
 
 async def show(request: web.Request) -> web.Response:
     found = await topics_of(request).namespaces.policies(namespace_of(request))
-    return shown(set_policies(found))
+    # Beside what is set: what holds, for most people set nothing.
+    in_force = {"persistent": effective(found)}
+    context = server_of(request).context
+    if context.has_scalable:
+        in_force["topic"] = context.scalable.policies(found)
+    retention = {domain: RetentionStats.of(each) for domain, each in in_force.items()}
+    shown_policies = set_policies(found) | {"retentionInForce": msgspec.to_builtins(retention)}
+    return shown(shown_policies)
 
 
 async def create(request: web.Request) -> web.Response:

@@ -34,6 +34,7 @@ from magnetar.txn.coordinator_partitions import (
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.records import GroupMembership, State
+from magnetar.txn.transitions import BY_CLIENT
 from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
@@ -124,28 +125,30 @@ async def begin(session: Session, body: pb.CommandNewTxn) -> None:
         txn = await _begun(session, body, member)
     else:
         legacy = session.context.coordinators.legacy
-        txn = await legacy.begin(body.tc_id, body.txn_ttl_millis, _owner(session))
+        txn = await legacy.begin(
+            body.tc_id, body.txn_ttl_millis, _owner(session), session.client_text
+        )
     _answer(session, "NEW_TXN_RESPONSE", body.request_id, txn)
 
 
 async def _begun(session: Session, body: pb.CommandNewTxn, member: GroupMembership | None) -> TxnId:
     """A metadata-driven transaction, alone or a member of a group."""
-    context, owner = session.context, _owner(session)
+    context, owner, client = session.context, _owner(session), session.client_text
     begin = context.coordinators.begin
     if not context.has_scalable:
-        return (await begin(body.tc_id, body.txn_ttl_millis, owner, member)).id
+        return (await begin(body.tc_id, body.txn_ttl_millis, owner, member, client)).id
     barrier = context.scalable.txn_barrier
     # Clients that repeat a send without giving the transaction up, as those do that have groups: no
     # layout change need wait for theirs.
     if member is not None or session.keeps_transactions:
-        lasting = (await begin(body.tc_id, body.txn_ttl_millis, owner, member)).id
+        lasting = (await begin(body.tc_id, body.txn_ttl_millis, owner, member, client)).id
         barrier.lasts(lasting)
         return lasting
     # A client would fail its sends to segments that are sealed under it: it waits
     # until it knows the new layout.
     beginning = await barrier.admitted(session)
     try:
-        header = await begin(body.tc_id, body.txn_ttl_millis, owner)
+        header = await begin(body.tc_id, body.txn_ttl_millis, owner, client=client)
         beginning.began(header.id)
     finally:
         # Also when it did not begin: a layout change may be waiting for it.
@@ -197,7 +200,9 @@ def end(session: Session, body: pb.CommandEndTxn) -> None:
     txn, commit = _txn(body), body.txn_action == pb.COMMIT
     # In a task of the coordinator: a decision that has begun is made, whatever
     # becomes of this connection.
-    work = _coordinator(session, txn, body).ending(txn, commit=commit, owner=_owner(session))
+    by = f"{BY_CLIENT} {session.client_text}"
+    coordinator = _coordinator(session, txn, body)
+    work = coordinator.ending(txn, commit=commit, owner=_owner(session), by=by)
     session.answer_at_end(work, pb.BaseCommand.END_TXN, body, _ended)
 
 

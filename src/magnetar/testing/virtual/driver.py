@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 from google.protobuf.message import Message
 
+from magnetar.broker.entries import UNPLACED, EntryView
 from magnetar.errors import (
     DeadlineExceeded,
     MagnetarError,
@@ -227,7 +228,13 @@ class Driver(asyncio.Protocol):
         timeout_s: float = TIMEOUT_S,
         **fields: object,
     ) -> pb.CommandSendReceipt:
-        """SEND, and await its receipt. Without `publish` receipts are pushes."""
+        """SEND, and await its receipt. Without `publish` receipts are pushes.
+
+        Unless `num_messages` is given, the command claims as many messages as the metadata.
+        """
+        count = EntryView(UNPLACED, headers_and_payload).metadata.num_messages_in_batch
+        fields = {"num_messages": count, **fields}
+        # By producer and sequence, in the order of the sends: one may be sent again in between.
         receipt: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         ids = {"producer_id": producer_id, "sequence_id": sequence_id}
         key = (producer_id, sequence_id)

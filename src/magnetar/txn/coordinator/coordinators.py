@@ -43,7 +43,7 @@ from magnetar.txn.coordinator_partitions import CoordinatorPartitions, partition
 from magnetar.txn.ids import METADATA_BIT, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
-from magnetar.txn.open_transactions import Cause, OpenTransactions
+from magnetar.txn.open_transactions import OpenTransactions, cause_of
 from magnetar.txn.records import Group, GroupMembership, Header, State, header_indexes, header_key
 from magnetar.txn.store import TxnStore
 from magnetar.txn.transitions import Committed
@@ -142,6 +142,7 @@ class Coordinators(Service):
         timeout_ms: int,
         owner: str = "",
         membership: GroupMembership | None = None,
+        client: str = "",
     ) -> Header:
         """A new transaction, alone or in a group."""
         self.partitions.check(coordinator)
@@ -152,21 +153,23 @@ class Coordinators(Service):
         self._open_transactions.reserve(owner)
         try:
             # Should nobody wait for it any more, its deadline ends it.
-            return await self._begin(coordinator, timeout_ms, owner, membership)
+            return await self._begin(coordinator, timeout_ms, owner, membership, client)
         finally:
             self._open_transactions.release(owner)
 
-    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = "") -> State:
         """Decide a transaction; what was decided."""
         # Shielded from the session: a client that disconnects must not leave a decision half made.
-        return await asyncio.shield(self.ending(txn, commit=commit, owner=owner))
+        return await asyncio.shield(self.ending(txn, commit=commit, owner=owner, by=by))
 
-    def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
+    def ending(
+        self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = ""
+    ) -> asyncio.Task[State]:
         """Decide a transaction in a task of its own, which is not to be cancelled."""
         # A legacy id has no header here, and gets TransactionNotFound as any unknown one does.
         self.partitions.check(txn.most)
         state: State = "COMMITTED" if commit else "ABORTED"
-        return self._background.in_task(self._end(txn, state, owner, "asked"))
+        return self._background.in_task(self._end(txn, state, owner, by))
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
@@ -224,7 +227,12 @@ class Coordinators(Service):
     # --- beginning
 
     async def _begin(
-        self, coordinator: int, timeout_ms: int, owner: str, membership: GroupMembership | None
+        self,
+        coordinator: int,
+        timeout_ms: int,
+        owner: str,
+        membership: GroupMembership | None,
+        client: str,
     ) -> Header:
         if membership is not None:
             # All changes of a group are made under one lock, at its coordinator: one begun
@@ -242,6 +250,7 @@ class Coordinators(Service):
             timeout_ms=timeout_ms,
             owner=owner,
             group=membership,
+            client=client,
         )
         version = await self._create(header)
         TXN_BEGUN.labels(str(coordinator)).inc()
@@ -269,21 +278,21 @@ class Coordinators(Service):
 
     # --- ending
 
-    async def _end(self, txn: TxnId, state: State, owner: str | None, cause: Cause) -> State:
+    async def _end(self, txn: TxnId, state: State, owner: str | None, by: str) -> State:
         now = self._clock.now_ms()
         known, version = self._open_transactions.get(txn), self._open_transactions.version(txn)
         # The usual END_TXN: begun here, nobody else has written it, so one
         # put decides without a read.
         if known is not None and version is not None:
-            after = transitions.ended(_owned(known, txn, owner), state, now)
+            after = transitions.ended(_owned(known, txn, owner), state, now, by)
             if await self._store.replace_header(after, version):
-                self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause)
+                self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause_of(by))
                 return after.state
         # A member of a group, one that a former leader began, or a lost race: the store is read.
-        return await self._end_as_stored(txn, state, owner, now, cause)
+        return await self._end_as_stored(txn, state, owner, now, by)
 
     async def _end_as_stored(
-        self, txn: TxnId, state: State, owner: str | None, now: int, cause: Cause
+        self, txn: TxnId, state: State, owner: str | None, now: int, by: str
     ) -> State:
         """End a transaction that others may have changed, or that its group decides."""
 
@@ -291,16 +300,16 @@ class Coordinators(Service):
             known = _owned(header, txn, owner)
             if known.group is not None and not known.is_final:
                 return None  # its group decides
-            return transitions.ended(known, state, now)
+            return transitions.ended(known, state, now, by)
 
         after = await self._store.change(header_key(txn), Header, ended, header_indexes)
         # A member whose header is still open: only the group's record tells what became of it.
         if after is None:
-            return await self._end_member(txn, state)
-        self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause)
+            return await self._end_member(txn, state, by)
+        self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause_of(by))
         return after.state
 
-    async def _end_member(self, txn: TxnId, state: State) -> State:
+    async def _end_member(self, txn: TxnId, state: State, by: str) -> State:
         found = await self._store.state(txn)
         header = await self._store.header(txn)
         if found is None or header is None or header.group is None:
@@ -314,7 +323,7 @@ class Coordinators(Service):
                     hint="COMMIT_GROUP commits it",
                 )
             # Through the group's record: a header changed by itself would contradict it.
-            found = (await self._groups.abort(header.group.application, [header])).get(txn)
+            found = (await self._groups.abort(header.group.application, [header], by)).get(txn)
         if found is None:
             raise _missing(txn)
         # COMMIT_GROUP came first, or the deadline did: the answer is what stands.
@@ -332,10 +341,12 @@ class Coordinators(Service):
             if not is_metadata(header.id):
                 work.append(self.legacy.expire(header))
             elif header.group is None:
-                work.append(self._end(header.id, "ABORTED", None, "timeout"))
+                work.append(self._end(header.id, "ABORTED", None, transitions.BY_DEADLINE))
             else:
                 groups.setdefault(header.group.application, []).append(header)
-        work += [self._groups.abort(name, each, "timeout") for name, each in groups.items()]
+        work += [
+            self._groups.abort(name, each, transitions.BY_DEADLINE) for name, each in groups.items()
+        ]
         results = await asyncio.gather(
             *(self._background.apart(each) for each in work), return_exceptions=True
         )

@@ -32,7 +32,7 @@ from magnetar.runtime.metrics import TXN_GROUP_COMMITS
 from magnetar.txn import transitions
 from magnetar.txn.coordinator_partitions import CoordinatorPartitions, partition_of
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.open_transactions import Cause, OpenTransactions
+from magnetar.txn.open_transactions import OpenTransactions, cause_of
 from magnetar.txn.records import GROUPS, Group, GroupMembership, Header, State, decode, group_key
 from magnetar.txn.store import TxnStore
 from magnetar.txn.transitions import Committed
@@ -175,12 +175,12 @@ class TransactionGroups:
             return await self._rolled_forward(desk, application)
 
     async def abort(
-        self, application: str, members: Sequence[Header], cause: Cause = "asked"
+        self, application: str, members: Sequence[Header], by: str = ""
     ) -> dict[TxnId, State]:
         """Abort those that are open; what became of each. One that is missing has no header."""
         desk = self._desk(application)
         async with desk.turn:
-            return await self._abort(desk, application, members, cause)
+            return await self._abort(desk, application, members, by)
 
     # --- the decision
 
@@ -238,7 +238,7 @@ class TransactionGroups:
         return found
 
     async def _abort(
-        self, desk: _Desk, application: str, members: Sequence[Header], cause: Cause = "asked"
+        self, desk: _Desk, application: str, members: Sequence[Header], by: str = ""
     ) -> dict[TxnId, State]:
         """Abort in the record, then tell everyone here, then copy it into the headers."""
         group = await self._store.group(application)
@@ -255,8 +255,13 @@ class TransactionGroups:
             states = {each.id: transitions.state_of(each, after) for each in present}
             for txn, state in states.items():
                 if state != "OPEN":
-                    self._open_transactions.over(txn, state, self._clock.now_ms(), cause)
-            await self._copy(desk, states)
+                    self._open_transactions.over(txn, state, self._clock.now_ms(), cause_of(by))
+            # Those that the record had decided before were not open any more: not by who asks.
+            open_before = {each.id for each in present if _is_open(each, group)}
+            deciders = {
+                each.id: by if each.id in open_before else _decider(each, after) for each in present
+            }
+            await self._copy(desk, states, deciders)
             found |= states
         return found
 
@@ -311,6 +316,7 @@ class TransactionGroups:
         await self._store.metadata.sync()
         still_open: set[str] = set()
         states: dict[TxnId, State] = {}
+        deciders: dict[TxnId, str] = {}
         async for header in self._store.members(application):
             if header.is_final or not _is_of(header, application):
                 continue
@@ -319,12 +325,13 @@ class TransactionGroups:
                 still_open.add(header.txn)
             else:
                 states[header.id] = state
+                deciders[header.id] = _decider(header, group)
         # Memory, then headers, then the mark: should a put fail, the next call copies them again.
         # Only then may a commit forget the ids (invariant 3).
         self._tell(group)
         for txn, state in states.items():
             self._open_transactions.over(txn, state, self._clock.now_ms())
-        await self._copy(desk, states)
+        await self._copy(desk, states, deciders)
         desk.rolled = mark
         return await self._without(desk, group, still_open)
 
@@ -345,11 +352,15 @@ class TransactionGroups:
         desk.final -= set(gone)
         return after
 
-    async def _copy(self, desk: _Desk, states: dict[TxnId, State]) -> None:
+    async def _copy(
+        self, desk: _Desk, states: dict[TxnId, State], deciders: dict[TxnId, str]
+    ) -> None:
         final = {txn: state for txn, state in states.items() if state != "OPEN"}
         now = self._clock.now_ms()
         for some in _batches(list(final)):
-            await asyncio.gather(*(self._store.end(txn, final[txn], now) for txn in some))
+            await asyncio.gather(
+                *(self._store.end(txn, final[txn], now, deciders[txn]) for txn in some)
+            )
         desk.final.update(to_text(txn) for txn, state in final.items() if state == "ABORTED")
 
     def _tell(self, group: Group) -> None:
@@ -437,6 +448,14 @@ def _check_owner(group: Group | None, owner: str) -> None:
     if group is not None and group.owner and group.owner != owner:
         text = f"the group {group.application!r} is another owner's"
         raise NotAllowed(text, hint="use another name, or connect as who opened it")
+
+
+def _is_open(header: Header, group: Group | None) -> bool:
+    return transitions.state_of(header, group) == "OPEN"
+
+
+def _decider(header: Header, group: Group | None) -> str:
+    return "the end of its group" if group is None else transitions.decider(header, group)
 
 
 def _is_of(header: Header, application: str) -> bool:

@@ -59,7 +59,7 @@ from magnetar.txn.legacy.coordinator_state import (
     header_of,
 )
 from magnetar.txn.legacy.ends import RETRY_SECONDS, Ends, HeaderCopies
-from magnetar.txn.open_transactions import Cause, OpenTransactions
+from magnetar.txn.open_transactions import Cause, OpenTransactions, cause_of
 from magnetar.txn.records import Header
 from magnetar.wire.messages import TxnId
 
@@ -202,7 +202,7 @@ class LegacyCoordinator:
 
     # --- what clients ask
 
-    async def begin(self, timeout_ms: int, owner: str) -> TxnId:
+    async def begin(self, timeout_ms: int, owner: str, client: str = "") -> TxnId:
         self._check()
         most = self._limits.txn_open_per_coordinator_max
         # Those that are ending count, too: a topic that cannot be loaded must not let them pile up.
@@ -213,7 +213,7 @@ class LegacyCoordinator:
             )
         self._open_transactions.reserve(owner)
         try:
-            return await self._background.apart(self._begin(timeout_ms, owner))
+            return await self._background.apart(self._begin(timeout_ms, owner, client))
         finally:
             self._open_transactions.release(owner)
 
@@ -252,14 +252,14 @@ class LegacyCoordinator:
 
         await self._background.apart(self._add(held, entry, copied=copied))
 
-    async def end(self, txn: TxnId, *, commit: bool, owner: str | None) -> None:
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None, by: str = "") -> None:
         """Decide, and return once everyone has carried it out."""
-        found = await self.decide(txn, commit=commit, owner=owner)
+        found = await self.decide(txn, commit=commit, owner=owner, by=by)
         if found is not None:
             await self._over(found)
 
     async def decide(
-        self, txn: TxnId, *, commit: bool, owner: str | None, cause: Cause = "asked"
+        self, txn: TxnId, *, commit: bool, owner: str | None, by: str = ""
     ) -> _Held | None:
         """Decide; None: it is finished already, with that decision."""
         self._check()
@@ -269,7 +269,7 @@ class LegacyCoordinator:
         if held is None:
             _check_same(txn, known, commit=commit)
             return None
-        await self._background.apart(self._decide(held, commit=commit, cause=cause))
+        await self._background.apart(self._decide(held, commit=commit, by=by))
         return held
 
     async def _over(self, held: _Held) -> None:
@@ -290,7 +290,7 @@ class LegacyCoordinator:
 
     # --- in turn, in tasks of their own
 
-    async def _begin(self, timeout_ms: int, owner: str) -> TxnId:
+    async def _begin(self, timeout_ms: int, owner: str, client: str) -> TxnId:
         async with self._numbering:
             # Awaited under the lock: whoever took a number first submits first (invariant 5).
             number = await self._numbers.next()
@@ -298,7 +298,7 @@ class LegacyCoordinator:
                 raise InvariantBroken(f"the number {number} follows {self.last_number}")
             # The log may have failed while a block of numbers was taken.
             self._check()
-            began = Began(number, self._clock.now_ms(), timeout_ms, owner)
+            began = Began(number, self._clock.now_ms(), timeout_ms, owner, client)
             submitted = self.log.submit(began)
             # Counted before it is durable: no low watermark that is told meanwhile may pass it.
             self.last_number = number
@@ -342,9 +342,10 @@ class LegacyCoordinator:
                 hint="use several transactions, or raise txn_participants_max",
             )
 
-    async def _decide(self, held: _Held, *, commit: bool, cause: Cause) -> None:
+    async def _decide(self, held: _Held, *, commit: bool, by: str) -> None:
         async with held.turn:
-            entry = decision(held.known, commit=commit, now_ms=self._clock.now_ms())
+            now_ms = self._clock.now_ms()
+            entry = decision(held.known, commit=commit, now_ms=now_ms, by=by)
             # A second client, the deadline or a retry came after the decision: the same answer, or
             # the opposite one is refused; and whoever is still asked gets asked now.
             if entry is None:
@@ -352,7 +353,7 @@ class LegacyCoordinator:
                 self._ends.hurry(self._id(held.known))
                 return
             await self._write(held, entry)
-            self._decided(held, cause)
+            self._decided(held, cause_of(by))
 
     async def _write(self, held: _Held, entry: Entry) -> None:
         self._check()

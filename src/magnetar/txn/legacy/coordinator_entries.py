@@ -37,6 +37,8 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag=0):
     start_ms: int
     timeout_ms: int
     owner: str = ""
+    client: str = ""
+    """As in a header."""
 
 
 class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -62,6 +64,8 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
     number: int
     state: Decision
     at_ms: int
+    by: str = ""
+    """Who decided, as in a header."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -75,6 +79,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
     owner: str
     decided_ms: int
     at_ms: int
+    client: str = ""
+    by: str = ""
 
 
 Entry: TypeAlias = Began | PartitionsAdded | SubscriptionsAdded | Decided | Ended

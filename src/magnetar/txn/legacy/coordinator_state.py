@@ -65,6 +65,8 @@ class LegacyTransaction(msgspec.Struct, frozen=True):
     """Whether topics find its state in a header, which is a copy of what the log says."""
     decided_ms: int = NEVER
     ended_ms: int = NEVER
+    client: str = ""
+    decided_by: str = ""
 
     @property
     def deadline_ms(self) -> int:
@@ -103,19 +105,21 @@ def after(known: LegacyTransaction | None, entry: Entry) -> LegacyTransaction | 
             has_copy = known.has_copy or entry.copied
             return replace(known, subscriptions=merged, has_copy=has_copy)
         case Decided() if known.is_open:
-            return replace(known, state=entry.state, decided_ms=entry.at_ms)
+            return replace(known, state=entry.state, decided_ms=entry.at_ms, decided_by=entry.by)
         case Ended() if known.is_ending and OUTCOMES[known.state] == entry.state:
             return _first_ended(entry)  # who took part is not asked any more
     return known
 
 
-def decision(known: LegacyTransaction, *, commit: bool, now_ms: int) -> Decided | None:
+def decision(
+    known: LegacyTransaction, *, commit: bool, now_ms: int, by: str = ""
+) -> Decided | None:
     """The entry that decides an open transaction; None: it is decided already."""
     # Decided before: the caller compares, and the same end again is no error.
     if not known.is_open:
         return None
     state: Decision = "COMMITTING" if commit else "ABORTING"
-    return Decided(known.number, state, now_ms)
+    return Decided(known.number, state, now_ms, by)
 
 
 def ending(known: LegacyTransaction, now_ms: int) -> Ended:
@@ -128,6 +132,8 @@ def ending(known: LegacyTransaction, now_ms: int) -> Ended:
         known.owner,
         known.decided_ms,
         now_ms,
+        known.client,
+        known.decided_by,
     )
 
 
@@ -140,6 +146,8 @@ def header_of(txn: TxnId, known: LegacyTransaction) -> Header:
         # NEVER while it is open; the state itself is OPEN, and `HeaderCopies.end` makes it final.
         finalized_ms=known.decided_ms,
         owner=known.owner,
+        client=known.client,
+        decided_by=known.decided_by,
     )
 
 
@@ -148,7 +156,9 @@ def _first(entry: Entry) -> LegacyTransaction | None:
     # one that was forgotten (invariant 4).
     match entry:
         case Began():
-            return LegacyTransaction(entry.number, entry.start_ms, entry.timeout_ms, entry.owner)
+            return LegacyTransaction(
+                entry.number, entry.start_ms, entry.timeout_ms, entry.owner, client=entry.client
+            )
         case Ended():
             return _first_ended(entry)
     return None
@@ -163,6 +173,8 @@ def _first_ended(entry: Ended) -> LegacyTransaction:
         entry.state,
         decided_ms=entry.decided_ms,
         ended_ms=entry.at_ms,
+        client=entry.client,
+        decided_by=entry.by,
     )
 
 

@@ -127,12 +127,14 @@ class LegacyCoordinators(Service):
 
     # --- what clients ask
 
-    async def begin(self, partition: int, timeout_ms: int, owner: str = "") -> TxnId:
+    async def begin(
+        self, partition: int, timeout_ms: int, owner: str = "", client: str = ""
+    ) -> TxnId:
         """A new transaction; durable when this returns."""
         self._check(partition)
         transitions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         own = await self._coordinator(partition, create=True)
-        return await own.begin(timeout_ms, owner)
+        return await own.begin(timeout_ms, owner, client)
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
@@ -151,19 +153,21 @@ class LegacyCoordinators(Service):
         own = await self._of(txn)
         await own.add_subscriptions(txn, subscriptions, owner, copied=in_records)
 
-    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> State:
+    async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = "") -> State:
         """Decide a transaction; what was decided, once everyone has carried it out."""
-        await (await self._of(txn)).end(txn, commit=commit, owner=owner)
+        await (await self._of(txn)).end(txn, commit=commit, owner=owner, by=by)
         return "COMMITTED" if commit else "ABORTED"
 
-    def ending(self, txn: TxnId, *, commit: bool, owner: str | None = "") -> asyncio.Task[State]:
+    def ending(
+        self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = ""
+    ) -> asyncio.Task[State]:
         """Decide a transaction in a task of its own, which is not to be cancelled."""
-        return self._background.in_task(self.end(txn, commit=commit, owner=owner))
+        return self._background.in_task(self.end(txn, commit=commit, owner=owner, by=by))
 
     async def expire(self, due: Header) -> None:
         """Decide to abort a transaction whose deadline has passed."""
         own = await self._of(due.id)
-        await own.decide(due.id, commit=False, owner=None, cause="timeout")
+        await own.decide(due.id, commit=False, owner=None, by=transitions.BY_DEADLINE)
 
     # --- what it knows
 

@@ -70,7 +70,7 @@ class HeaderCopies:
         def ended(present: Header | None) -> Header:
             # Absent: the put of the OPEN copy was lost, or never came. A final one is made all the
             # same, so that a late OPEN one finds it (invariant 9).
-            return transitions.ended(present or header, state, now_ms)
+            return transitions.ended(present or header, state, now_ms, header.decided_by)
 
         await self._store.change(header_key(header.id), Header, ended, header_indexes)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import Final, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import LedgerStore
 from magnetar.managed_ledger.cursor import Cursor
-from magnetar.managed_ledger.ledger_list import Retention
+from magnetar.managed_ledger.ledger_list import KEEP_NOTHING
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.managed_ledger.reading import SCAN_BYTES, SCAN_ENTRIES
 from magnetar.metadata.api import MetadataStore
@@ -25,9 +25,6 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.txn.legacy.entry_codec import EntryCodec, Kinds
-
-# Nobody reads such a log but its owner: what the cursor has passed is waste.
-_KEEP_NOTHING: Final = Retention(0, 0)
 
 
 class Logged(NamedTuple, Generic[Kinds]):
@@ -99,7 +96,7 @@ class EntryLog(Generic[Kinds]):
 
     async def trim(self) -> None:
         """Let ledgers go of which nothing is needed."""
-        await self.ledger.trim(_KEEP_NOTHING)
+        await self.ledger.trim(KEEP_NOTHING)
 
     async def trim_if_due(self) -> None:
         """Let ledgers go if a whole one stands before what is needed."""

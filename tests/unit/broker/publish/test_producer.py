@@ -26,7 +26,17 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.signal import Signal
 from magnetar.testing.virtual.virtual_time import run
-from tests.unit.broker.world import EPOCH_MS, due, message, options, rare, receipts, run_of
+from magnetar.wire.messages import Send
+from tests.unit.broker.world import (
+    EPOCH_MS,
+    due,
+    entry,
+    message,
+    options,
+    rare,
+    receipts,
+    run_of,
+)
 
 
 class Bench:
@@ -108,6 +118,37 @@ def test_a_cancelled_waiter_loses_nothing() -> None:
         assert not bench.futures[0].cancelled()
         bench.store(0)
         assert [each.sequence_id for each in await due(bench.producer)] == [1]
+
+    on_bench(scenario)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_lie_about_the_number_of_messages_is_refused_in_its_place(together: bool) -> None:
+    """What is refused counts nowhere: not as messages, not for dedup."""
+
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        lies = (
+            Send(1, 2, 1_000_000, entry(2)),
+            Send(1, 3, 0, entry(3)),
+            Send(1, 4, 1, entry(4, batch=2**31 - 1)),
+            # Behind more than a size of one byte can say.
+            Send(1, 4, 1, entry(4, producer="p" * 300, batch=2**31 - 1)),
+            Send(1, 4, 1, entry(4, producer="p" * 65_536, batch=2**31 - 1)),
+        )
+        sends = [message(1), *lies, message(5, batch=3)]
+        if together:
+            producer.send_run(run_of(sends))
+        else:
+            for each in sends:
+                producer.send(each)
+        bench.store(0, 1)
+        found = await receipts(producer, 7)
+        assert [each.sequence_id for each in found] == [1, 2, 3, 4, 4, 4, 5]
+        assert [type(each.error) for each in found[1:-1]] == [NotAllowed] * 5
+        assert (found[0].error, found[-1].error) == (None, None)
+        assert producer.messages_in == 4
+        assert not producer.stopped
 
     on_bench(scenario)
 

@@ -47,13 +47,14 @@ def test_both_kinds_are_listed_and_told(tmp_path: Path) -> None:
             told = await story(world, legacy)
             assert (told["status"], told["timeoutAt"]) == ("OPEN", TIMEOUT_MS)
             assert told["ackedPartitions"] == {T: {"s": {"cumulativeAckPosition": None}}}
-            assert "begun by nobody" in told["timeline"][0]["event"]
+            assert "begun by 127.0.0.1:" in told["timeline"][0]["event"]
             assert "unless it is ended" in told["timeline"][1]["event"]
             await client.end(legacy, COMMIT)
             told = await story(world, legacy)
             assert told["status"] == "COMMITTED"
             events = [each["event"] for each in told["timeline"]]
-            assert events[1:] == ["to be committed: decided", "committed everywhere"]
+            assert events[1].startswith("to be committed: decided by client 127.0.0.1:")
+            assert events[2:] == ["committed everywhere"]
             assert (await world.get(f"{BASE}/open"))["total"] == 1
             await world.refuse(404, "GET", f"{BASE}/transactionMetadata/3/77")
             await world.refuse(404, "GET", f"{BASE}/transactionMetadata/4/1")

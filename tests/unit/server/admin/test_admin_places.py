@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from magnetar.runtime.disk import LocalDisk
 from magnetar.server.app import Server
 from magnetar.txn.coordinator_partitions import CoordinatorAssignment
 from tests.unit.server.admin.world import FULL, TOPIC, World, run
@@ -293,5 +294,33 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
         for path in unbuilt:
             assert "not supported" in await world.refuse(501, "GET", path)
             await world.refuse(501, "PUT", path, {})
+
+    run(tmp_path, scenario)
+
+
+def test_the_retention_in_force_is_told_with_who_set_it(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        namespace, regular = "/admin/v2/namespaces/public/default", TOPIC
+        scalable = "/admin/v2/scalable/public/default/orders"
+        await world.change("PUT", regular)
+        await world.change("PUT", scalable)
+        budget = LocalDisk().space(tmp_path).total // 10
+        week = {"seconds": 7 * 24 * 3600.0, "sizeBytes": budget, "from": "broker"}
+        nothing = {"seconds": 0, "sizeBytes": 0, "from": "broker"}
+        assert (await world.get(f"{regular}/stats"))["retention"] == nothing
+        assert (await world.get(f"{scalable}/stats"))["retention"] == week
+        assert (await world.get(namespace))["retentionInForce"] == {
+            "persistent": nothing,
+            "topic": week,
+        }
+        value = {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1}
+        await world.change("POST", f"{namespace}/retention", value)
+        ten = {"seconds": 600.0, "sizeBytes": None, "from": "namespace"}
+        assert (await world.get(f"{regular}/stats"))["retention"] == ten
+        assert (await world.get(f"{scalable}/stats"))["retention"] == ten
+        value = {"retentionTimeInMinutes": -1, "retentionSizeInMB": 1}
+        await world.change("POST", f"{regular}/retention", value)
+        own = {"seconds": None, "sizeBytes": 1024 * 1024, "from": "topic"}
+        assert (await world.get(f"{regular}/stats"))["retention"] == own
 
     run(tmp_path, scenario)

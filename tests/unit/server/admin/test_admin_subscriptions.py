@@ -239,7 +239,11 @@ def test_peek_shows_batches_and_compression(tmp_path: Path) -> None:
         for name, value in fields.items():
             setattr(metadata, name, value)
         metadata.properties.add(key="näme", value="line\nline")
-        link.send(1, sequence, encode_entry(metadata, payload))
+        claimed = metadata.num_messages_in_batch
+        ids = {"producer_id": 1, "sequence_id": sequence, "num_messages": claimed}
+        entry = encode_entry(metadata, payload)
+        for piece in encode_with_payload(base_command("SEND", **ids), entry):
+            link.write(piece)
         await link.next()
 
     async def scenario(world: World) -> None:

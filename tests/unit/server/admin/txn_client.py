@@ -26,10 +26,9 @@ class TxnClient:
     async def begin(self, coordinator: int = 0, *, scalable: bool = True, **fields: Any) -> TxnId:
         answer = await self._driver.request(
             "NEW_TXN",
-            txn_ttl_millis=TIMEOUT_MS,
             tc_id=coordinator,
             scalable=scalable,
-            **fields,
+            **({"txn_ttl_millis": TIMEOUT_MS} | fields),
         )
         return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
 

@@ -67,9 +67,26 @@ def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
 
 
 def test_the_form_of_entries_stays() -> None:
-    assert CODEC.encode(Began(7, 1, 2, "me")).hex() == "019500070102a26d65"
-    ended = Ended(7, "ABORTED", 1, 2, "me", 3, 4)
-    assert CODEC.encode(ended).hex() == "01980407a741424f52544544" + "0102a26d650304"
+    assert CODEC.encode(Began(7, 1, 2, "me", "a")).hex() == "019600070102a26d65a161"
+    ended = Ended(7, "ABORTED", 1, 2, "me", 3, 4, "a", "b")
+    expected = "019a0407a741424f52544544" + "0102a26d650304a161a162"
+    assert CODEC.encode(ended).hex() == expected
+
+
+def test_entries_from_before_clients_and_deciders_were_kept_are_read() -> None:
+    began, ended = Began(7, 1, 2, "me"), Ended(7, "ABORTED", 1, 2, "me", 3, 4)
+    assert CODEC.decode(bytes.fromhex("019500070102a26d65")) == began
+    before = bytes.fromhex("01980407a741424f52544544" + "0102a26d650304")
+    assert CODEC.decode(before) == ended
+    assert CODEC.decode(bytes.fromhex("01940307a8") + b"ABORTING" + b"\x05") == Decided(
+        7, "ABORTING", 5
+    )
+
+
+def test_a_later_version_may_add_to_an_entry() -> None:
+    """So an older release reads what this one writes: it passes over what it does not know."""
+    more = bytes.fromhex("019700070102a26d65a161a162")
+    assert CODEC.decode(more) == Began(7, 1, 2, "me", "a")
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x01", b"\x01\x90", b"\x01\x92\x09\x01"])

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from magnetar.broker.policy.stats import RetentionStats
 from magnetar.errors import Conflict, InvalidArgument, ServiceNotReady, TopicNotFound
 from magnetar.model.hashing import HASH_MAX
 from magnetar.model.names import Domain, TopicName
@@ -88,6 +89,9 @@ async def statistics(request: web.Request) -> web.Response:
     view = await read_view(request, topic_of(request))
     found = statistics_json(request, view)
     found["autoScalePolicy"] = await _effective_policy(request, view.record)
+    namespace = await topics_of(request).namespaces.policies(view.topic.namespace)
+    policies = server_of(request).context.scalable.policies(namespace)
+    found["retention"] = msgspec.to_builtins(RetentionStats.of(policies))
     return shown(found)
 
 

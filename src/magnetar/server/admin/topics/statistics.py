@@ -61,14 +61,15 @@ async def internal_stats(request: web.Request) -> web.Response:
 
 
 def as_json(found: TopicStats) -> dict[str, Any]:
-    """Statistics as tools read them: an epoch or a name that there is not is left out."""
+    """Statistics as tools read them: an epoch, say, that there is not is left out."""
     # Null would be read as a name.
     shown_stats: dict[str, Any] = msgspec.to_builtins(found)
     for subscription in shown_stats["subscriptions"].values():
         if subscription["activeConsumerName"] is None:
             del subscription["activeConsumerName"]
-    if shown_stats["topicEpoch"] is None:
-        del shown_stats["topicEpoch"]
+    for name in ("topicEpoch", "retention"):
+        if shown_stats[name] is None:
+            del shown_stats[name]
     return shown_stats
 
 

@@ -28,6 +28,7 @@ from magnetar.server.admin.exchange import AdminServer, server_of
 from magnetar.server.admin.scalable.state import read_record
 from magnetar.server.admin.topics.topics import existing
 from magnetar.server.admin.transactions.records import (
+    OPS_IN_LIST_MAX,
     SCANNED_MAX,
     Json,
     TransactionRecords,
@@ -167,10 +168,12 @@ async def _lowest_legacy(server: AdminServer, segment: TopicName) -> BlockingTra
 
 
 async def _holder_json(server: AdminServer, hold: BlockingTransaction) -> Json:
-    known = await TransactionRecords(server).find(hold.txn)
+    records = TransactionRecords(server)
+    known = await records.find(hold.txn)
     # Collected, or another broker coordinates it: its id is still worth knowing.
     if known is None:
         what: Json = {"txnId": java_id(hold.txn), "id": to_text(hold.txn), "status": None}
     else:
         what = header_json(*known, server.clock.now_ms())
+        what |= records.clients(known.header, await records.ops(hold.txn, OPS_IN_LIST_MAX))
     return what | {"from": str(hold.bound)}

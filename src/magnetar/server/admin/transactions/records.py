@@ -62,6 +62,9 @@ OPS_MAX: Final = 1000
 
 OPS_IN_LIST_MAX: Final = 50
 
+NAMES_MAX: Final = 20
+"""Producers, and consumers, of the client of one transaction that are named."""
+
 
 # A page that a person reads; scripts may ask for ten times as much.
 LIMIT: Final = 100
@@ -81,6 +84,11 @@ def coordinators_of(request: web.Request) -> Coordinators:
 def txn_of(request: web.Request) -> TxnId:
     # Two numbers in the path, as Java's tools write an id.
     return from_text(f"{part_of(request, 'most')}_{part_of(request, 'least')}")
+
+
+def operator_text(request: web.Request) -> str:
+    """The operator who asks, as it is kept with a decision."""
+    return f"{transitions.BY_OPERATOR} {request.remote or ''}".rstrip()
 
 
 def limit_of(request: web.Request) -> int:
@@ -237,6 +245,30 @@ class TransactionRecords:
             groups[application] = await self._store.group(application)
         return transitions.state_of(header, groups[application]) == "OPEN"
 
+    # --- who they are
+
+    def clients(self, header: Header, ops: Ops) -> Json:
+        """Name the producers and consumers of its client on the topics where it takes part."""
+        # By the connection that began it: looked up now, among those of topics that are loaded
+        # here; of one that is gone nothing is left to name.
+        address = header.client.partition(" ")[0]
+        names: dict[str, set[str]] = {"producers": set(), "consumers": set()}
+        touched = [*ops.segments, *(segment for segment, _ in ops.subscriptions)]
+        for segment in dict.fromkeys(touched) if address else ():
+            topic = self._context.topics.loaded.get(TopicName.parse(segment))
+            if topic is None:
+                continue
+            connected = topic.producers.connected
+            names["producers"] |= {
+                name for name, each in connected.items() if each.options.address == address
+            }
+            for subscription in topic.subscriptions.values():
+                mine = [each for each in subscription.consumers if each.options.address == address]
+                names["consumers"] |= {f"{subscription.name} {each.name}" for each in mine}
+            if max(map(len, names.values())) > NAMES_MAX:
+                break
+        return {kind: sorted(found)[:NAMES_MAX] for kind, found in names.items()}
+
     # --- what they did
 
     async def ops(self, txn: TxnId, limit: int = OPS_MAX) -> Ops:
@@ -351,6 +383,8 @@ def header_json(header: Header, state: LegacyState, now_ms: int) -> Json:
         # As in Java: how long it may take, not until when (invariant 4).
         "timeoutAt": header.deadline_ms - header.created_ms,
         "owner": header.owner or None,
+        "client": client_json(header.client),
+        "decidedBy": header.decided_by or None,
         "coordinator": header.id.most,
         "deadline": header.deadline_ms,
         "ended": None if header.finalized_ms == NEVER else header.finalized_ms,
@@ -363,6 +397,12 @@ def header_json(header: Header, state: LegacyState, now_ms: int) -> Json:
             "sequence": member.sequence,
         },
     }
+
+
+def client_json(text: str) -> Json | None:
+    """The client that began a transaction; None: in a record from before it was kept."""
+    address, _, version = text.partition(" ")
+    return {"address": address, "version": version or None} if text else None
 
 
 def summary_json(found: Found, ops: Ops, now_ms: int) -> Json:
@@ -461,7 +501,7 @@ def timeline(
     header: Header, state: LegacyState, ops: Ops, aborted: Iterable[tuple[Dated, Aborted]]
 ) -> list[Json]:
     """What happened when, as far as records of it are left."""
-    events = [(header.created_ms, f"begun by {header.owner or 'nobody that was identified'}")]
+    events = [(header.created_ms, _begun_text(header.owner, header.client))]
     for dates, pin in ops.pins:
         events.append((dates.created_ms, f"may write to {pin.segment}, from {pin.bound} on"))
         # Put again by a later owner of the segment, with its epoch.
@@ -474,7 +514,7 @@ def timeline(
         )
     # Ended, or what will become of it. Ends of legacy transactions come from their log.
     if header.finalized_ms != NEVER:
-        events.append((header.finalized_ms, state.lower()))
+        events.append((header.finalized_ms, state.lower() + _by_text(header.decided_by)))
     elif state == "OPEN":
         events.append((header.deadline_ms, "is aborted unless it is ended before"))
     for dates, each in aborted:
@@ -485,14 +525,24 @@ def timeline(
 
 def legacy_timeline(known: LegacyTransaction) -> list[Json]:
     """The timeline of a legacy transaction; its log does not date added participants."""
-    events = [(known.start_ms, f"begun by {known.owner or 'nobody that was identified'}")]
+    events = [(known.start_ms, _begun_text(known.owner, known.client))]
     if known.is_open:
         events.append((known.deadline_ms, "is aborted unless it is ended before"))
     else:
-        events.append((known.decided_ms, f"to be {OUTCOMES[known.state].lower()}: decided"))
+        by = _by_text(known.decided_by)
+        events.append((known.decided_ms, f"to be {OUTCOMES[known.state].lower()}: decided{by}"))
     if known.is_finished:
         events.append((known.ended_ms, f"{known.state.lower()} everywhere"))
     return [{"ms": ms, "event": event} for ms, event in events]
+
+
+def _begun_text(owner: str, client: str) -> str:
+    who = owner or ("" if client else "nobody that was identified")
+    return f"begun by {' at '.join(filter(None, (who, client)))}"
+
+
+def _by_text(by: str) -> str:
+    return f" by {by}" if by else ""
 
 
 def _entries(count: int) -> str:

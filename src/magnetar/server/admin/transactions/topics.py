@@ -45,6 +45,7 @@ from magnetar.server.admin.transactions.records import (
     in_buffer_json,
     in_pending_acks_json,
     limit_of,
+    operator_text,
     pin_json,
     txn_of,
 )
@@ -278,7 +279,7 @@ async def _end_on(request: web.Request, topic: Topic, txn: TxnId) -> str | None:
         check_here(own, txn)
     if is_metadata(txn):
         try:
-            return await own.of(txn).end(txn, commit=False, owner=None)
+            return await own.of(txn).end(txn, commit=False, owner=None, by=operator_text(request))
         except InvalidTxnStatus:
             return "COMMITTED"  # which its topics are being told
         except TransactionNotFound:
@@ -287,7 +288,7 @@ async def _end_on(request: web.Request, topic: Topic, txn: TxnId) -> str | None:
     if known is not None and not known.is_finished:
         commit = known.commits
         # Decided, but not carried out everywhere: asked again, now.
-        return await own.legacy.end(txn, commit=commit, owner=None)
+        return await own.legacy.end(txn, commit=commit, owner=None, by=operator_text(request))
     # Nobody gave it out, or its end passed this topic by: no coordinator will ask for it again.
     commit, ends = known is not None and known.commits, own.legacy.participants
     name = str(topic.name)

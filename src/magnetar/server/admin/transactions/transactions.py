@@ -30,6 +30,7 @@ from magnetar.server.admin.transactions import topics
 from magnetar.server.admin.transactions.records import (
     OPS_IN_LIST_MAX,
     Dated,
+    Found,
     Json,
     TransactionRecords,
     aborted_json,
@@ -40,6 +41,7 @@ from magnetar.server.admin.transactions.records import (
     header_json,
     legacy_timeline,
     limit_of,
+    operator_text,
     participants_json,
     pin_json,
     summary_json,
@@ -155,10 +157,15 @@ async def open_transactions(request: web.Request) -> web.Response:
     found = await records.open_ones(limit, wanted)
     transactions = [
         # A list shows the first few topics of each; the story of one shows all.
-        summary_json(each, await records.ops(each.header.id, OPS_IN_LIST_MAX), now)
+        await _summary(records, each, now)
         for each in found.found
     ]
     return shown({"transactions": transactions, "total": found.total, "truncated": found.truncated})
+
+
+async def _summary(records: TransactionRecords, found: Found, now_ms: int) -> Json:
+    ops = await records.ops(found.header.id, OPS_IN_LIST_MAX)
+    return summary_json(found, ops, now_ms) | records.clients(found.header, ops)
 
 
 async def slow_transactions(request: web.Request) -> web.Response:
@@ -201,6 +208,7 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
     assignment = coordinators_of(request).partitions.assignments()[txn.most % PARTITIONS]
     story = header_json(header, state, server.clock.now_ms())
     story |= participants_json(ops, [each for _, each in aborted])
+    story |= records.clients(header, ops)
     story |= {
         "coordinatorUrl": assignment.url,
         "pins": [pin_json(*each) for each in ops.pins],
@@ -226,7 +234,7 @@ async def abort_transaction(request: web.Request) -> web.Response:
     await _check_rights(request, txn)
     # After the rights, since the answer names another broker.
     check_here(own, txn)
-    await own.of(txn).end(txn, commit=False, owner=None)
+    await own.of(txn).end(txn, commit=False, owner=None, by=operator_text(request))
     return done()
 
 
