@@ -10,7 +10,7 @@ import pytest
 
 from harness.crash.scalable import child
 from harness.crash.scalable.check import compare
-from harness.crash.scalable.child import CHANGES, nothing, start_fork_server
+from harness.crash.scalable.child import CHANGES, start_fork_server
 from harness.crash.scalable.run import WITHIN_SECONDS, Case, ChangeOutcome, ScalableKills
 from harness.limits import LimitExpired
 from magnetar.broker.publish.lineage import Lineage
@@ -115,9 +115,7 @@ def test_broken_rules_are_caught(
     def is_caught(outcome: ChangeOutcome) -> bool:
         return any(text in each for each in outcome.violations)
 
-    kills = ScalableKills(
-        tmp_path, SEED, changes=[kind], every=30, plant=plant, reaches=is_caught
-    )
+    kills = ScalableKills(tmp_path, SEED, changes=[kind], every=30, plant=plant, reaches=is_caught)
     outcome = asyncio.run(kills.run())[kind]
     assert is_caught(outcome), outcome.violations
 

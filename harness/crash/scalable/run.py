@@ -188,11 +188,15 @@ class ScalableKills:
             if step % self._every == 1 % self._every:
                 continue  # it was killed there
             # All points of a step, since they differ: only what is synced outlives the process.
-            answered = [await self._kill(Case(prepared.kind, how, step), prepared) for how in points]
+            answered = [
+                await self._kill(Case(prepared.kind, how, step), prepared) for how in points
+            ]
             if all(answered):
                 break
         if not self._reaches(outcome):
-            text = f"{prepared.kind}: {outcome.kills} kills did not meet what they were made to meet"
+            text = (
+                f"{prepared.kind}: {outcome.kills} kills did not meet what they were made to meet"
+            )
             outcome.violations.append(text)
 
     # --- before
