@@ -65,7 +65,7 @@ _THINK_SECONDS: Final = 0.2
 _SHORT_TIMEOUT_MS: Final = 1500
 """Of a third of all transactions: over when a killed server is back."""
 _LONG_TIMEOUT_MS: Final = 4000
-"""Of the others, and more on a slow machine: these may outlive a kill."""
+"""Of the others; those that may be continued have more on a slow machine, to outlive a kill."""
 _STARTS_OUTLIVED: Final = 5
 """Times a start: clients have to notice, to connect, and to be let in, too."""
 _DRAIN_TIMEOUT_MS: Final = 60_000
@@ -324,7 +324,8 @@ class _Worker:
         """One transaction; False: the connection must be dropped, to give inputs back."""
         draw = self._chance.random()
         leave = draw >= _COMMIT_SHARE + _ABORT_SHARE
-        timeout_ms = _LEFT_ALONE_MS if leave else self._timeout_ms()
+        acks_first = not leave and self._chance.random() < 0.5
+        timeout_ms = _LEFT_ALONE_MS if leave else self._timeout_ms(acks_first)
         attempt = await self._begin(driver, messages, timeout_ms)
         if not is_metadata(attempt.txn) and not await self._add(driver, attempt):
             return False
@@ -333,7 +334,7 @@ class _Worker:
         sends = self._sends(driver, attempt, sequences)
         if leave:
             return await self._leave_alone(self._mixed(sends, acks))
-        if self._chance.random() < 0.5:
+        if acks_first:
             is_whole = await self._all_accepted(acks)
             self._torn = _Torn(attempt, sequences) if is_whole else None
             is_whole = await self._all_accepted(sends) and is_whole
@@ -344,11 +345,11 @@ class _Worker:
         await self._end_first(driver, attempt, commit=is_whole and draw < _COMMIT_SHARE)
         return is_whole
 
-    def _timeout_ms(self) -> int:
+    def _timeout_ms(self, acks_first: bool) -> int:
         """How long one that is to end may take."""
         if self._load.draining:
             return _DRAIN_TIMEOUT_MS
-        long_ms = self._load.long_timeout_ms
+        long_ms = self._load.long_timeout_ms if acks_first else _LONG_TIMEOUT_MS
         return self._chance.choice((_SHORT_TIMEOUT_MS, long_ms, long_ms))
 
     async def _leave_alone(self, steps: list[_Step]) -> bool:
