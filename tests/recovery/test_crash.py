@@ -11,11 +11,12 @@ import pytest
 from harness.crash.storage.check import Fault
 from harness.crash.storage.kills import kill_loop
 from harness.crash.storage.points import CRASH_POINTS, CrashCount
-from harness.crash.storage.run import Outcome, run_cuts, run_kills
+from harness.crash.storage.run import run_cuts, run_kills
 from magnetar.journal.files import JournalFile
 from magnetar.server.embedded import Storage
 
 SEED = 20
+CUTS_MAX = 240
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_broken_build_is_caught_without_its_sync(
         """Say that it was synced."""
 
     monkeypatch.setattr(JournalFile, "_sync", write_without_sync)
-    _assert_loss_is_found(run_cuts(tmp_path, 30, SEED))
+    _catch_loss(tmp_path)
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_broken_build_is_caught_acknowledging_before_the_sync(
     begin = JournalFile.begin
     monkeypatch.setattr(JournalFile, "begin", begin_written)
     monkeypatch.setattr(JournalFile, "write_synced", sync_then_write)
-    _assert_loss_is_found(run_cuts(tmp_path, 60, SEED))
+    _catch_loss(tmp_path)
 
 
 @pytest.mark.slow
@@ -97,8 +98,10 @@ def test_broken_build_is_caught_releasing_the_journal_too_early(
         await settle(self)
 
     monkeypatch.setattr(Storage, "settle", release_then_settle)
-    _assert_loss_is_found(run_cuts(tmp_path, 60, SEED))
+    _catch_loss(tmp_path)
 
 
-def _assert_loss_is_found(outcome: Outcome) -> None:
+def _catch_loss(folder: Path) -> None:
+    """Cut until something is lost: not every load comes to the moment that shows it."""
+    outcome = run_cuts(folder, CUTS_MAX, SEED, looks_for=Fault.LOST)
     assert outcome.faults[Fault.LOST] > 0, f"{outcome.done} cuts found nothing: {outcome.faults}"

@@ -10,8 +10,8 @@ import pytest
 
 from harness.crash.scalable import child
 from harness.crash.scalable.check import compare
-from harness.crash.scalable.child import CHANGES, nothing, start_fork_server
-from harness.crash.scalable.run import WITHIN_SECONDS, ChangeOutcome, ScalableKills
+from harness.crash.scalable.child import CHANGES, start_fork_server
+from harness.crash.scalable.run import WITHIN_SECONDS, Case, ChangeOutcome, ScalableKills
 from harness.limits import LimitExpired
 from magnetar.broker.publish.lineage import Lineage
 from magnetar.model.names import TopicName
@@ -33,10 +33,9 @@ def _run(
     folder: Path,
     every: int,
     *changes: str,
-    plant: Callable[[], None] = nothing,
     seed: int = SEED,
 ) -> dict[str, ChangeOutcome]:
-    kills = ScalableKills(folder, seed, changes=changes, every=every, plant=plant)
+    kills = ScalableKills(folder, seed, changes=changes, every=every)
     return asyncio.run(kills.run())
 
 
@@ -113,8 +112,36 @@ def _no_resumption() -> None:
 def test_broken_rules_are_caught(
     tmp_path: Path, plant: Callable[[], None], kind: str, text: str
 ) -> None:
-    outcome = _run(tmp_path, 30, kind, plant=plant)[kind]
-    assert any(text in each for each in outcome.violations), outcome.violations
+    def is_caught(outcome: ChangeOutcome) -> bool:
+        return any(text in each for each in outcome.violations)
+
+    kills = ScalableKills(tmp_path, SEED, changes=[kind], every=30, plant=plant, reaches=is_caught)
+    outcome = asyncio.run(kills.run())[kind]
+    assert is_caught(outcome), outcome.violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [True, False])
+def test_kills_go_on_until_they_have_met_what_they_were_made_to_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    """The step that a broken rule needs may be none of those that are tried first."""
+    killed: list[Case] = []
+
+    async def kill(self: ScalableKills, case: Case, prepared: object) -> bool:
+        killed.append(case)
+        self.outcomes["delete"].finished += planted and case.step == 7
+        return case.step > 9
+
+    monkeypatch.setattr(ScalableKills, "_kill", kill)
+    outcome = ScalableKills(
+        tmp_path, SEED, changes=["delete"], every=30, reaches=lambda each: each.finished > 0
+    )
+    violations = asyncio.run(outcome.run())["delete"].violations
+    steps = sorted({each.step for each in killed})
+    assert steps == [*range(1, 8 if planted else 11), 31]
+    assert len(set(killed)) == len(killed)
+    assert bool(violations) != planted
 
 
 @pytest.mark.slow

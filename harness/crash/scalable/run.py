@@ -3,7 +3,9 @@
 Owns: the enumeration (change, step, what becomes of it), the two lives of each case, the table and
 the verdict. A case is: a copy of a folder in which a topic stands before its change; a process that
 is asked for the change and killed at the n-th batch of its journal; a process that recovers. Steps
-are counted up until the change is answered before the kill comes: then it is killed after.
+are counted up until the change is answered before the kill comes: then it is killed after. A sample
+leaves steps out, but goes on between its own until it has met what it was made to meet (`reaches`):
+how a change falls into batches, and what else is in them, differs from run to run.
 
 The batch at which a process is killed is not written (`lost`), half written (`torn`), or synced
 and nobody was told (`synced`). One that is written and not synced survives a kill like the last.
@@ -106,6 +108,11 @@ class ChangeOutcome:
     """Seconds from readiness until nothing was under way, in the server's own time."""
     violations: list[str] = field(default_factory=list)
 
+    @property
+    def has_both_ends(self) -> bool:
+        """Whether there were kills after which the change was finished, and others."""
+        return self.finished > 0 and self.undone > 0
+
 
 class _Prepared(NamedTuple):
     """A folder in which a topic stands before its change."""
@@ -127,12 +134,14 @@ class ScalableKills:
         changes: Sequence[str] = CHANGES,
         every: int = 1,
         plant: Callable[[], None] = nothing,
+        reaches: Callable[[ChangeOutcome], bool] = lambda outcome: outcome.has_both_ends,
     ) -> None:
         self.outcomes = {kind: ChangeOutcome() for kind in changes}
         self._folder = folder
         self._chance = Random(f"scalable kills {seed}")
         self._every = every
-        """Kill at each n-th step only."""
+        """Kill at each n-th step only, and at more of them until what is to be met was met."""
+        self._reaches = reaches
         self._plant = plant
         """What every process calls first: a test may break a rule with it."""
 
@@ -145,9 +154,10 @@ class ScalableKills:
             self.outcomes[prepared.kind].steps = await self._count_steps(prepared)
         for prepared in all_prepared:
             kind = prepared.kind
-            for how in _POINTS:
-                if how != "busy" or kind in _SERVED_MEANWHILE:
-                    await self._enumerate(prepared, how, lambda: progress(self.expected))
+            points = [each for each in _POINTS if each != "busy" or kind in _SERVED_MEANWHILE]
+            for how in points:
+                await self._enumerate(prepared, how, lambda: progress(self.expected))
+            await self._go_on(prepared, points)
         return self.outcomes
 
     @property
@@ -168,6 +178,26 @@ class ScalableKills:
         if not answered:
             text = f"{prepared.kind}, {how}: no answer after {STEPS_MAX} steps"
             self.outcomes[prepared.kind].violations.append(text)
+
+    async def _go_on(self, prepared: _Prepared, points: Sequence[str]) -> None:
+        """Kill at the steps that were left out, until what is to be met was met."""
+        outcome = self.outcomes[prepared.kind]
+        for step in range(1, STEPS_MAX + 1):
+            if self._reaches(outcome):
+                return
+            if step % self._every == 1 % self._every:
+                continue  # it was killed there
+            # All points of a step, since they differ: only what is synced outlives the process.
+            answered = [
+                await self._kill(Case(prepared.kind, how, step), prepared) for how in points
+            ]
+            if all(answered):
+                break
+        if not self._reaches(outcome):
+            text = (
+                f"{prepared.kind}: {outcome.kills} kills did not meet what they were made to meet"
+            )
+            outcome.violations.append(text)
 
     # --- before
 

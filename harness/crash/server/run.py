@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -99,7 +99,9 @@ class ServerKills:
         *,
         serve: Sequence[str] = SERVE,
         at_points: bool = True,
+        looks_for: Collection[ServerFault] = (),
     ) -> None:
+        """`looks_for` are faults of a server without one of its rules: any of them ends the run."""
         self.outcome = ServerOutcome()
         self._folder = folder
         self._kills = kills
@@ -107,6 +109,7 @@ class ServerKills:
         self._serve = serve
         self._at_points = at_points
         """False: only processes of `serve` are killed."""
+        self._looks_for = looks_for
         self._store = folder
         self._history = new_history()
         self._where = ""
@@ -114,6 +117,8 @@ class ServerKills:
     async def run(self, progress: Callable[[], None] = lambda: None) -> ServerOutcome:
         started = time.monotonic()
         for number in range(self._kills):
+            if self._is_found:
+                break
             if number % _STORE_LIVES == 0:
                 if number:
                     await self._last_life()
@@ -123,9 +128,14 @@ class ServerKills:
             self._where = f"kill {number} ({plan})"
             await self._live(plan)
             progress()
-        await self._last_life()
+        if not self._is_found:
+            await self._last_life()
         self.outcome.seconds = time.monotonic() - started
         return self.outcome
+
+    @property
+    def _is_found(self) -> bool:
+        return any(self.outcome.faults[each] for each in self._looks_for)
 
     def _plan(self, number: int) -> _Plan:
         kind = PLANS[number % len(PLANS)]

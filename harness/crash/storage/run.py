@@ -70,14 +70,25 @@ def run_kills(folder: Path, kills: int, seed: int, progress: Progress | None = N
     return outcome
 
 
-def run_cuts(folder: Path, cuts: int, seed: int, progress: Progress | None = None) -> Outcome:
-    """Several recorded loads, each beginning with what a cut of the one before left."""
+def run_cuts(
+    folder: Path,
+    cuts: int,
+    seed: int,
+    progress: Progress | None = None,
+    *,
+    looks_for: Fault | None = None,
+) -> Outcome:
+    """Several recorded loads, each beginning with what a cut of the one before left.
+
+    `looks_for` is the fault of a store without one of its rules: the load that shows it ends the
+    run.
+    """
     outcome = Outcome()
     started = time.monotonic()
     task = None if progress is None else progress.add_task("power cuts", total=cuts)
     before = NOTHING
     number = 0
-    while outcome.done < cuts:
+    while outcome.done < cuts and not (looks_for and outcome.faults[looks_for]):
         loading = folder / f"load-{number}"
         try:
             load = asyncio.run(record_load(loading, seed, before))

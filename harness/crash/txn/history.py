@@ -7,7 +7,7 @@ Invariants, each a rule for the server:
 1. A transaction's outcome is the one that was asked for. COMMIT may become ABORTED only by the
    deadline; what was never asked to commit is aborted. The answer never changes.
 2. What a consumer sees belongs to a transaction that was asked to commit, and was not aborted.
-3. An input is acknowledged by one committed transaction.
+3. An input is acknowledged by one committed transaction, and each of its outputs has one place.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class TxnHistory:
     """By which transaction each input was, as answered."""
     seen: dict[str, dict[Position, Output]] = field(default_factory=dict)
     """By topic: what was delivered to whoever reads along."""
+    places: dict[Output, Position] = field(default_factory=dict)
+    """Where each output was seen first."""
     where: str = ""
     """What is going on, for the texts of violations."""
     faults: Counter[TxnFault] = field(default_factory=Counter)
@@ -141,6 +143,9 @@ class TxnHistory:
         text = f"{topic} {position}: {output}"
         if seen.setdefault(position, output) != output:
             self.fault(TxnFault.DOUBLED, f"{text}, and before {seen[position]}")
+        first = self.places.setdefault(output, position)
+        if first != position:
+            self.fault(TxnFault.DOUBLED, f"{text}, and at {first}")
         attempt = self.attempts.get(output.txn)
         if attempt is None:
             self.fault(TxnFault.EXPOSED, f"{text} is nobody's")

@@ -62,8 +62,12 @@ _IDLE_SECONDS: Final = 0.3
 _PAUSE_SECONDS: Final = 0.05
 _THINK_SECONDS: Final = 0.2
 """Before the end of some transactions: so many more are open when the server dies."""
-_TIMEOUTS_MS: Final = (1500, 4000, 4000)
-"""Some are over when a killed server is back."""
+_SHORT_TIMEOUT_MS: Final = 1500
+"""Of a third of all transactions: over when a killed server is back."""
+_LONG_TIMEOUT_MS: Final = 4000
+"""Of the others; those that may be continued have more on a slow machine, to outlive a kill."""
+_STARTS_OUTLIVED: Final = 5
+"""Times a start: clients have to notice, to connect, and to be let in, too."""
 _DRAIN_TIMEOUT_MS: Final = 60_000
 """In the end all inputs must be transformed, however slow the machine is."""
 _LEFT_ALONE_MS: Final = 1000
@@ -195,6 +199,7 @@ class TxnLoad:
     ) -> None:
         self.up = asyncio.Event()
         self.life = 0
+        self.long_timeout_ms = _LONG_TIMEOUT_MS
         self.draining = False
         self.ending = False
         self.commit_sent = asyncio.Event()
@@ -206,6 +211,10 @@ class TxnLoad:
         self._workers = [
             _Worker(self, number, Random(f"{seed} worker {number}")) for number in range(workers)
         ]
+
+    def outlive_start(self, seconds: float) -> None:
+        """What is open when the server dies must be open when the next one has started."""
+        self.long_timeout_ms = max(_LONG_TIMEOUT_MS, round(_STARTS_OUTLIVED * seconds * 1000))
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -315,9 +324,8 @@ class _Worker:
         """One transaction; False: the connection must be dropped, to give inputs back."""
         draw = self._chance.random()
         leave = draw >= _COMMIT_SHARE + _ABORT_SHARE
-        timeout_ms = _LEFT_ALONE_MS if leave else self._chance.choice(_TIMEOUTS_MS)
-        if self._load.draining and not leave:
-            timeout_ms = _DRAIN_TIMEOUT_MS
+        acks_first = not leave and self._chance.random() < 0.5
+        timeout_ms = _LEFT_ALONE_MS if leave else self._timeout_ms(acks_first)
         attempt = await self._begin(driver, messages, timeout_ms)
         if not is_metadata(attempt.txn) and not await self._add(driver, attempt):
             return False
@@ -326,7 +334,7 @@ class _Worker:
         sends = self._sends(driver, attempt, sequences)
         if leave:
             return await self._leave_alone(self._mixed(sends, acks))
-        if self._chance.random() < 0.5:
+        if acks_first:
             is_whole = await self._all_accepted(acks)
             self._torn = _Torn(attempt, sequences) if is_whole else None
             is_whole = await self._all_accepted(sends) and is_whole
@@ -336,6 +344,13 @@ class _Worker:
             is_whole = await self._all_accepted(self._mixed(sends, acks))
         await self._end_first(driver, attempt, commit=is_whole and draw < _COMMIT_SHARE)
         return is_whole
+
+    def _timeout_ms(self, acks_first: bool) -> int:
+        """How long one that is to end may take."""
+        if self._load.draining:
+            return _DRAIN_TIMEOUT_MS
+        long_ms = self._load.long_timeout_ms if acks_first else _LONG_TIMEOUT_MS
+        return self._chance.choice((_SHORT_TIMEOUT_MS, long_ms, long_ms))
 
     async def _leave_alone(self, steps: list[_Step]) -> bool:
         """Do some of it, or all, and no more; whether no input must be given back."""

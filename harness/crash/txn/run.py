@@ -153,6 +153,7 @@ class TxnKills:
         if not await process.until_ready():
             raise RemoteProtocolError(f"the server did not become ready: {process.said}")
         self.outcome.slowest_start = max(self.outcome.slowest_start, process.ready_seconds)
+        self._load.outlive_start(self.outcome.slowest_start)
         if not self._history.inputs:
             await self._prepare()
         self._load.life += 1

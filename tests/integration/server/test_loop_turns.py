@@ -31,6 +31,9 @@ EXCLUSIVE, SHARED, _, KEY_SHARED = range(4)
 AIM_MS: Final = 20.0
 TURN_MS_MAX: Final = 100.0
 """Five times what is aimed at, for machines that are slower."""
+ROUNDS_MAX: Final = 3
+"""So often all is measured until it is well, and the best of each command counts: what else runs on
+the machine slows a thread in its own processor time, too, by half or more, and never speeds it."""
 IDS_PER_ACK: Final = 50_000
 SENDS_AT_ONCE: Final = 1_000
 LIMITS: Final = Limits(
@@ -327,18 +330,52 @@ def measured(folder: Path, items: int) -> dict[str, Turns]:
         return asyncio.run(everything(probe, items))
 
 
+def _best(former: dict[str, Turns], rows: dict[str, Turns]) -> dict[str, Turns]:
+    """Of each command the longest turn and the sum of the round in which they were shortest."""
+    best = {}
+    for label, each in rows.items():
+        before = former.get(label, each)
+        longest = min(before, each)
+        best[label] = longest._replace(total_ms=min(before.total_ms, each.total_ms))
+    return best
+
+
+def _too_slow(few: dict[str, Turns], many: dict[str, Turns]) -> list[str]:
+    """Commands that hold the loop, or whose work grows with the square of the items."""
+    return [
+        label
+        for label, turns in many.items()
+        if turns.longest_ms > TURN_MS_MAX or turns.total_ms > 15 * few[label].total_ms + 200
+    ]
+
+
 @pytest.mark.slow
 def test_no_command_or_end_of_a_transaction_holds_the_loop(tmp_path: Path) -> None:
-    few, many = measured(tmp_path / "few", 10_000), measured(tmp_path / "many", 100_000)
-    lines = [f"{'longest turn':>14} {'all':>9} {'of a tenth':>11}"]
-    for label, turns in many.items():
-        tenth = few[label].total_ms
-        lines.append(
-            f"{turns.longest_ms:11.1f} ms {turns.total_ms:6.0f} ms {tenth:8.0f} ms  {label}"
-            + (f" ({turns.longest_in[:150]})" if turns.longest_ms > AIM_MS else "")
-        )
-    sys.stdout.write("\n" + "\n".join(lines) + "\n")
-    for label, turns in many.items():
-        assert turns.longest_ms < TURN_MS_MAX, label
-        # Work grows with the items, and not with their square.
-        assert turns.total_ms < 15 * few[label].total_ms + 200, label
+    few: dict[str, Turns] = {}
+    many: dict[str, Turns] = {}
+    for number in range(ROUNDS_MAX):
+        few = _best(few, measured(tmp_path / f"few-{number}", 10_000))
+        many = _best(many, measured(tmp_path / f"many-{number}", 100_000))
+        slow = _too_slow(few, many)
+        lines = [f"{'longest turn':>14} {'all':>9} {'of a tenth':>11}"]
+        for label, turns in many.items():
+            tenth = few[label].total_ms
+            lines.append(
+                f"{turns.longest_ms:11.1f} ms {turns.total_ms:6.0f} ms {tenth:8.0f} ms  {label}"
+                + (f" ({turns.longest_in[:150]})" if turns.longest_ms > AIM_MS else "")
+            )
+        sys.stdout.write("\n" + "\n".join(lines) + "\n")
+        if not slow:
+            return
+    assert slow == [], {label: many[label].longest_in for label in slow}
+
+
+def test_the_best_of_all_rounds_counts() -> None:
+    def rows(longest_ms: float, total_ms: float, longest_in: str = "") -> dict[str, Turns]:
+        return {"ACK": Turns(longest_ms, total_ms, longest_in)}
+
+    best = _best(_best({}, rows(5.0, 90.0, "a")), rows(7.0, 80.0, "b"))
+    assert best == rows(5.0, 80.0, "a")
+    assert _too_slow(rows(1.0, 10.0), rows(TURN_MS_MAX, 350.0)) == []
+    assert _too_slow(rows(1.0, 10.0), rows(TURN_MS_MAX + 1, 1.0)) == ["ACK"]
+    assert _too_slow(rows(1.0, 10.0), rows(1.0, 351.0)) == ["ACK"]

@@ -54,7 +54,7 @@ from magnetar.broker.dispatch.plan import (
     RefusalKind,
 )
 from magnetar.broker.dispatch.redelivery import UNKEYED, RedeliveryCounts, ReplayQueue
-from magnetar.broker.entries import EntryView
+from magnetar.broker.entries import UNPLACED, EntryView
 from magnetar.errors import InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
@@ -107,6 +107,8 @@ class DispatchState:
         self.rewinds = 0
         """Grows with each: who looks away meanwhile finds out."""
         self._messages_per_entry = 1.0
+        self._planned_through = UNPLACED
+        """No entry behind it was handed out or waits."""
         self._stuck = False
         """Nothing that waits could be handed out, and nothing changed since (Key_Shared)."""
 
@@ -224,6 +226,8 @@ class DispatchState:
         if self._rewinding:
             # Invariant 6: these were read before the rewind and come once more after it.
             return DispatchPlan([], 0, False)
+        if entries:
+            self._planned_through = max(self._planned_through, entries[-1].position)
         if self._keyed:
             return self._plan_keyed(entries)
         # What waits comes first: nothing new may overtake it.
@@ -512,7 +516,7 @@ class DispatchState:
         if not pending:
             return
         # Mostly everything: then nothing has to be looked at one by one.
-        if max(pending) <= position:
+        if self._planned_through <= position:
             gone, messages = pending, member.unacked
             member.pending = {}
         else:
@@ -620,8 +624,8 @@ class DispatchState:
         if self._keyed:
             for position, packed in pending.items():
                 by_hash.setdefault(packed & HASH_MASK, []).append(position)
-        elif pending:
-            by_hash[UNKEYED] = list(pending)
+        else:
+            self._replay.add_run(pending, UNKEYED)
         for key_hash, positions in by_hash.items():
             self._replay.add_run(positions, key_hash)
             if self._holds is not None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, KeysView
-from itertools import repeat
 
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
@@ -85,10 +84,16 @@ class ReplayQueue:
 
     def add_run(self, positions: Iterable[Position], key_hash: int) -> None:
         """Put many of one hash in, none of which is in: without a step of Python for each."""
-        added = [*positions]
-        if added:
-            self._hash_of.update(zip(added, repeat(key_hash), strict=False))
-            self._merge(key_hash, added)
+        # A dict of positions gives its hashes along: computing them would be most of the work.
+        added = dict.fromkeys(positions, key_hash)
+        if not added:
+            return
+        self._merge(key_hash, [*added])
+        # Mostly nothing waits yet: a copy would cost as much as all the rest.
+        if self._hash_of:
+            self._hash_of.update(added)
+        else:
+            self._hash_of = added
 
     def _merge(self, key_hash: int, added: list[Position]) -> None:
         added.sort()
@@ -139,10 +144,17 @@ class ReplayQueue:
 
     def drop_through(self, position: Position) -> None:
         """Take everything at or below a position out."""
-        if not self._hash_of:
+        # Mostly everything: then nothing has to be looked at one by one.
+        if all(waiting[-1] <= position for waiting in self._waiting.values()):
+            self.clear()
             return
-        for waiting in list(self._waiting.values()):
-            self.remove_all(waiting[: bisect_right(waiting, position)])
+        for key_hash, waiting in list(self._waiting.items()):
+            end = bisect_right(waiting, position)
+            for each in waiting[:end]:
+                del self._hash_of[each]
+            del waiting[:end]
+            if not waiting:
+                del self._waiting[key_hash]
 
     def clear(self) -> None:
         self._hash_of.clear()

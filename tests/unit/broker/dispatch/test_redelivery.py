@@ -13,7 +13,9 @@ from magnetar.model.ids import Position
 POSITIONS = st.builds(Position, st.integers(0, 2), st.integers(0, 9))
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add_all", "remove", "remove_all", "drop_through", "end_turn"]),
+        st.sampled_from(
+            ["add", "add_all", "add_run", "remove", "remove_all", "drop_through", "end_turn"]
+        ),
         st.lists(POSITIONS, min_size=1, max_size=6),
     ),
     max_size=30,
@@ -36,6 +38,10 @@ def test_as_a_plain_set(steps: list[tuple[str, list[Position]]]) -> None:
         elif step == "add_all":
             queue.add_all((each, hash_of(each)) for each in positions)
             model |= set(positions)
+        elif step == "add_run":
+            run = {each: 1 for each in positions if hash_of(each) == hash_of(first)}
+            queue.add_run(run.keys() - model, hash_of(first))
+            model |= run.keys()
         elif step == "remove":
             assert queue.remove(first) == (first in model)
             model.discard(first)

@@ -1,8 +1,10 @@
 package magnetar.interop;
 
 import java.io.IOException;
+import java.nio.channels.ClosedChannelException;
 import java.time.Duration;
 import java.util.HexFormat;
+import java.util.List;
 import magnetar.interop.common.Admin;
 import org.apache.pulsar.client.api.v5.Checkpoint;
 import org.apache.pulsar.client.api.v5.CheckpointConsumerBuilder;
@@ -27,7 +29,15 @@ final class Server implements AutoCloseable {
     /** Longer than any scenario: a transaction of it ends only when it is told to. */
     private static final Duration PATIENT = Duration.ofMinutes(2);
 
-    private static final int RECONNECTS = 20;
+    /** What this client says of a connection that it has lost, whenever it notices. */
+    private static final List<String> LOST = List.of(
+            "Connection closed",
+            "Connection already closed",
+            "Connection reset",
+            "Broken pipe",
+            "Disconnected from server");
+
+    private static final int RECONNECTS = 100;
     private static final long RECONNECT_MILLIS = 200;
 
     private final String serviceUrl;
@@ -126,7 +136,7 @@ final class Server implements AutoCloseable {
     }
 
     /**
-     * Subscribes once the server is back. This client fails if it has not noticed yet that its
+     * Subscribes once the server is back. This client fails if it notices only now that its
      * connection died with the former process, and does not try again by itself.
      */
     QueueConsumer<String> queueAfterRestart(String subscription, String topic)
@@ -135,12 +145,23 @@ final class Server implements AutoCloseable {
             try {
                 return queues(subscription).topic(topic).subscribe();
             } catch (PulsarClientException error) {
-                if (left == 0 || !String.valueOf(error.getMessage()).contains("Connection closed")) {
+                if (left == 0 || !isLost(error)) {
                     throw error;
                 }
                 Thread.sleep(RECONNECT_MILLIS);
             }
         }
+    }
+
+    /** Whether a request failed with its connection: while it was written, or waited. */
+    private static boolean isLost(Throwable error) {
+        if (error == null) {
+            return false;
+        }
+        String text = String.valueOf(error.getMessage());
+        return error instanceof ClosedChannelException
+                || LOST.stream().anyMatch(text::contains)
+                || isLost(error.getCause());
     }
 
     StreamConsumerBuilder<String> streams(String subscription) {
