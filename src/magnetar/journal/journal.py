@@ -328,7 +328,7 @@ class Journal:
         return records, payload
 
     def _without_part_of_a_run(self, count: int) -> int:
-        """So many records from the front of the queue, less what would cut a run (invariant 6)."""
+        """The most records that a batch of `count` may have without cutting a run (invariant 6)."""
         first = self._next - len(self._queue)
         runs = self._runs
         while runs and runs[0][1] <= first + count:

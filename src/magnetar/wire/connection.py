@@ -74,6 +74,8 @@ _SIZE: Final = struct.Struct(">I")
 _SEND_HEAD: Final = struct.Struct(">IIIB")
 _SEND_LEAD: Final = 0x08063200
 _LEAD_BYTES: Final = 4
+_BODY_START: Final = _SEND_HEAD.size
+"""Where the number of the producer stands in a frame: behind its tag."""
 # The fast path may look this far beyond a command before it notices; metadata is never smaller.
 _LOOK_AHEAD_BYTES: Final = 16
 # A tenth group of seven bits would be 2^63 or more, which Java reads as a negative number.
@@ -332,10 +334,10 @@ def _take_sends(
     Those that can be one run are; it begins with the second, a SEND alone stays one.
     """
     txn_fields, txn = b"", None
-    # The SEND before this one, and the run that it is in.
+    # The first SEND of what may become a run, the run that it became, and how many more fit.
     first: Send | None = None
     run: SendRun | None = None
-    last_producer = last_sequence = -1
+    room, last_producer, last_sequence = 0, -1, -1
     last_txn: TxnId | None = None
     view, end, take = memoryview(data), len(data), commands.append
     last = end - _SEND_HEAD.size
@@ -352,39 +354,10 @@ def _take_sends(
             or total > limit
         ):
             return offset
-        producer_id = data[offset + 13]
-        at = offset + 14
-        if producer_id > 0x7F:
-            high = data[at]
-            producer_id += (high << 7) - 0x80
-            at += 1
-            if high > 0x7F:
-                return offset
-        if data[at] != 0x10:
+        numbers = _numbers(data, offset + _BODY_START, body_end)
+        if numbers is None:
             return offset
-        sequence_id = data[at + 1]
-        at += 2
-        if sequence_id > 0x7F:
-            sequence_id &= 0x7F
-            shift = 7
-            while (byte := data[at]) > 0x7F:
-                sequence_id |= (byte & 0x7F) << shift
-                shift += 7
-                at += 1
-                if shift > _SEQUENCE_SHIFT_MAX:
-                    return offset
-            sequence_id |= byte << shift
-            at += 1
-        num_messages = 1
-        if at != body_end and data[at] == 0x18:
-            num_messages = data[at + 1]
-            at += 2
-            if num_messages > 0x7F:
-                high = data[at]
-                num_messages += (high << 7) - 0x80
-                at += 1
-                if high > 0x7F:
-                    return offset
+        producer_id, sequence_id, num_messages, at = numbers
         # Messages of one transaction follow each other and end alike: it is parsed once for a run.
         if at != body_end and not (txn_fields and data.startswith(txn_fields, at)):
             txn_fields = data[at:body_end]
@@ -394,39 +367,69 @@ def _take_sends(
             return offset
         # What stands behind the numbers is nothing, or just a transaction.
         its_txn = None if at == body_end else txn
-        if its_txn is None:
-            if at != body_end:
-                return offset
-        elif at + len(txn_fields) != body_end:
+        if at + (0 if its_txn is None else len(txn_fields)) != body_end:
             return offset
         payload = data[body_end:stop]
-        if (
-            producer_id == last_producer
-            and sequence_id > last_sequence
-            and its_txn is last_txn
-            and (1 if run is None else len(run.counts)) < run_sends_max
-            and (run is None or run.size < RUN_BYTES_MAX)
-        ):
+        fits = producer_id == last_producer and sequence_id > last_sequence
+        if fits and its_txn is last_txn and room:
             if run is None:
                 assert first is not None, "there was one before"
                 run = commands[-1] = SendRun(first)
-                add_id, add_count = run.sequence_ids.append, run.counts.append
-                add_payload = run.payloads.append
-            add_id(sequence_id)
-            add_count(num_messages)
-            add_payload(payload)
+            run.sequence_ids.append(sequence_id)
+            run.counts.append(num_messages)
+            run.payloads.append(payload)
             run.size += len(payload)
+            room = room - 1 if run.size < RUN_BYTES_MAX else 0
         else:
-            run = None
             if its_txn is None:
                 first = Send(producer_id, sequence_id, num_messages, payload)
             else:
                 first = TxnSend(producer_id, sequence_id, num_messages, payload, its_txn)
             take(first)
+            run, room = None, run_sends_max - 1
             last_producer, last_txn = producer_id, its_txn
         last_sequence = sequence_id
         offset = stop
     return offset
+
+
+def _numbers(data: bytes, at: int, body_end: int) -> tuple[int, int, int, int] | None:
+    """Producer, sequence and number of messages of a SEND, and where they end; None: not so."""
+    producer_id = data[at]
+    at += 1
+    if producer_id > 0x7F:
+        high = data[at]
+        producer_id += (high << 7) - 0x80
+        at += 1
+        if high > 0x7F:
+            return None
+    if data[at] != 0x10:
+        return None
+    sequence_id = data[at + 1]
+    at += 2
+    if sequence_id > 0x7F:
+        sequence_id &= 0x7F
+        shift = 7
+        while (byte := data[at]) > 0x7F:
+            sequence_id |= (byte & 0x7F) << shift
+            shift += 7
+            at += 1
+            if shift > _SEQUENCE_SHIFT_MAX:
+                return None
+        sequence_id |= byte << shift
+        at += 1
+    # Nothing says how many messages it has: one.
+    if at == body_end or data[at] != 0x18:
+        return producer_id, sequence_id, 1, at
+    num_messages = data[at + 1]
+    at += 2
+    if num_messages > 0x7F:
+        high = data[at]
+        num_messages += (high << 7) - 0x80
+        at += 1
+        if high > 0x7F:
+            return None
+    return producer_id, sequence_id, num_messages, at
 
 
 _SENDS: Final = (_SEND_START, partial(_take_sends, run_sends_max=1))
