@@ -93,6 +93,11 @@ interop-java: $(STAMP) ## the official Java clients against our server; needs Ja
 	$(BIN)/python -m tests.interop_java.program
 	$(BIN)/pytest -v tests/interop_java
 
+.PHONY: interop-go
+interop-go: $(STAMP) ## the official Go client against our server; needs Go 1.24
+	$(BIN)/python -m tests.interop_go.program
+	$(BIN)/pytest -v tests/interop_go
+
 .PHONY: e2e
 e2e: $(STAMP) ## the client's whole suite against our server, restarts included
 	MAGNETAR_E2E_SERVER=magnetar $(BIN)/pytest -q tests/client_e2e

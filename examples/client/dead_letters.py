@@ -30,6 +30,7 @@ async def main(service_url: str) -> None:
             ) as failed:
                 letter = await failed.receive(timeout=10)
                 print(letter.value.decode(), letter.properties)
+                failed.ack(letter)
 
 
 asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "pulsar://localhost:6650"))

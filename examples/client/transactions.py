@@ -40,9 +40,10 @@ async def main(service_url: str) -> None:
             print("nothing of it is there; begin again:", error)
 
         group = await client.open_group("nightly", generation="2026-01-01", run="first")
-        async with group.transaction(sequence=0) as member:
+        sequence = group.committed_sequence + 1
+        async with group.transaction(sequence) as member:
             await invoices.send(b"invoice: from a task of many", txn=member)
-        await group.commit(0, [member])
+        await group.commit(sequence, [member])
         print("committed up to", group.committed_sequence)
 
 

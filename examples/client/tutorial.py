@@ -5,7 +5,7 @@ import sys
 
 from magnetar import Client, InitialPosition
 
-TOPIC = "topic://public/default/orders"
+TOPIC = "topic://public/default/tutorial"
 
 
 async def main(service_url: str) -> None:

@@ -26,6 +26,7 @@ from magnetar.wire.messages import (
     Command,
     Delivered,
     Send,
+    SendRun,
     broker_entry_metadata_of,
     checksum_holds,
     encode_entry,
@@ -171,6 +172,7 @@ def _fed(side: Side, pieces: list[bytes]) -> tuple[list[Command], str]:
 
 
 def _look_into(received: Command) -> None:
+    assert not isinstance(received, SendRun), "nobody asked for runs"
     if not isinstance(received, Send | Delivered):
         assert received.type in NAMES or received.type not in TYPES.values()
         return

@@ -18,6 +18,9 @@ from typing import ClassVar, Final
 
 from magnetar.wire_codes import WireCode as WireCode
 
+DISK_FULL_WORDS: Final = "the disk of the server is full"
+"""Stand in every `ServerDiskFull`, by which clients know it."""
+
 _WORDS: Final = re.compile("[A-Z][a-z]*")
 _BY_NAME: dict[str, type[MagnetarError]] = {}
 
@@ -188,6 +191,18 @@ class TooManyRequests(RequestError):
     wire_code = WireCode.TOO_MANY_REQUESTS
     retryable = True
     hint = "wait for earlier requests to finish, then retry"
+
+
+# The code of a backlog quota, which is told apart by its words: clients of Pulsar fail what they
+# have with it, go on trying with pauses, and keep their connection.
+class ServerDiskFull(RequestError):
+    """The disk of the server is full: it takes no messages and makes no topics now."""
+
+    wire_code = WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION
+    retryable = True
+    hint = (
+        "free some space on it, or delete topics; publishing goes on by itself once there is room"
+    )
 
 
 class TransactionCoordinatorNotFound(RequestError):

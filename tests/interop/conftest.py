@@ -19,7 +19,7 @@ import pulsar  # type: ignore[import-untyped]
 import pytest
 
 from harness.limits import PATIENCE_S
-from tests.interop.serving import ServerProcess
+from tests.interop.serving import ServerProcess, served
 
 OPERATION_SECONDS = round(PATIENCE_S)
 
@@ -31,28 +31,15 @@ def nothing_left_behind() -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    yield from _served(tmp_path_factory.mktemp("interop"))
+    with served(tmp_path_factory.mktemp("interop")) as process:
+        yield process
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     """For a test that stops it."""
-    yield from _served(tmp_path)
-
-
-def _served(folder: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(folder)
-    process.start()
-    try:
+    with served(tmp_path) as process:
         yield process
-    finally:
-        process.stop()
-    errors = [line for line in process.written.splitlines() if _is_error(line)]
-    assert not errors, "\n".join(errors)
-
-
-def _is_error(line: str) -> bool:
-    return line.split(" ")[1:2] == ["error"] or line.startswith("Traceback")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A real `magnetar serve` process for tests with official clients, and its admin interface.
 
-Owns: `ServerProcess`: start, ready line, SIGTERM, the exit code, and what it wrote to stderr.
+Owns: `ServerProcess`: start, ready line, SIGTERM, the exit code, and what it wrote to stderr; and
+`served`, one that ends with code 0 on SIGTERM and wrote no error while tests ran.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 from urllib.parse import urlsplit
 
 from harness.limits import PATIENCE_S
@@ -20,13 +23,16 @@ from harness.limits import PATIENCE_S
 _MAGNETAR = Path(sys.executable).with_name("magnetar")
 _STOP_SECONDS = PATIENCE_S
 _ADMIN_SECONDS = PATIENCE_S
+NO_SETTINGS: Final[Mapping[str, str]] = {}
+"""By the names of their variables."""
 
 
 class ServerProcess:
     """One server on one data folder; after the first start it keeps its ports."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] = NO_SETTINGS) -> None:
         self.folder = folder
+        self._settings = settings
         self.service_url = ""
         self.admin_url = ""
         self._process: subprocess.Popen[str] | None = None
@@ -53,7 +59,8 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env={name: value for name, value in os.environ.items() if "MAGNETAR_" not in name},
+            env={name: value for name, value in os.environ.items() if "MAGNETAR_" not in name}
+            | dict(self._settings),
         )
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
@@ -97,6 +104,22 @@ class ServerProcess:
     @property
     def _stderr_file(self) -> Path:
         return self.folder / "stderr"
+
+
+@contextmanager
+def served(folder: Path, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[ServerProcess]:
+    process = ServerProcess(folder, settings)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+    errors = [line for line in process.written.splitlines() if _is_error(line)]
+    assert not errors, "\n".join(errors)
+
+
+def _is_error(line: str) -> bool:
+    return line.split(" ")[1:2] == ["error"] or line.startswith("Traceback")
 
 
 def ask_admin(url: str, method: str, path: str, body: object = None) -> tuple[int, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pulsar  # type: ignore[import-untyped]
 import pytest
 
 from harness.limits import PATIENCE_S
+from tests.integration.server.process import served
 from tests.interop.flows import (
     EARLIEST,
     assert_nothing_more,
@@ -228,3 +230,16 @@ def test_a_first_subscription_gets_only_what_comes_after_it(client: Any, topic: 
     consumer = client.subscribe(topic, "sub")
     publish(client, topic, numbered(1, start=5))
     assert receive_data(consumer, 1) == numbered(1, start=5)
+
+
+def test_a_full_disk_is_an_error_at_once(tmp_path: Path) -> None:
+    # A floor that no disk has.
+    with served(tmp_path, disk_floor_bytes=1 << 62, disk_floor_percent=100) as full:
+        client = pulsar.Client(f"pulsar://{full.host}:{full.port}")
+        try:
+            with pytest.raises(pulsar.ProducerBlockedQuotaExceededException):
+                client.create_producer("persistent://public/default/full")
+            with pytest.raises(pulsar.ProducerBlockedQuotaExceededException):
+                client.subscribe("persistent://public/default/full", "s")
+        finally:
+            client.close()

@@ -1,19 +1,16 @@
-"""What tests with official Java clients get: a served folder, and the programs of this folder.
-
-Invariant: a server ends with code 0 on SIGTERM, and wrote no error while tests ran.
-"""
+"""What tests with official Java clients get: a served folder, and the programs of this folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.interop.serving import ServerProcess
+from tests.interop.program import Program
+from tests.interop.serving import ServerProcess, served
 from tests.interop_java.maven import BuildFailed, lacking
-from tests.interop_java.program import SCALABLE, V4, Client, Program
+from tests.interop_java.program import SCALABLE, V4, Client
 
 
 @pytest.fixture(scope="session")
@@ -40,31 +37,15 @@ def _build(client: Client) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with _serving(tmp_path_factory.mktemp("interop-java")) as process:
+    with served(tmp_path_factory.mktemp("interop-java")) as process:
         yield process
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server that a test may kill, and start again."""
-    with _serving(tmp_path) as process:
+    with served(tmp_path) as process:
         yield process
-
-
-@contextmanager
-def _serving(folder: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(folder)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.stop()
-    errors = [line for line in process.written.splitlines() if _is_error(line)]
-    assert not errors, "\n".join(errors)
-
-
-def _is_error(line: str) -> bool:
-    return line.split(" ")[1:2] == ["error"] or line.startswith("Traceback")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +53,7 @@ def program(
     built: None, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Program]:
     """The program against the client for scalable topics, while the tests of a module run."""
-    with Program.started(SCALABLE, server, tmp_path_factory.mktemp("program")) as running:
+    with Program.started(SCALABLE.command(server), tmp_path_factory.mktemp("program")) as running:
         yield running
 
 
@@ -81,17 +62,17 @@ def program_v4(
     built_v4: None, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Program]:
     """The program against the client of version 4, while the tests of a module run."""
-    with Program.started(V4, server, tmp_path_factory.mktemp("program")) as running:
+    with Program.started(V4.command(server), tmp_path_factory.mktemp("program")) as running:
         yield running
 
 
 @pytest.fixture
 def own_program(built: None, own_server: ServerProcess, tmp_path: Path) -> Iterator[Program]:
-    with Program.started(SCALABLE, own_server, tmp_path) as running:
+    with Program.started(SCALABLE.command(own_server), tmp_path) as running:
         yield running
 
 
 @pytest.fixture
 def own_program_v4(built_v4: None, own_server: ServerProcess, tmp_path: Path) -> Iterator[Program]:
-    with Program.started(V4, own_server, tmp_path) as running:
+    with Program.started(V4.command(own_server), tmp_path) as running:
         yield running

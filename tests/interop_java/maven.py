@@ -9,17 +9,16 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.interop.program import locked
 
 _JAVA_OLDEST = 17
 _BUILD_SECONDS = 500
@@ -62,7 +61,7 @@ class MavenProject:
     def build(self) -> None:
         """Does so, unless that was done from the same files; raises `BuildFailed`."""
         stamp = self.built / "built-from"
-        with _locked(self.built):
+        with locked(self.built):
             content = self._content()
             if stamp.exists() and stamp.read_text("utf-8") == content and self._is_whole():
                 return
@@ -107,11 +106,3 @@ def lacking(*tools: str) -> str | None:
     if found is None or int(found[1]) < _JAVA_OLDEST:
         return f"Java {_JAVA_OLDEST} or newer is needed, {found[1] if found else 'none'} found"
     return None
-
-
-@contextmanager
-def _locked(built: Path) -> Iterator[None]:
-    built.mkdir(parents=True, exist_ok=True)
-    with (built / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -18,7 +18,8 @@ from magnetar.model.ids import (
     SegmentPosition,
     TopicPositions,
 )
-from tests.interop_java.program import SCALABLE, Program, Shown
+from tests.interop.program import Program, Shown
+from tests.interop_java.program import SCALABLE
 
 # The first test may wait for Maven to fetch the client.
 pytestmark = pytest.mark.slow

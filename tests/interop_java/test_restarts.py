@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.interop.program import Program, passes
 from tests.interop.serving import ServerProcess
-from tests.interop_java.program import SCALABLE, V4, Program
-from tests.interop_java.transacting import named, passes
+from tests.interop_java.program import SCALABLE, V4
+from tests.interop_java.transacting import named
 
 # The first test may wait for Maven to fetch a client.
 pytestmark = pytest.mark.slow

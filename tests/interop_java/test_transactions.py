@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.interop_java.program import SCALABLE, Program
-from tests.interop_java.transacting import named, passes
+from tests.interop.program import Program, passes
+from tests.interop_java.program import SCALABLE
+from tests.interop_java.transacting import named
 
 # The first test may wait for Maven to fetch the client.
 pytestmark = pytest.mark.slow

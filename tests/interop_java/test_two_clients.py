@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop_java.program import Program
-from tests.interop_java.transacting import passes
+from tests.interop.program import Program, passes
 
 # The first test may wait for Maven to fetch a client.
 pytestmark = pytest.mark.slow

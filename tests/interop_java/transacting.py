@@ -1,6 +1,6 @@
 """Scenarios of transactions as tests, those included that can't pass yet.
 
-Owns: `named` (the parameters of a test) and `passes` (runs one scenario).
+Owns: `named`, the parameters of a test.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.interop_java.program import NO_FAVOURS, Client, Favour, Program
+from tests.interop_java.program import Client
 
 
 def named(client: Client, pattern: str, lacking: Mapping[str, str]) -> list[object]:
@@ -23,11 +23,3 @@ def named(client: Client, pattern: str, lacking: Mapping[str, str]) -> list[obje
         else name
         for name in names
     ]
-
-
-def passes(
-    program: Program, name: str, *arguments: str, favours: Mapping[str, Favour] = NO_FAVOURS
-) -> None:
-    outcome = program.run(name, *arguments, favours=favours)
-    if outcome.failure is not None:
-        pytest.fail(outcome.failure, pytrace=False)

@@ -75,4 +75,4 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "27 passed" in done.stdout
+    assert "29 passed" in done.stdout

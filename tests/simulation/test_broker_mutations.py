@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.simulation.broker.run import simulate_broker
-from magnetar.broker.api import Receipt
+from magnetar.broker.api import Receipt, ReceiptRun
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.key_shared import HashHolds
@@ -49,7 +49,7 @@ def test_receipts_before_the_sync_are_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_swapped_receipts_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     receipts = Producer.receipts
 
-    async def swapped(producer: Producer) -> list[Receipt]:
+    async def swapped(producer: Producer) -> list[Receipt | ReceiptRun]:
         due = await receipts(producer)
         return [due[1], due[0], *due[2:]] if len(due) > 1 else due
 

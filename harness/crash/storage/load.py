@@ -36,6 +36,8 @@ from magnetar.runtime.limits import Limits
 from magnetar.server.embedded import Storage
 
 CRASH_LIMITS: Final = Limits(
+    # Cuts copy the whole folder, each time.
+    disk_reserve_bytes=64 * 1024,
     journal_file_bytes=64 * 1024,
     journal_files_max=4,
     journal_batch_bytes=24 * 1024,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from magnetar.runtime.disk import Database, File, FolderLock, LocalDisk
+from magnetar.runtime.disk import Database, File, FolderLock, LocalDisk, SpaceLeft
 
 
 class CrashPoint(NamedTuple):
@@ -211,6 +211,12 @@ class CrashingDisk:
         self._disk.remove(path)
         if exists:
             self._count.passed(f"after:remove:{_area(path)}")
+
+    def space(self, folder: Path) -> SpaceLeft:
+        return self._disk.space(folder)
+
+    def reserve(self, path: Path, size: int) -> int:
+        return self._disk.reserve(path, size)
 
     def database(self, path: Path, *, read_only: bool = False) -> Database:
         database = self._disk.database(path, read_only=read_only)

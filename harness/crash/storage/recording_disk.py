@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.crash.storage.history import Event
-from magnetar.runtime.disk import Database, File, FolderLock, LocalDisk
+from magnetar.runtime.disk import Database, File, FolderLock, LocalDisk, SpaceLeft
 from magnetar.testing.virtual.disk_model import DiskModel, ModelFile
 from magnetar.testing.virtual.sqlite_vfs import ReportingVfs
 
@@ -203,6 +203,19 @@ class RecordingDisk:
 
     def lock(self, path: Path) -> FolderLock:
         return self._disk.lock(path)
+
+    def space(self, folder: Path) -> SpaceLeft:
+        return self._disk.space(folder)
+
+    def reserve(self, path: Path, size: int) -> int:
+        if not size:
+            self.remove(path)
+            return 0
+        # Its content means nothing: a hole of that size will do.
+        number = self.recording.open(path, create=True)
+        has = self._disk.reserve(path, size)
+        self.recording.note(Truncated(number, has))
+        return has
 
     def stop(self) -> None:
         """Record nothing more of SQLite: what follows is only tidying up."""

@@ -33,6 +33,7 @@ from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.api import MetadataStore
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
 from magnetar.runtime.clock import LoopClock
+from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
@@ -65,6 +66,7 @@ class SharedStorage:
         self, metadata: MemoryMetadata, ledgers: MemoryLedgerStore, timeout: float
     ) -> None:
         self.progress = Signal()
+        self.publish_gate = PublishGate()
         self.ledgers = ledgers
         self.stores: list[MemoryStore] = []
         self._metadata = metadata

@@ -205,12 +205,16 @@ def _append_entries(world: World, random: Random, ledger_id: int) -> None:
 
 
 def follow_append(
-    world: World, ledger_id: int, entry_id: int, future: asyncio.Future[Position]
+    world: World,
+    ledger_id: int,
+    entry_id: int,
+    future: asyncio.Future[Position],
+    number: int = 0,
 ) -> None:
-    """Tell the history what becomes of an append to a ledger."""
+    """Tell the history what becomes of an append to a ledger, the `number`th of its run."""
 
     def done(position: Position) -> None:
-        world.ledgers.acknowledged(ledger_id, entry_id, position.entry_id)
+        world.ledgers.acknowledged(ledger_id, entry_id, position.entry_id + number)
 
     def failed(error: MagnetarError) -> None:
         if isinstance(error, DiskFull):

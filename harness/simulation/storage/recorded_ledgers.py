@@ -49,6 +49,17 @@ class ToldWriter(LedgerWriter):
         follow_append(self._world, self.ledger_id, entry_id, future)
         return future
 
+    @property
+    def run_bytes_max(self) -> int:
+        return self._writer.run_bytes_max
+
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position]:
+        future = self._writer.append_run(payloads, size)
+        for number, payload in enumerate(payloads):
+            entry_id = self._world.ledgers.submitted(self.ledger_id, payload)
+            follow_append(self._world, self.ledger_id, entry_id, future, number)
+        return future
+
     async def close(self) -> LedgerInfo:
         return _told_end(self._world, await self._writer.close(), LedgerState.CLOSED)
 

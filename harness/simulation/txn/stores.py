@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
@@ -179,9 +179,14 @@ class _WatchedLedgerStore(MemoryLedgerStore):
     def _commit(self) -> None:
         batch = list(self._queue)
         super()._commit()
-        for writer, payload, position, _ in batch:
+        for writer, payloads, position, _ in batch:
             if position.entry_id <= writer.last_durable:
-                self.mirror.stored(position, payload)
+                _tell_run(self.mirror, position, payloads)
+
+
+def _tell_run(mirror: Mirror, first: Position, payloads: Sequence[bytes]) -> None:
+    for number, payload in enumerate(payloads):
+        mirror.stored(Position(first.ledger_id, first.entry_id + number), payload)
 
 
 # --- embedded, on a disk
@@ -302,6 +307,15 @@ class _ToldWriter(LedgerWriter):
         future = self._inner.append(payload)
 
         self._order.tell(future, lambda position: self._mirror.stored(position, payload))
+        return future
+
+    @property
+    def run_bytes_max(self) -> int:
+        return self._inner.run_bytes_max
+
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position]:
+        future = self._inner.append_run(payloads, size)
+        self._order.tell(future, lambda first: _tell_run(self._mirror, first, payloads))
         return future
 
     async def close(self) -> LedgerInfo:

@@ -148,6 +148,7 @@ class _WatchedStorage:
         self._order = Order()
         self.ledgers = RecordedLedgers(inner.ledgers, world.mirror, self._order)
         self.shares_journal = inner.shares_journal
+        self.publish_gate = inner.publish_gate
         self._inner = inner
         self._world = world
 

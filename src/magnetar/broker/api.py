@@ -89,6 +89,13 @@ class Receipt(NamedTuple):
     error: MagnetarError | None = None
 
 
+class ReceiptRun(NamedTuple):
+    """Sends that came together and are durable, in entries that follow one another."""
+
+    sequence_ids: list[int]
+    first: Position
+
+
 class LastMessage(NamedTuple):
     """The last message that a consumer could get; DROPPED and -1 if there is none."""
 

@@ -25,7 +25,7 @@ import aiohttp
 import click
 from yarl import URL
 
-from magnetar.errors import DeadlineExceeded, RequestError, ServiceNotReady
+from magnetar.errors import DeadlineExceeded, InvalidServiceUrl, RequestError, ServiceNotReady
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.config import ADMIN_URL_VARIABLE, SERVICE_URL_VARIABLE, load
 
@@ -35,6 +35,9 @@ NOT_FOUND: Final = 404
 
 _PREFIX: Final = "/admin/v2"
 _JSON: Final = "application/json"
+_TEXT: Final = "text/plain"
+_WORDS_MAX: Final = 500
+"""Bytes of an answer in plain text that are shown."""
 
 Result = TypeVar("Result")
 Verb = TypeVar("Verb", bound=Callable[..., object])
@@ -54,6 +57,11 @@ class AdminClient:
     """Requests to one server. Use it with `async with`."""
 
     def __init__(self, url: str, *, seconds: float = REQUEST_SECONDS) -> None:
+        # Else aiohttp would say that nobody answers there.
+        if not url.startswith(("http://", "https://")):
+            raise InvalidServiceUrl(
+                f"{url!r} is not the URL of an admin interface", hint="use http://host:port"
+            )
         self.url = url.rstrip("/")
         self._seconds = seconds
         self._session: aiohttp.ClientSession | None = None
@@ -136,6 +144,10 @@ def check(answer: Answer) -> None:
         found = _decoded(answer)
         if isinstance(found, dict) and found.get("reason"):
             raise RequestError(f"{found['reason']} (said {answer.server})")
+    # So the port of clients answers, and says which port was meant.
+    if answer.headers.get("Content-Type", "").startswith(_TEXT) and answer.data:
+        words = " ".join(answer.data[:_WORDS_MAX].decode("utf-8", "replace").split())
+        raise RequestError(f"{words} (said {answer.server})")
     raise RequestError(f"{answer.server} answered with status {answer.status}")
 
 

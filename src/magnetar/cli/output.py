@@ -111,9 +111,9 @@ def _as_list(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str 
     lines = [] if title is None else [title]
     for row in rows:
         lines += [f"{heading:<{indent}}{cell}" for heading, cell in zip(headings, row, strict=True)]
-        lines.append("")  # between two rows
+        lines.append("")  # between two rows, and before what comes next
     # Not folded here: a terminal breaks what is longer than its line, and cuts nothing.
-    return Group(*(Text(line, overflow="fold") for line in lines[:-1]))
+    return Group(*(Text(line, overflow="fold") for line in lines))
 
 
 def _text(cell: object) -> str:

@@ -31,6 +31,7 @@ from magnetar.client.connection.settings import (
 from magnetar.client.consumer_factory import ConsumerFactory
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
+from magnetar.client.message.options import check_schema
 from magnetar.client.message.routing import Routing
 from magnetar.client.opening import Closable, opens
 from magnetar.client.produce.producer import Producer
@@ -158,6 +159,7 @@ class Client(ConsumerFactory, TransactionFactory):
         duplicates, as scalable ones do): sequence ids go on from the last one it knows.
         """
         self._check_open()
+        check_schema(schema)
         # A segment is sealed when its topic splits: only a producer of the topic follows.
         target = TopicName.parse(topic)
         if target.domain is Domain.SEGMENT:

@@ -27,6 +27,7 @@ from magnetar.client.consume.segment.nacks import RedeliveryDelay
 from magnetar.client.consume.segment.settings import ConsumerSettings, DeadLetterPolicy
 from magnetar.client.consume.stream import StreamConsumer
 from magnetar.client.message.message import Checkpoint, MessageId
+from magnetar.client.message.options import check_member
 from magnetar.client.opening import Closable, opens
 from magnetar.client.produce.producer import Producer
 from magnetar.client.schema import BYTES, Schema
@@ -347,6 +348,7 @@ class ConsumerFactory(ABC):
         # policy without its type, retries where messages are in order.
         if (topic is None) is (pattern is None):
             raise InvalidSetting("a consumer takes either topics or a pattern")
+        check_member("subscription_type", subscription_type, SubscriptionType)
         if key_shared is not None and subscription_type is not SubscriptionType.KEY_SHARED:
             raise InvalidSetting("only a Key_Shared subscription has a key-shared policy")
         if options.get("retries") and subscription_type.takes_cumulative_acks:

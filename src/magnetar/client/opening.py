@@ -7,6 +7,7 @@ Invariants:
    client.producer(...)` all open exactly one thing; the last two close it at the end of the block.
 2. An `Opening` is a coroutine to whoever asks (`asyncio.create_task`, `gather`), and one that
    nobody awaits is warned of, as any coroutine is.
+3. Who uses it as if it were open is told to await it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+from magnetar.errors import NotAllowed
+
+_HINT: Final = "use `await`, or `async with`"
 
 
 class Closable(Protocol):
@@ -30,8 +35,9 @@ Given = ParamSpec("Given")
 class Opening(Coroutine[Any, Any, Made]):
     """A producer, consumer or reader that is to be opened: `await` it, or enter it."""
 
-    def __init__(self, work: Coroutine[Any, Any, Made]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Made], what: str) -> None:
         self._work = work
+        self._what = what
         self._made: Made | None = None
 
     def __await__(self) -> Generator[Any, Any, Made]:
@@ -52,9 +58,16 @@ class Opening(Coroutine[Any, Any, Made]):
         assert self._made is not None, "it was entered"
         await self._made.close()
 
+    def __getattr__(self, name: str) -> Any:
+        # Only what neither a coroutine nor a block has gets here: `receive`, `ack` ...
+        raise AttributeError(f"no {name}: this {self._what} is not open yet ({_HINT})")
+
     # --- as a coroutine (invariant 2)
 
-    def send(self, value: Any, /) -> Any:
+    def send(self, value: Any, /, **given: Any) -> Any:
+        # Whoever drives a coroutine begins with None: anything else is meant for a producer.
+        if value is not None or given:
+            raise NotAllowed(f"this {self._what} is not open yet", hint=_HINT)
         return self._work.send(value)
 
     def throw(self, *error: Any) -> Any:
@@ -69,8 +82,10 @@ def opens(
 ) -> Callable[Given, Opening[Made]]:
     """Let what a coroutine function opens be entered without an `await` as well."""
 
+    what = function.__name__.replace("_", " ")
+
     @wraps(function)
     def opening(*args: Given.args, **options: Given.kwargs) -> Opening[Made]:
-        return Opening(function(*args, **options))
+        return Opening(function(*args, **options), what)
 
     return opening

@@ -11,6 +11,7 @@ Invariants:
    `refusals` moves, their numbers are given again, and nothing of them is ever durable.
 4. A failed sync fences the journal for good: what of the batch is durable is unknown.
 5. A file is recycled only when every record in it is in its home (`release`).
+6. The records of a run are in one batch: all of them are durable, or none is.
 
 Followers do not get callbacks: they wait for `progress` to pass what they know, then look at
 `synced`, `refusals` and `failure`. A backend must also compare `refusals` before each `append`,
@@ -83,10 +84,15 @@ class Journal:
         self.synced = 0
         self.settled = 0
         self.refusals = 0
+        self.written_bytes = 0
+        """Of all records that became durable since the start."""
+        self._settled_bytes = 0
         self.failure: StorageError | None = None
 
         self._batches: list[tuple[int, int, float]] = []
         """Records, bytes and seconds of batches that the metrics do not show yet."""
+        # Runs among what is queued: the number of the first record and the one behind the last.
+        self._runs: deque[tuple[int, int]] = deque()
         # Submitted, and in no batch yet. `_last_change` is the newest record of a backend: the
         # journal's own ones have no home, so nothing is left to settle behind it.
         self._queue: list[bytes] = []
@@ -153,6 +159,11 @@ class Journal:
         return self._queue_bytes
 
     @property
+    def unsettled_bytes(self) -> int:
+        """What will be written once more, to its homes."""
+        return self.written_bytes - self._settled_bytes + self._queue_bytes
+
+    @property
     def unsettled(self) -> bool:
         """Whether a record is durable that may not be in its home."""
         return self._last_change > self.settled
@@ -161,15 +172,34 @@ class Journal:
         """Submit a record (as `encode_record` makes them); its number."""
         self._check_open()
         size = len(record)
-        # The disk does not keep up. Retryable: nothing was submitted.
-        if self._queue_bytes + size > self._limits.journal_queue_bytes:
-            raise TooManyRequests(f"{self._queue_bytes} bytes wait for the journal")
+        self._check_room(size)
         # Not retryable: no file could ever take it.
         if size > self._record_bytes_max:
             raise InvalidArgument(f"a record of {size} bytes does not fit into a journal file")
         sequence = self._submit(record, size)
         self._last_change = sequence
         return sequence
+
+    @property
+    def run_bytes_max(self) -> int:
+        """Bytes that a run may have."""
+        return min(self._limits.journal_batch_bytes, self._record_bytes_max)
+
+    def append_run(self, records: list[bytes], size: int) -> int:
+        """Submit records that become durable together or not at all; the number of the first."""
+        self._check_open()
+        self._check_room(size)
+        if size > self.run_bytes_max or len(records) > self._limits.journal_batch_records:
+            raise InvalidArgument(f"a run of {len(records)} records, {size} bytes is no batch")
+        if not self._queue:
+            self._submitted.set()
+        first = self._next
+        self._next = first + len(records)
+        self._runs.append((first, self._next))
+        self._queue += records
+        self._queue_bytes += size
+        self._last_change = self._next - 1
+        return first
 
     async def durable(self, sequence: int) -> None:
         """Wait until a record that was submitted is durable; raise if it never will be."""
@@ -193,6 +223,11 @@ class Journal:
         self._next = sequence + 1
         return sequence
 
+    def _check_room(self, size: int) -> None:
+        # The disk does not keep up. Retryable: nothing was submitted.
+        if self._queue_bytes + size > self._limits.journal_queue_bytes:
+            raise TooManyRequests(f"{self._queue_bytes} bytes wait for the journal")
+
     def _check_open(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -201,18 +236,22 @@ class Journal:
 
     # --- settling
 
-    def release(self, sequence: int) -> None:
-        """Recycle the files of all records up to `sequence`, which are durable in their homes."""
-        if sequence <= self.settled:
-            return
-        self.settled = sequence
+    def release(self, sequence: int, written: int = 0) -> None:
+        """Recycle the files of all records up to `sequence`, which are durable in their homes.
+
+        `written`: what `written_bytes` was when that was the last durable one.
+        """
+        is_new = sequence > self.settled
+        self.settled = max(self.settled, sequence)
+        self._settled_bytes = max(self._settled_bytes, written)
+        # Also if nothing is new: a file may have filled up with what was settled before.
         while self._full and self._full[0].last_sequence <= sequence:
             self._free.append(self._full.popleft())
         self._settle_error = None
         self._released.advance()
         # For recovery, which would otherwise replay more than it needs. Not by `append`: if this
         # record had to be settled too, an idle journal would never come to rest.
-        if self.failure is None and self._committer is not None:
+        if is_new and self.failure is None and self._committer is not None:
             record = encode_settled(sequence)
             self._submit(record, len(record))
 
@@ -259,6 +298,7 @@ class Journal:
                 file.end += batch_bytes(payload)
                 file.last_sequence = self.synced = first + len(records) - 1
                 self.progress.advance()
+                self.written_bytes += payload
                 self._batches.append((len(records), payload, self._clock.monotonic() - started))
                 if len(self._batches) >= _UNCOUNTED_BATCHES:
                     self.count()
@@ -271,6 +311,7 @@ class Journal:
         if len(self._queue) <= limits.journal_batch_records and self._queue_bytes <= most:
             records, payload = self._queue, self._queue_bytes
             self._queue = []
+            self._runs.clear()
         else:
             # A burst: one sync takes its share, and at least one record, however large.
             payload = count = 0
@@ -279,10 +320,21 @@ class Journal:
                     break
                 payload += len(record)
                 count += 1
+            count = self._without_part_of_a_run(count)
             records = self._queue[:count]
+            payload = sum(map(len, records))
             del self._queue[:count]
         self._queue_bytes -= payload
         return records, payload
+
+    def _without_part_of_a_run(self, count: int) -> int:
+        """So many records from the front of the queue, less what would cut a run (invariant 6)."""
+        first = self._next - len(self._queue)
+        runs = self._runs
+        while runs and runs[0][1] <= first + count:
+            runs.popleft()
+        # A run at the very front fits into a batch (`append_run`), so this leaves at least one.
+        return runs[0][0] - first if runs and runs[0][0] < first + count else count
 
     async def _file_with_room(self, size: int, first: int) -> JournalFile:
         if self._active is not None:
@@ -301,13 +353,18 @@ class Journal:
         return file
 
     async def _free_file(self) -> JournalFile:
-        # The journal still grows: the file that was prepared while the last one filled.
-        if self._spare is not None and not self._free:
-            spare, self._spare = self._spare, None
-            return await spare
-        # None was prepared (there were free ones then), or preparing it failed: make one now.
-        if not self._free and not self._at_most_files():
-            return await self._filler.run(self._create)
+        try:
+            # The journal still grows: the file that was prepared while the last one filled.
+            if self._spare is not None and not self._free:
+                spare, self._spare = self._spare, None
+                return await spare
+            # None was prepared (there were free ones then), or preparing it failed: make one now.
+            if not self._free and not self._at_most_files():
+                return await self._filler.run(self._create)
+        # No room to grow: the files that are there have to do, as they do once it is at its most.
+        except DiskFull:
+            if not self._free and not self._full:
+                raise
         while not self._free:
             # Every file is full and only settling frees one. If the homes have no space, waiting
             # would not help: the batch is refused.
@@ -346,11 +403,14 @@ class Journal:
         # What is queued was decided on top of the batch, so it goes along (invariant 3). The
         # numbers can be given again: nobody has seen them.
         self._queue.clear()
+        self._runs.clear()
         self._queue_bytes = 0
         self._next = first
         self._last_change = min(self._last_change, self.synced)
         self.refusals += 1
         self.progress.advance()
+        # Whoever watches the disk should look at once.
+        self.pressure.advance()
 
     def count(self) -> None:
         """Bring the metrics up to date. Not done per batch: that would cost a tenth of its time."""

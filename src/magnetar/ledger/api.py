@@ -14,6 +14,7 @@ Promises of every backend (the conformance kit checks them):
 6. A damaged entry is reported as `CorruptEntry`; the entries around it stay readable.
 7. Ledger ids grow: a new ledger's id is above every id given before, deleted ones included.
 8. `delete` frees the space; the id reads as `LedgerMissing` from then on.
+9. The entries of a run are durable together: its future tells of all of them.
 """
 
 from __future__ import annotations
@@ -85,6 +86,19 @@ class LedgerWriter(ABC):
 
         Raises at once, with nothing submitted: LedgerFenced, LedgerClosed, the error with which
         an earlier append failed, TooManyRequests (the queue is full), InvalidArgument (too large).
+        """
+
+    @property
+    @abstractmethod
+    def run_bytes_max(self) -> int:
+        """Bytes of payload that a run may have."""
+
+    @abstractmethod
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position]:
+        """Submit entries that follow one another; the future resolves to the first one's position.
+
+        All of them become durable, or none (promise 9). `size` is that of all payloads. Raises as
+        `append` does, with nothing submitted: InvalidArgument also where the run is too large.
         """
 
     @abstractmethod

@@ -41,12 +41,14 @@ from magnetar.ledger.api import (
 )
 from magnetar.ledger.cache import BLOCK_ENTRIES, EntryCache
 from magnetar.ledger.file_format import (
+    ENTRY_OVERHEAD,
     KIND_CLOSE,
     KIND_CREATE,
     KIND_DELETE,
     KIND_ENTRY,
     KIND_FENCE,
     decode_ledger_id,
+    encode_entries,
     encode_entry,
     encode_ledger_record,
     entry_ids,
@@ -76,8 +78,9 @@ _FROM_CACHE = metrics.LEDGER_READS.labels(source="cache")
 _FROM_FILE = metrics.LEDGER_READS.labels(source="file")
 
 
-_Pending = tuple[int, FileLedger, asyncio.Future[Any], Position | int]
-"""Journal record, ledger, whom to tell, and an entry's position or the kind of another record."""
+_Pending = tuple[int, FileLedger, asyncio.Future[Any], Position | int, int]
+"""The (last) journal record, ledger, whom to tell; then the position of the first entry and how
+many there are, or the kind of another record."""
 
 
 class FileWriter(LedgerWriter):
@@ -99,6 +102,13 @@ class FileWriter(LedgerWriter):
 
     def append(self, payload: bytes) -> asyncio.Future[Position]:
         return self._ledgers.append(self._ledger, payload)
+
+    @property
+    def run_bytes_max(self) -> int:
+        return self._ledgers.run_bytes_max
+
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position]:
+        return self._ledgers.append_run(self._ledger, payloads, size)
 
     async def close(self) -> LedgerInfo:
         if self._ledger.state is LedgerState.FENCED:
@@ -231,15 +241,16 @@ class FileLedgers(LedgerStore):
         """
         sequence = self._journal.append(encode_ledger_record(kind, ledger.ledger_id))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((sequence, ledger, future, kind))
+        self._pending.append((sequence, ledger, future, kind, 0))
         return future
 
     def append(self, ledger: FileLedger, payload: bytes) -> asyncio.Future[Position]:
-        # Refused entries leave the tail first: nothing may be decided on top of them.
-        if self._refusals != self._journal.refusals:
-            self._forget_refused()
-        if ledger.state is not LedgerState.OPEN or ledger.failure is not None:
-            raise not_writable(ledger)
+        if (
+            self._refusals != self._journal.refusals
+            or ledger.state is not LedgerState.OPEN
+            or ledger.failure is not None
+        ):
+            self._check_writable(ledger)
         if len(payload) > ENTRY_BYTES_MAX:
             raise InvalidArgument(
                 f"an entry of {len(payload)} bytes; the most is {ENTRY_BYTES_MAX}"
@@ -252,8 +263,41 @@ class FileLedgers(LedgerStore):
         ledger.tail.append(record)
         future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         position = Position(ledger.ledger_id, entry_id)
-        self._pending.append((sequence, ledger, future, position))
+        self._pending.append((sequence, ledger, future, position, 1))
         return future
+
+    @property
+    def run_bytes_max(self) -> int:
+        # Half of it is room for the heads of entries that are a few bytes each.
+        return min(self._journal.run_bytes_max // 2, ENTRY_BYTES_MAX)
+
+    def append_run(
+        self, ledger: FileLedger, payloads: list[bytes], size: int
+    ) -> asyncio.Future[Position]:
+        if (
+            self._refusals != self._journal.refusals
+            or ledger.state is not LedgerState.OPEN
+            or ledger.failure is not None
+        ):
+            self._check_writable(ledger)
+        if size > self.run_bytes_max:
+            raise InvalidArgument(f"a run of {size} bytes; the most is {self.run_bytes_max}")
+        first, count = ledger.next_entry, len(payloads)
+        records = encode_entries(ledger.ledger_id, first, payloads)
+        # All of it or none: the journal has whole runs in a batch.
+        sequence = self._journal.append_run(records, size + count * ENTRY_OVERHEAD)
+        ledger.next_entry = first + count
+        ledger.tail += records
+        future: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        position = Position(ledger.ledger_id, first)
+        self._pending.append((sequence + count - 1, ledger, future, position, count))
+        return future
+
+    def _check_writable(self, ledger: FileLedger) -> None:
+        # Refused entries leave the tail first: nothing may be decided on top of them.
+        self._forget_refused()
+        if ledger.state is not LedgerState.OPEN or ledger.failure is not None:
+            raise not_writable(ledger)
 
     async def fence(self, ledger_id: int) -> LedgerInfo:
         return await self._end(ledger_id, LedgerState.FENCED, KIND_FENCE)
@@ -404,15 +448,15 @@ class FileLedgers(LedgerStore):
         # In journal order, so futures resolve in the order of the calls. A future that is done was
         # cancelled by its caller: the entry exists all the same.
         while pending and pending[0][0] <= synced:
-            _, ledger, future, what = pending.popleft()
+            _, ledger, future, what, entries = pending.popleft()
             if isinstance(what, int):
                 self._do(what, ledger)
                 if not future.done():
                     future.set_result(None)
                 continue
-            ledger.last_durable = what.entry_id
+            ledger.last_durable = what.entry_id + entries - 1
             self._dirty[what.ledger_id] = moved_on[what.ledger_id] = ledger
-            count += 1
+            count += entries
             if not future.done():
                 future.set_result(what)
         # Once per ledger and batch, behind all futures: whoever wakes sees the whole batch.
@@ -467,7 +511,7 @@ class FileLedgers(LedgerStore):
         refused: Iterable[_Pending],
         error: StorageError,
     ) -> None:
-        for _, ledger, future, what in refused:
+        for _, ledger, future, what, _ in refused:
             # The first refused entry of a ledger takes those behind it along: no gap (promise 3).
             if ledger.failure is None and not isinstance(what, int):
                 ledger.failure = error

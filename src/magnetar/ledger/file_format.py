@@ -61,6 +61,17 @@ def encode_entry(ledger_id: int, entry_id: int, payload: bytes) -> bytes:
     return _CRC.pack(crc32c(payload, crc32c(tail))) + tail + payload
 
 
+def encode_entries(ledger_id: int, first: int, payloads: Iterable[bytes]) -> list[bytes]:
+    """The records of entries that follow one another."""
+    pack_tail, pack_crc = _ENTRY_TAIL.pack, _CRC.pack
+    records: list[bytes] = []
+    add = records.append
+    for entry_id, payload in enumerate(payloads, first):
+        tail = pack_tail(_BODY_IDS + len(payload), KIND_ENTRY, ledger_id, entry_id)
+        add(pack_crc(crc32c(payload, crc32c(tail))) + tail + payload)
+    return records
+
+
 def entry_payload(record: bytes) -> bytes:
     """The payload of a record that is known to be whole."""
     return record[ENTRY_OVERHEAD:]

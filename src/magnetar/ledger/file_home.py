@@ -101,7 +101,10 @@ class LedgerHomes:
     # --- moving (on the mover's thread)
 
     def move(self, moves: Sequence[Move], deleted: Sequence[int]) -> None:
-        """Write, then sync, then remove; a failed sync is final (StorageFenced)."""
+        """Remove, then write, then sync; a failed sync is final (StorageFenced)."""
+        # First, so that on a full disk a deleted topic makes room for what is to be written. Cut
+        # short, all of this is repeated: until it returned, the journal keeps the delete records.
+        self._remove(deleted)
         # A move opens two files, so that half of the limit is in use at most.
         at_a_time = max(1, self.open_files_max // 4)
         folders: set[Path] = set()
@@ -109,8 +112,6 @@ class LedgerHomes:
             self._move_some(moves[first : first + at_a_time], folders)
         # A new file is durable only together with its name (invariant 1).
         _sync(partial(self.disk.sync_folder, folder) for folder in folders)
-        # Cut short, this is repeated: until it returned, the journal keeps the delete records.
-        self._remove(deleted)
 
     def _move_some(self, moves: Sequence[Move], folders: set[Path]) -> None:
         """Write and sync; the folders that got new files are for the caller to sync."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -162,8 +162,22 @@ class MemoryLedgerWriter(LedgerWriter):
             raise self._refusal.with_traceback(None)
         if len(payload) > ENTRY_BYTES_MAX:
             raise InvalidArgument(f"entry of {len(payload)} bytes; the limit is {ENTRY_BYTES_MAX}")
-        future = self._store._submit(self, payload, self._next)
-        self._next += 1
+        return self._submit([payload])
+
+    @property
+    def run_bytes_max(self) -> int:
+        return ENTRY_BYTES_MAX
+
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position]:
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        if size > ENTRY_BYTES_MAX:
+            raise InvalidArgument(f"run of {size} bytes; the limit is {ENTRY_BYTES_MAX}")
+        return self._submit(payloads)
+
+    def _submit(self, payloads: list[bytes]) -> asyncio.Future[Position]:
+        future = self._store._submit(self, payloads, self._next)
+        self._next += len(payloads)
         return future
 
     async def close(self) -> LedgerInfo:
@@ -181,8 +195,8 @@ class MemoryLedgerWriter(LedgerWriter):
         self._ended = True
         return self._ledger.end(LedgerState.CLOSED)
 
-    def _commit(self, payload: bytes) -> StorageError | None:
-        """Store one entry, or say why not."""
+    def _commit(self, payloads: Sequence[bytes]) -> StorageError | None:
+        """Store one entry, or those of a run, or say why not."""
         # Looked at now, not at the submit: a fence may have come between (invariant 2).
         if self._loss is None:
             self._loss = self._why_lost()
@@ -191,11 +205,12 @@ class MemoryLedgerWriter(LedgerWriter):
             return self._loss
         fault = self._store._server._take_fault("append")
         if fault is None:
-            self._ledger.store(payload)
+            for payload in payloads:
+                self._ledger.store(payload)
             return None
         # The sync failed after the bytes had arrived: a fence finds the entry, as a restart would.
         if fault.stored:
-            self._ledger.uncertain.append(payload)
+            self._ledger.uncertain += payloads
         # A failed sync stops the whole process, not this ledger alone (invariant 4).
         if isinstance(fault.error, StorageFenced):
             self._store._failure = fault.error
@@ -218,7 +233,7 @@ class MemoryLedgerWriter(LedgerWriter):
 
 class _Queued(NamedTuple):
     writer: MemoryLedgerWriter
-    payload: bytes
+    payloads: Sequence[bytes]
     position: Position
     future: asyncio.Future[Position]
 
@@ -295,7 +310,7 @@ class MemoryLedgerStore(LedgerStore):
     # --- the queue: one commit at a time takes all of it
 
     def _submit(
-        self, writer: MemoryLedgerWriter, payload: bytes, entry_id: int
+        self, writer: MemoryLedgerWriter, payloads: Sequence[bytes], entry_id: int
     ) -> asyncio.Future[Position]:
         if self._closed:
             raise LedgerClosed(f"the store of ledger {writer.ledger_id} was closed")
@@ -304,7 +319,7 @@ class MemoryLedgerStore(LedgerStore):
             raise TooManyRequests(f"{self._server.queue_max} appends are queued")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Position] = loop.create_future()
-        self._queue.append(_Queued(writer, payload, Position(writer.ledger_id, entry_id), future))
+        self._queue.append(_Queued(writer, payloads, Position(writer.ledger_id, entry_id), future))
         # The first one schedules the commit and the others join it, as in a journal's group commit.
         if not self._scheduled:
             self._scheduled = True
@@ -322,9 +337,9 @@ class MemoryLedgerStore(LedgerStore):
         batch, self._queue = self._queue, []
         self._scheduled = False
         touched: dict[MemoryLedgerWriter, None] = {}
-        for writer, payload, position, future in batch:
+        for writer, payloads, position, future in batch:
             touched[writer] = None
-            error = writer._commit(payload)
+            error = writer._commit(payloads)
             # Its caller was cancelled, which does not undo the append.
             if future.done():
                 continue

@@ -108,6 +108,7 @@ class Appender:
         self._dropping = set(record.value.dropping)
         self._writer: LedgerWriter | None = None
         self._submit: Callable[[bytes], asyncio.Future[Position]]
+        self._submit_run: Callable[[list[bytes], int], asyncio.Future[Position]]
         self._refusal: MagnetarError | None = Unavailable(f"{name} has no open ledger yet")
         self._lost: MagnetarError | None = None
         """Why the current ledger must be replaced."""
@@ -122,6 +123,7 @@ class Appender:
         self._count = 0
         self._bytes = 0
         self._gate = 0
+        self._run_bytes_max = 0
         self._full_bytes = 0
         self._full_entries = 0
         self._followers: dict[int, asyncio.Task[None]] = {}
@@ -147,6 +149,29 @@ class Appender:
             raise self._refusal from error
         self._count += 1
         self._bytes += len(payload)
+        return future
+
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position] | None:
+        """Submit entries that follow one another; the future has the position of the first.
+
+        All of them become durable, or none. None, and nothing submitted, where so many cannot be
+        taken as a whole: one by one they can be, up to the limit. Raises as `append` does.
+        """
+        count = self._count + len(payloads)
+        if count > self._gate or self._bytes >= self._full_bytes:
+            self._pass_gate()
+            if count > self._gate:
+                return None
+        if size > self._run_bytes_max:
+            return None
+        try:
+            future = self._submit_run(payloads, size)
+        except StorageError as error:
+            self._lose_writer(error)
+            assert self._refusal is not None
+            raise self._refusal from error
+        self._count = count
+        self._bytes += size
         return future
 
     def _pass_gate(self) -> None:
@@ -344,6 +369,8 @@ class Appender:
             self._finishing.append(_Finishing(self._writer, self._count, self._bytes))
         self._writer = writer
         self._submit = writer.append
+        self._submit_run = writer.append_run
+        self._run_bytes_max = writer.run_bytes_max
         self._begun_at = self._clock.monotonic()
         self._count = self._bytes = 0
         self._lost = None

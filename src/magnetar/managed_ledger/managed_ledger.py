@@ -91,6 +91,7 @@ class ManagedLedger(Service):
             new_incarnation=lambda: rng.getrandbits(INCARNATION_BITS),
         )
         self.append = self._appender.append
+        self.append_run = self._appender.append_run
         """Submit an entry now: `append(payload)` is a future of its position (see `Appender`)."""
         self.stopped = Signal()
         """Advances when it stopped by itself; `failure` then says why."""

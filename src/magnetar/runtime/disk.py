@@ -19,7 +19,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from magnetar.errors import (
     CorruptData,
@@ -36,8 +36,20 @@ SECTOR_BYTES = 512
 _BUFFERS_PER_CALL = 1024
 # Quotas and the largest file size are a lack of space, too: waiting and freeing can help.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Not every file system can allocate without writing.
+_CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+_ALLOCATE_BYTES = 1 << 20
 # Of this process, or of the whole machine. The disk is sound, and no file was even opened.
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class SpaceLeft(NamedTuple):
+    """The room of a file system."""
+
+    free: int
+    """Bytes that this process may still take."""
+    total: int
+    """0: it does not say."""
 
 
 class File(Protocol):
@@ -102,6 +114,15 @@ class Disk(Protocol):
 
     def lock(self, path: Path) -> FolderLock:
         """Take the exclusive lock or raise `FolderInUse` at once."""
+        ...
+
+    def space(self, folder: Path) -> SpaceLeft: ...
+
+    def reserve(self, path: Path, size: int) -> int:
+        """Give a file so many bytes that are taken for certain, none are holes; what it has now.
+
+        Less if the file system has less; 0 removes it. What is in it means nothing.
+        """
         ...
 
 
@@ -223,7 +244,8 @@ def database_error(path: Path, error: Exception, code: int) -> StorageError:
     text = f"{path}: {error}"
     # The low byte is the kind; the rest says in which operation it happened.
     primary = code & 0xFF
-    if primary == sqlite3.SQLITE_FULL:
+    # The other one: its shared memory could not grow, which it tries before each transaction.
+    if primary == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
         return DiskFull(text)
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return CorruptData(text)
@@ -318,3 +340,43 @@ class LocalDisk:
                 raise FolderInUse(f"{path.parent} is open in another process") from error
             raise translated(error, "lock", path) from error
         return _FileLock(descriptor)
+
+    def space(self, folder: Path) -> SpaceLeft:
+        with disk_errors("measure", folder):
+            found = os.statvfs(folder)
+        return SpaceLeft(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+    def reserve(self, path: Path, size: int) -> int:
+        if not size:
+            self.remove(path)
+            return 0
+        with disk_errors("reserve", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                before = os.fstat(descriptor).st_size
+                try:
+                    _allocate(descriptor, before, size)
+                except OSError as error:
+                    if error.errno not in _NO_SPACE:
+                        raise
+                    # What came of it may have holes: only what was there before counts.
+                    os.ftruncate(descriptor, before)
+                return os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+
+
+def _allocate(descriptor: int, before: int, size: int) -> None:
+    """Let a file grow, or shrink, to a size without holes."""
+    if size <= before:
+        os.ftruncate(descriptor, size)
+        return
+    try:
+        os.posix_fallocate(descriptor, before, size - before)
+    except OSError as error:
+        if error.errno not in _CANNOT_ALLOCATE:
+            raise
+        # What cannot be compressed: a file system that does so would keep zeros for nothing.
+        for offset in range(before, size, _ALLOCATE_BYTES):
+            os.pwrite(descriptor, os.urandom(min(_ALLOCATE_BYTES, size - offset)), offset)
+        os.fsync(descriptor)

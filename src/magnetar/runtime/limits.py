@@ -77,6 +77,18 @@ class Limits:
         1.0, "seconds", "how long durable records may wait to be moved to their homes"
     )
 
+    # The disk. Below the floor (the smaller of the two) no messages are taken. It has to hold what
+    # the journal may still grow by and bring home; a disk of a few MiB keeps most of them for use.
+    disk_floor_bytes: int = _limit(
+        1024 * _MIB, "bytes", "free on the disk before publishes are refused"
+    )
+    disk_floor_percent: int = _limit(
+        5, "percent", "of the disk free before publishes are refused, if that is less"
+    )
+    disk_reserve_bytes: int = _limit(
+        32 * _MIB, "bytes", "kept for acknowledgements and deletes on a full disk"
+    )
+
     # Managed ledgers and cursors. One write of a cursor a second is Pulsar's default
     # (managedLedgerDefaultMarkDeleteRateLimit), and four hours are its time to roll a ledger over.
     cursor_flush_seconds: float = _limit(

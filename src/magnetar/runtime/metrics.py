@@ -137,6 +137,16 @@ LEDGER_INDEX_REPAIRS = counter(
 )
 CURSOR_FLUSHES = counter("magnetar_cursor_flushes_total", "Durable writes of cursor state.")
 DISK_FULL = counter("magnetar_disk_full_total", "Operations refused for lack of disk space.")
+DISK_FREE_BYTES = gauge("magnetar_disk_free_bytes", "Bytes free on the disk of the data folder.")
+DISK_FLOOR_BYTES = gauge(
+    "magnetar_disk_floor_bytes", "Bytes that have to be free for publishes to be taken."
+)
+DISK_RESERVE_BYTES = gauge(
+    "magnetar_disk_reserve_bytes", "Bytes kept for acknowledgements and deletes on a full disk."
+)
+PUBLISHES_REFUSED = gauge(
+    "magnetar_publishes_refused", "1 while publishes are refused, for the disk is full, else 0."
+)
 
 # --- dispatch ---
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 class Signal:
     """A version that grows, and coroutines that wait for it."""
 
-    __slots__ = ("_error", "_version", "_waiters")
+    __slots__ = ("__weakref__", "_error", "_version", "_waiters")
 
     def __init__(self, version: int = 0) -> None:
         self._version = version

@@ -303,6 +303,7 @@ class ScalableTopics(Service):
         """A new topic; Conflict if there is one of that name, scalable or regular."""
         _check_scalable(topic)
         self._check_count(segments)
+        self._topics.publish_gate.check()
         await self._topics.namespaces.policies(topic.namespace)  # TopicNotFound if there is none
         if "/" not in topic.local_name:  # else no regular topic can have the name
             regular = TopicName(Domain.PERSISTENT, topic.namespace, topic.local_name)

@@ -193,6 +193,8 @@ class Server(Service):
             owner=urlsplit(self.service_url).netloc,
             ownership=self._sharing or SoleOwner(self.service_url),
             transactions=transactions,
+            consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
+            publish_gate=self.storage.publish_gate,
         )
 
     def _partitions(self) -> CoordinatorPartitions:

@@ -104,6 +104,11 @@ class ServerConfig:
         "|".join(_TRANSACTION_KINDS),
         "how transactions that v4 clients begin are kept; auto: by markers",
     )
+    subscription_key_shared_use_consistent_hashing: bool = _setting(
+        True,
+        "|".join(_ON_OFF),
+        "how Key_Shared consumers divide the keys: by points of a ring, or by halving ranges",
+    )
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,9 @@
 """The context that the sessions of one server share.
 
 Owns: `Context`: the broker below, the settings, who is connected, and the tasks by which sessions
-end (they outlive their connections); and `broker_urls`, the addresses that clients are given.
+end (they outlive their connections); and the addresses that clients are given: `broker_urls` of
+this broker, `lookup_urls` of whoever has a topic. The topic by which v4 clients find transaction
+coordinators is there without being stored; its partitions are where the coordinators are.
 
 Invariants:
 1. `sessions` holds every session from its connection until it has left all its topics.
@@ -16,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, ca
 
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.topic.topics import Topics
-from magnetar.errors import MagnetarError, NotAllowed, TopicNotFound, TopicTerminated
+from magnetar.errors import (
+    MagnetarError,
+    NotAllowed,
+    ServiceNotReady,
+    TopicNotFound,
+    TopicTerminated,
+)
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
@@ -26,11 +34,15 @@ from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.publish_throttle import FrameBudget, PublishThrottle, WriteQueue
 from magnetar.txn.coordinator.coordinators import Coordinators
+from magnetar.txn.coordinator_partitions import PARTITIONS
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session
 
 _log = logger(__name__)
+
+ASSIGN_TOPIC: Final = TopicName.parse("persistent://pulsar/system/transaction_coordinator_assign")
+"""Clients ask how many partitions it has, and which broker has each; nothing is published to it."""
 
 _ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
 """A server that listens on every address of its machine does not know by which it is reached."""
@@ -192,3 +204,33 @@ def urls_of(context: Context, plain: str) -> BrokerUrls:
     """Where the broker with this address is reached; all brokers are set up alike."""
     own = broker_urls(context)
     return own if plain == own.plain else BrokerUrls(plain, None)
+
+
+async def lookup_urls(context: Context, name: TopicName) -> BrokerUrls:
+    """Where a topic is; it need not exist yet, for whoever asks is about to use it."""
+    # Scalable names are answered like others, if this server has them at all.
+    if name.domain.is_scalable:
+        context.check_scalable()
+    # Partitions of the coordinators' topic are where the coordinators are, and are not stored.
+    urls = _coordinator_urls(context, name)
+    if urls is None:
+        await context.topics.namespaces.policies(name.namespace)  # refused if there is none
+        urls = await context.owner_urls(name)
+    return urls
+
+
+def coordinator_count(context: Context, name: TopicName) -> int | None:
+    """How many coordinators the topic by which clients find them stands for; None: another one."""
+    return PARTITIONS if name == ASSIGN_TOPIC and context.has_transactions else None
+
+
+def _coordinator_urls(context: Context, name: TopicName) -> BrokerUrls | None:
+    if name.partition is None or name.without_partition() != ASSIGN_TOPIC:
+        return None
+    if not context.has_transactions or name.partition >= PARTITIONS:
+        return None
+    url = context.coordinators.partitions.assignments()[name.partition].url
+    # Between two leaders: an error that clients retry.
+    if url is None:
+        raise ServiceNotReady(f"nobody leads coordinator {name.partition} now")
+    return urls_of(context, url)

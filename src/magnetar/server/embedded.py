@@ -6,6 +6,7 @@ again.
 
     FORMAT             version and identity of the store
     LOCK               held by the process that has the folder open
+    RESERVE            space for acknowledgements and deletes on a full disk
     journal/           the write-ahead journal
     metadata/          the SQLite database
     ledgers/           two files for each ledger
@@ -15,6 +16,8 @@ Invariants:
 2. The journal releases a record only after both homes have synced it.
 3. A failed sync of a home fences the journal: the records are still in it, and the next start
    replays them.
+4. A home that finds no space gets that of the reserve before the journal hears of it: so settling,
+   and with it all that does not publish, goes on while the disk is full.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from magnetar.metadata.sqlite_home import SqliteHome
 from magnetar.runtime import metrics
 from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.runtime.disk import Disk, FolderLock, LocalDisk, replace_file
+from magnetar.runtime.disk_space import DiskSpace, PublishGate
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.worker import ThreadWorker, Worker
@@ -47,6 +51,9 @@ from magnetar.runtime.worker import ThreadWorker, Worker
 # Grows when older versions could not read what is written; FORMAT is read before anything else.
 STORE_FORMAT: Final = 1
 STORE_ID_BYTES: Final = 16
+
+_LOOK_SECONDS: Final = 1.0
+"""Between two looks at the disk, unless the journal has filled a file or refused a batch."""
 
 _log = logger(__name__)
 
@@ -72,6 +79,7 @@ class Storage:
         metadata: SqliteMetadata,
         ledgers: FileLedgers,
         limits: Limits,
+        space: DiskSpace,
     ) -> None:
         self.ledgers = ledgers
         self.recovered_records = 0
@@ -81,11 +89,12 @@ class Storage:
         self._journal = journal
         self._metadata = metadata
         self._limits = limits
+        self._space = space
         # Each client of the metadata store has its own, so that its ephemeral records end with it.
         self._sessions = 0
         # One at a time: the loop's turn, and that of `close`.
         self._settling = asyncio.Lock()
-        self._settler: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._closed = False
 
     def connect(self) -> SqliteStore:
@@ -97,6 +106,11 @@ class Storage:
     def failure(self) -> StorageError | None:
         """Why nothing can be written any more; None while all is well."""
         return self._journal.failure
+
+    @property
+    def publish_gate(self) -> PublishGate:
+        """Closed while the disk is too full for messages."""
+        return self._space.gate
 
     @property
     def queued_bytes(self) -> int:
@@ -111,14 +125,13 @@ class Storage:
         """Move everything durable to its home and let the journal forget it."""
         async with self._settling:
             # Taken first: what becomes durable from here on is settled next time.
-            sequence = self._journal.synced
-            # Both homes are independent files on one disk: side by side they share its time.
-            results = await asyncio.gather(
-                self._metadata.settle(sequence),
-                self.ledgers.settle(sequence),
-                return_exceptions=True,
-            )
-            errors = [error for error in results if isinstance(error, BaseException)]
+            sequence, written = self._journal.synced, self._journal.written_bytes
+            errors = await self._settle_homes(sequence)
+            # Invariant 4. Not for a lack of descriptors, which space does not help.
+            if any(type(error) is DiskFull for error in errors):
+                async with self._space.lend(self._journal.unsettled_bytes) as has_lent:
+                    if has_lent:
+                        errors = await self._settle_homes(sequence)
             for error in errors:  # both count: a lack of space must not hide a failed sync
                 # Nothing is lost: records stay in the journal, which is full after a while, until
                 # there is room.
@@ -131,19 +144,29 @@ class Storage:
             if errors:
                 raise errors[0]
             # Invariant 2: only now may the journal use these files again.
-            self._journal.release(sequence)
+            self._journal.release(sequence, written)
+
+    async def _settle_homes(self, sequence: int) -> list[BaseException]:
+        # Both homes are independent files on one disk: side by side they share its time.
+        results = await asyncio.gather(
+            self._metadata.settle(sequence),
+            self.ledgers.settle(sequence),
+            return_exceptions=True,
+        )
+        return [error for error in results if isinstance(error, BaseException)]
 
     async def close(self) -> None:
         """Settle, so that the next start has nothing to replay, and let the folder go."""
         if self._closed:
             return
         self._closed = True
-        if self._settler is not None:
-            self._settler.cancel()
-            await asyncio.gather(self._settler, return_exceptions=True)
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
         # It runs backwards: the journal first, so that nothing new is submitted; the lock last.
         async with AsyncExitStack() as ending:  # whatever fails, the rest is closed too
             ending.callback(self._lock.release)
+            ending.push_async_callback(self._space.close)
             ending.push_async_callback(self._metadata.close)
             ending.push_async_callback(self.ledgers.close)
             ending.push_async_callback(self._journal.close)
@@ -175,7 +198,12 @@ class Storage:
         self._journal.start()
         self.ledgers.start()
         await self._metadata.start()
-        self._settler = asyncio.create_task(self._settle_when_due(), name="storage-settle")
+        # Everything that the start had to write is written: the reserve is put in its place.
+        await self._space.look(self._journal.unsettled_bytes)
+        self._loops = [
+            asyncio.create_task(self._settle_when_due(), name="storage-settle"),
+            asyncio.create_task(self._watch_space(), name="storage-space"),
+        ]
 
     async def _settle_when_due(self) -> None:
         seen = self._journal.pressure.version
@@ -191,6 +219,18 @@ class Storage:
                 await self.settle()
             except StorageError as error:
                 _log.error("settle-failed", error=str(error))
+
+    async def _watch_space(self) -> None:
+        journal = self._journal
+        seen, refusals = journal.pressure.version, journal.refusals
+        while journal.failure is None:
+            # A file that has filled, or a refused batch, is a reason to look now.
+            seen = await journal.pressure.past_within(seen, _LOOK_SECONDS)
+            has_failed, refusals = journal.refusals > refusals, journal.refusals
+            try:
+                await self._space.look(journal.unsettled_bytes, has_failed=has_failed)
+            except StorageError as error:
+                _log.error("disk-look-failed", error=str(error))
 
 
 async def open_storage(
@@ -210,6 +250,9 @@ async def open_storage(
         # First of all: two processes in one folder would destroy it.
         lock = disk.lock(folder / "LOCK")
         undo.callback(lock.release)
+        space = DiskSpace(folder, disk, new_worker("disk-space"), clock, limits)
+        undo.push_async_callback(space.close)
+        await space.open()
         _secure_names(disk, folder)
         store_id = _read_or_make_format(disk, folder)
         # A thread each: a sync of the journal waits for no other work.
@@ -237,7 +280,7 @@ async def open_storage(
             homes, journal, new_worker("ledger-move"), new_worker("ledger-read"), limits
         )
         undo.push_async_callback(ledgers.close)
-        storage = Storage(lock, journal, metadata, ledgers, limits)
+        storage = Storage(lock, journal, metadata, ledgers, limits, space)
         await storage.recover(recovered)
         # From here on `Storage.close` does all that.
         undo.pop_all()

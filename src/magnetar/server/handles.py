@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from magnetar.broker.api import Receipt, ReceiptRun
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
@@ -26,7 +27,7 @@ from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.errors import MagnetarError
 from magnetar.runtime.slices import slices
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
-from magnetar.wire.frames import command, encode_message, encode_receipt
+from magnetar.wire.frames import command, encode_message, encode_receipt, encode_receipts
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session
@@ -80,16 +81,23 @@ class ProducerHandle:
         session, number = self._session, self.producer_id
         # Empty: no receipt will come any more. Until then a wait brings all that are due, in order.
         while receipts := await producer.receipts():
-            session.outbound.write_all(
-                [
-                    encode_receipt(number, sequence_id, *position, highest)
-                    if error is None
-                    else send_refusal(number, sequence_id, self._explained(error))
-                    for sequence_id, highest, position, error in receipts
-                ]
-            )
-            self.owed -= len(receipts)
-            session.settled(len(receipts))
+            frames: list[bytes] = []
+            count = len(receipts)
+            for each in receipts:
+                if type(each) is ReceiptRun:
+                    sequence_ids, first = each
+                    frames.append(encode_receipts(number, sequence_ids, *first))
+                    count += len(sequence_ids) - 1
+                    continue
+                assert type(each) is Receipt, "there are two kinds"
+                sequence_id, highest, position, error = each
+                if error is None:
+                    frames.append(encode_receipt(number, sequence_id, *position, highest))
+                else:
+                    frames.append(send_refusal(number, sequence_id, self._explained(error)))
+            session.outbound.write_all(frames)
+            self.owed -= count
+            session.settled(count)
         # What the broker stopped gets no receipt: the client sends it again on its next producer.
         session.settled(self.owed)
         self.owed = 0

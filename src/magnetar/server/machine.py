@@ -24,6 +24,7 @@ from magnetar.ledger.api import LedgerStore
 from magnetar.metadata.api import MetadataStore
 from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.runtime.disk import Disk, LocalDisk
+from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.worker import ThreadWorker, Worker
@@ -74,6 +75,11 @@ class ServerStorage(Protocol):
     @property
     def queued_bytes(self) -> int:
         """What is not durable yet."""
+        ...
+
+    @property
+    def publish_gate(self) -> PublishGate:
+        """Closed while there is no room for messages."""
         ...
 
     def connect(self) -> MetadataStore:

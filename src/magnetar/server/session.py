@@ -57,7 +57,7 @@ from magnetar.server.scalable_handles import ScalableHandles
 from magnetar.wire.commands import NAMES
 from magnetar.wire.connection import Connection
 from magnetar.wire.frames import command, frame_bytes_max
-from magnetar.wire.messages import Command, Received, Send, Unknown
+from magnetar.wire.messages import Command, Received, Send, SendRun, Unknown
 
 _log = logger(__name__)
 
@@ -124,7 +124,7 @@ class Session(asyncio.Protocol):
         self.ended = asyncio.Event()
         self.outbound: Outbound
         # The frame limit is the announced message size and room for its headers.
-        self.wire = Connection(frame_bytes_max(context.config.max_message_bytes))
+        self.wire = Connection(frame_bytes_max(context.config.max_message_bytes), gathers_runs=True)
         self._handlers = handlers
         self._transport: asyncio.Transport | None = None
         self._loops: _Tasks = {}
@@ -165,7 +165,7 @@ class Session(asyncio.Protocol):
         if self._leaving:
             return
         try:
-            commands = self.wire.receive(data)
+            commands = self.wire.receive(data, _ITEMS_PER_TURN)
         except ProtocolError as error:
             if not self._waiting:
                 self._broken(error)
@@ -174,11 +174,14 @@ class Session(asyncio.Protocol):
             self._waiting += commands
         else:
             self._carry_out(commands)
-        held = self.wire.buffered_bytes
-        if held or self.frame_since is not None:
-            self._note_unfinished(held, is_new=bool(commands) or self.frame_since is None)
+        self._note_unfinished(has_ended_one=bool(commands))
 
-    def _note_unfinished(self, held: int, *, is_new: bool) -> None:
+    def _note_unfinished(self, *, has_ended_one: bool) -> None:
+        # Whole frames that wait for their turn are no unfinished ones.
+        held = 0 if self.wire.is_more else self.wire.buffered_bytes
+        if not held and self.frame_since is None:
+            return
+        is_new = has_ended_one or self.frame_since is None
         if not held:
             self.frame_since = None
         elif is_new:
@@ -198,6 +201,10 @@ class Session(asyncio.Protocol):
             if isinstance(each, Send):
                 has_sent = True
                 self._send(each)
+            elif type(each) is SendRun:
+                has_sent = True
+                self.spend(len(each.sequence_ids) - 1)
+                self._send(each, len(each.sequence_ids))
             else:
                 self._handle(each)
             # One of them ended the connection: nothing behind it counts.
@@ -206,6 +213,8 @@ class Session(asyncio.Protocol):
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
             self._broken(self.wire.error)
+        elif self.wire.is_more:
+            self._hold([])
         # Only sends fill the queue that is judged here: a read without one need not look at it.
         elif not (throttle.has_room() if has_sent else throttle.is_open) or not self._is_read:
             self.judge_reading()
@@ -219,7 +228,17 @@ class Session(asyncio.Protocol):
 
     def _go_on(self) -> None:
         commands, self._waiting = self._waiting, []
-        if not self.is_closing and not self._leaving:
+        if self.is_closing or self._leaving:
+            return
+        if not commands and self.wire.is_more:
+            try:
+                commands = self.wire.receive(b"", _ITEMS_PER_TURN)
+            except ProtocolError as error:
+                self._broken(error)
+                return
+            self._carry_out(commands)
+            self._note_unfinished(has_ended_one=True)
+        else:
             self._carry_out(commands)
 
     def pause_writing(self) -> None:
@@ -390,7 +409,7 @@ class Session(asyncio.Protocol):
 
     # --- commands
 
-    def _send(self, send: Send) -> None:
+    def _send(self, send: Send | SendRun, count: int = 1) -> None:
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
@@ -399,9 +418,12 @@ class Session(asyncio.Protocol):
             if handle is None or not handle.is_closed_by_broker or handle.is_forgotten:
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
             return  # sent before the peer learned that the broker closed the producer
-        self._owed += 1
-        handle.owed += 1
-        producer.send(send)
+        self._owed += count
+        handle.owed += count
+        if isinstance(send, SendRun):
+            producer.send_run(send)
+        else:
+            producer.send(send)
         # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()
@@ -480,6 +502,7 @@ class Session(asyncio.Protocol):
             and not self.outbound.paused
             and not self._draining
             and not self._waiting
+            and not self.wire.is_more
             and self._long is None
         )
         if room and not self._is_read:

@@ -8,7 +8,8 @@ PONG are) and, when its owner calls `open` on sending CONNECTED, to OPEN. A clie
 CONNECTED has arrived. The first broken rule CLOSES either for good.
 
 Invariants:
-1. The commands handed out depend on the bytes only, not on how they were cut into pieces.
+1. The commands handed out depend on the bytes only, not on how they were cut into pieces; but for
+   which SENDs are handed out as one (`SendRun`), to an owner that asks for runs.
 2. A frame larger than the limit of the state is refused when its first four bytes are there; until
    OPEN that limit is small. What is kept between calls is at most one incomplete frame.
 3. Each byte is copied a bounded number of times, however small the pieces.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from crc32c import crc32c
@@ -56,6 +58,7 @@ from magnetar.wire.messages import (
     Received,
     ReceivedEntries,
     Send,
+    SendRun,
     TxnId,
     TxnSend,
     Unknown,
@@ -77,6 +80,10 @@ _LOOK_AHEAD_BYTES: Final = 16
 _SEQUENCE_SHIFT_MAX: Final = 56
 
 _SEND_START: Final = b"\x08\x06\x32"
+
+# A run is handled in one step, which must be short; and a ledger takes it as a whole.
+RUN_SENDS_MAX: Final = 256
+RUN_BYTES_MAX: Final = 256 * 1024
 _SIZES_BYTES: Final = 8
 
 # How those begin who came to the wrong port, or were called at one: as the size of a frame, each of
@@ -109,6 +116,7 @@ class Connection:
     __slots__ = (
         "_common",
         "_error",
+        "_gathers_runs",
         "_legal",
         "_limit",
         "_needed",
@@ -124,8 +132,10 @@ class Connection:
         *,
         handshake_frame_bytes: int = HANDSHAKE_FRAME_BYTES_MAX,
         side: Side = Side.SERVER,
+        gathers_runs: bool = False,
     ) -> None:
         self._side = side
+        self._gathers_runs = gathers_runs
         self._state = State.NEW
         # What the peer may send in this state; and how the command begins that it sends above all,
         # and what takes a number of them.
@@ -150,8 +160,13 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """Kept between calls: at most one incomplete frame."""
+        """Kept between calls: at most one incomplete frame, unless there `is_more`."""
         return len(self._partial)
+
+    @property
+    def is_more(self) -> bool:
+        """Whether `receive` stopped at its limit, and has more to give for no further bytes."""
+        return len(self._partial) >= self._needed
 
     def open(self) -> None:
         """The server accepted the client: every command is legal, frames have their full size."""
@@ -169,8 +184,8 @@ class Connection:
         if self._error is None:
             self._error = RemoteProtocolError("bytes on a connection that is closed")
 
-    def receive(self, data: bytes) -> list[Command]:
-        """The commands that `data` completes, in order."""
+    def receive(self, data: bytes, most: int | None = None) -> list[Command]:
+        """The commands that `data` completes, in order; about `most`, then there `is_more`."""
         if self._error is not None:
             raise self._error
         partial = self._partial
@@ -184,7 +199,7 @@ class Connection:
             self._partial = bytearray()
         commands: list[Command] = []
         try:
-            offset = self._take_frames(data, commands)
+            offset = self._take_frames(data, commands, most)
             self._keep(data, offset)
         except ProtocolError as error:
             # Invariant 5: what came before the broken frame was legal. Its owner gets
@@ -195,8 +210,8 @@ class Connection:
                 raise
         return commands
 
-    def _take_frames(self, data: bytes, commands: list[Command]) -> int:
-        """Take every whole frame; return where the first incomplete one begins."""
+    def _take_frames(self, data: bytes, commands: list[Command], most: int | None) -> int:
+        """Take every whole frame, up to a limit; return where the first one left begins."""
         offset = 0
         while True:
             # Most frames are SENDs at a server and MESSAGEs at a
@@ -207,7 +222,8 @@ class Connection:
                 return offset
             start = offset + SIZE_BYTES
             stop = start + self._checked_total(data, offset)
-            if stop > len(data):
+            # A run of common ones may have gone beyond the limit: they are cheap.
+            if stop > len(data) or (most is not None and len(commands) >= most):
                 return offset
             commands.append(self._command(data, start, stop))
             offset = stop
@@ -298,20 +314,29 @@ class Connection:
         self._state = State.OPEN
         # The handshake is over: a second CONNECT would change who the peer is.
         self._legal = SENT_BY[self._side.peer] - {_CONNECT, _CONNECTED}
-        self._common = _SENDS if self._side is Side.SERVER else _DELIVERIES
+        sends = _SEND_RUNS if self._gathers_runs else _SENDS
+        self._common = sends if self._side is Side.SERVER else _DELIVERIES
         self._limit = self._open_limit
 
 
 # Each `return offset` below means: another command, not all of it here, too large, or not of the
 # common form. The caller's slow path tells which (invariant 4). The checksum comes last, for it
 # is the dearest: it goes over all of the payload.
-def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -> int:
+def _take_sends(
+    data: bytes, offset: int, limit: int, commands: list[Command], *, run_sends_max: int
+) -> int:
     """Take SENDs of the common form, one after the other; return where another frame begins.
 
     The common form: producer (below 2^14), sequence (below 2^63), perhaps the number of messages
     (below 2^14), perhaps a transaction, and a checksum that holds. All else is left to protobuf.
+    Those that can be one run are; it begins with the second, a SEND alone stays one.
     """
     txn_fields, txn = b"", None
+    # The SEND before this one, and the run that it is in.
+    first: Send | None = None
+    run: SendRun | None = None
+    last_producer = last_sequence = -1
+    last_txn: TxnId | None = None
     view, end, take = memoryview(data), len(data), commands.append
     last = end - _SEND_HEAD.size
     read_head, read_checksum = _SEND_HEAD.unpack_from, CHECKSUM.unpack_from
@@ -367,17 +392,45 @@ def _take_sends(data: bytes, offset: int, limit: int, commands: list[Command]) -
         magic, stored = read_checksum(data, body_end)
         if magic != MAGIC_CHECKSUM or crc32c(view[body_end + CHECKSUM_BYTES : stop]) != stored:
             return offset
-        if at == body_end:
-            take(Send(producer_id, sequence_id, num_messages, data[body_end:stop]))
-        elif txn is not None and at + len(txn_fields) == body_end:
-            take(TxnSend(producer_id, sequence_id, num_messages, data[body_end:stop], txn))
-        else:
+        # What stands behind the numbers is nothing, or just a transaction.
+        its_txn = None if at == body_end else txn
+        if its_txn is None:
+            if at != body_end:
+                return offset
+        elif at + len(txn_fields) != body_end:
             return offset
+        payload = data[body_end:stop]
+        if (
+            producer_id == last_producer
+            and sequence_id > last_sequence
+            and its_txn is last_txn
+            and (1 if run is None else len(run.counts)) < run_sends_max
+            and (run is None or run.size < RUN_BYTES_MAX)
+        ):
+            if run is None:
+                assert first is not None, "there was one before"
+                run = commands[-1] = SendRun(first)
+                add_id, add_count = run.sequence_ids.append, run.counts.append
+                add_payload = run.payloads.append
+            add_id(sequence_id)
+            add_count(num_messages)
+            add_payload(payload)
+            run.size += len(payload)
+        else:
+            run = None
+            if its_txn is None:
+                first = Send(producer_id, sequence_id, num_messages, payload)
+            else:
+                first = TxnSend(producer_id, sequence_id, num_messages, payload, its_txn)
+            take(first)
+            last_producer, last_txn = producer_id, its_txn
+        last_sequence = sequence_id
         offset = stop
     return offset
 
 
-_SENDS: Final = (_SEND_START, _take_sends)
+_SENDS: Final = (_SEND_START, partial(_take_sends, run_sends_max=1))
+_SEND_RUNS: Final = (_SEND_START, partial(_take_sends, run_sends_max=RUN_SENDS_MAX))
 _DELIVERIES: Final = (MESSAGE_START, take_deliveries)
 
 

@@ -191,6 +191,21 @@ def encode_receipt(
     return _RECEIPT_HEADS[len(body)] + body
 
 
+def encode_receipts(
+    producer_id: int, sequence_ids: Iterable[int], ledger: int, first_entry: int
+) -> bytes:
+    """The frames of the SEND_RECEIPTs of entries that follow one another."""
+    producer, ledger_field = _FIRST[producer_id], _FIRST[ledger]
+    size = len(ledger_field)
+    frames: list[bytes] = []
+    add = frames.append
+    for entry, sequence_id in enumerate(sequence_ids, first_entry):
+        field = _second(entry)
+        body = producer + _second(sequence_id) + _ID_3[size + len(field)] + ledger_field + field
+        add(_RECEIPT_HEADS[len(body)] + body)
+    return b"".join(frames)
+
+
 def encode_message(
     consumer_id: int,
     position: Position,

@@ -89,6 +89,36 @@ class Send:
         return hash(self._values())
 
 
+class SendRun:
+    """SENDs of one producer and one kind (plain, or of one transaction) that came together.
+
+    Their sequences ascend and their checksums hold, so that what takes them can judge them by the
+    first and the last.
+    """
+
+    __slots__ = ("counts", "payloads", "producer_id", "sequence_ids", "size", "txn_id")
+
+    def __init__(self, first: Send) -> None:
+        self.producer_id = first.producer_id
+        self.txn_id = first.txn_id
+        self.sequence_ids = [first.sequence_id]
+        self.counts = [first.num_messages]
+        self.payloads = [first.headers_and_payload]
+        self.size = len(first.headers_and_payload)
+        """Bytes of all payloads."""
+
+    def __repr__(self) -> str:
+        ends = f"{self.sequence_ids[0]}-{self.sequence_ids[-1]}"
+        return f"SendRun(producer_id={self.producer_id}, sequence_ids={ends}, {self.size} bytes)"
+
+    def sends(self) -> list[Send]:
+        """What the run consists of, one by one."""
+        txn, each = self.txn_id, zip(self.sequence_ids, self.counts, self.payloads, strict=True)
+        if txn is None:
+            return [Send(self.producer_id, *values) for values in each]
+        return [TxnSend(self.producer_id, *values, txn) for values in each]
+
+
 class TxnSend(Send):
     """A SEND that says one thing more: its transaction. It has a checksum, and that holds."""
 
@@ -107,10 +137,7 @@ class TxnSend(Send):
 
     def metadata_ends_with(self, trailer: bytes) -> bool:
         """Whether these are the last fields of the message's metadata."""
-        payload = self.headers_and_payload
-        # A TxnSend always has a checksum, so its metadata begins at a fixed place.
-        end = _METADATA_START + int(_SIZE.unpack_from(payload, CHECKSUM_BYTES)[0])
-        return payload.endswith(trailer, 0, end)
+        return metadata_ends_with(self.headers_and_payload, trailer)
 
 
 class RareSend(Send):
@@ -237,7 +264,7 @@ class Unknown(NamedTuple):
     type: int
 
 
-Command: TypeAlias = Send | Delivered | Received | ReceivedEntries | Unknown
+Command: TypeAlias = Send | SendRun | Delivered | Received | ReceivedEntries | Unknown
 
 
 class Layout(NamedTuple):
@@ -257,6 +284,13 @@ def txn_trailer(txn: TxnId) -> bytes:
     return pb.MessageMetadata(
         txnid_least_bits=txn.least, txnid_most_bits=txn.most
     ).SerializePartialToString()
+
+
+def metadata_ends_with(headers_and_payload: bytes, trailer: bytes) -> bool:
+    """Whether these are the last fields of the metadata of a message that has a checksum."""
+    # With a checksum in front, metadata begins at a fixed place.
+    end = _METADATA_START + int(_SIZE.unpack_from(headers_and_payload, CHECKSUM_BYTES)[0])
+    return headers_and_payload.endswith(trailer, 0, end)
 
 
 def with_txn(headers_and_payload: bytes, txn: TxnId) -> bytes:

@@ -31,18 +31,20 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(example: Path, url: str, tmp_path: Path) -> None:
+def test_an_example_runs_as_often_as_one_likes(example: Path, url: str, tmp_path: Path) -> None:
     assert len(example.read_text("utf-8").splitlines()) <= LINES_MAX
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(example), url],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    assert "Traceback" not in done.stderr
+    # Twice, as whoever tries it does.
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(example), url],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

@@ -17,7 +17,14 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.transaction.state import TransactionState
-from magnetar.errors import AlreadyClosed, InvalidValue, MagnetarError, TransactionEnded
+from magnetar.errors import (
+    AlreadyClosed,
+    InvalidSetting,
+    InvalidValue,
+    MagnetarError,
+    NotAllowed,
+    TransactionEnded,
+)
 from magnetar.model.subscriptions import InitialPosition
 from tests.integration.client.stage import new_client, play, stored
 from tests.integration.client.test_consuming import drain, numbers, send, silence
@@ -355,17 +362,77 @@ async def _(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"key": 5}, {"key": ["a"]}, {"properties": {"a": 1}}, {"properties": {1: "a"}}]
-)
-def test_keys_and_properties_that_are_no_text_are_refused_where_they_are_given(
-    wrong: dict[str, Any],
+    ("wrong", "told"),
+    [({"key": 5}, "a key is text or bytes"), ({"key": ["a"]}, "a key is text or bytes"),
+     ({"properties": {"a": 1}}, "is not text"), ({"properties": {1: "a"}}, "is not text"),
+     ({"ordering_key": "a"}, "ordering key is bytes"), ({"event_time": "now"}, "is no time"),
+     ({"sequence_id": "1"}, "is a whole number"), ({"replicate_to": "us"}, "list of clusters"),
+     ({"replicate_to": [5]}, "list of clusters"), ({"txn": "7"}, "not a transaction")],
+)  # fmt: skip
+def test_what_goes_with_a_message_is_refused_where_it_is_given(
+    wrong: dict[str, Any], told: str
 ) -> None:
     async def story(stage: Stage) -> None:
         await stage.create(1)
         async with new_client(stage) as client, client.producer(NAME) as producer:
-            with pytest.raises(InvalidValue, match="text"):
+            with pytest.raises(InvalidValue, match=told):
                 await producer.submit(b"1", **wrong)
             assert producer.pending == 0
             await producer.send(b"2", key="k", properties={"a": "1"})
+
+    play(story)
+
+
+def test_a_transaction_that_was_not_begun_is_refused_where_it_is_given() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, client.queue_consumer(NAME, "s") as consumer:
+            txn: Any = client.transaction()
+            with pytest.raises(InvalidValue, match=r"not a transaction that was begun .*await"):
+                consumer.ack_many([], txn=txn)
+            async with client.producer(NAME) as producer:
+                with pytest.raises(InvalidValue, match="not a transaction that was begun"):
+                    await producer.send(b"1", txn=txn)
+
+    play(story)
+
+
+def test_what_was_not_awaited_says_so_when_it_is_used() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            producer: Any = client.producer(NAME)
+            for value, options in ((b"1", {}), (None, {"key": "k"})):
+                with pytest.raises(NotAllowed, match=r"producer is not open yet .*await"):
+                    producer.send(value, **options)
+            consumer: Any = client.queue_consumer(NAME, "s")
+            with pytest.raises(AttributeError, match=r"queue consumer is not open yet .*await"):
+                consumer.receive()
+            # It can be awaited still.
+            await (await producer).send(b"1")
+            consumer.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize("schema", ["json", str])
+def test_a_schema_that_is_none_is_refused_where_it_is_given(schema: Any) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client:
+            with pytest.raises(InvalidSetting, match="JsonSchema"):
+                await client.producer(NAME, schema=schema)
+            with pytest.raises(InvalidSetting, match="JsonSchema"):
+                await client.queue_consumer(NAME, "s", schema=schema)
+
+    play(story)
+
+
+def test_a_type_of_subscription_by_its_name_is_told_how_it_is_given() -> None:
+    async def story(stage: Stage) -> None:
+        async with new_client(stage) as client:
+            kind: Any = "shared"
+            with pytest.raises(InvalidSetting, match=r"SubscriptionType\.SHARED"):
+                await client.consumer("t", "s", subscription_type=kind)
 
     play(story)

@@ -19,6 +19,7 @@ import pytest
 
 from harness.limits import PATIENCE_S
 from magnetar.runtime.limits import Limits
+from magnetar.server.admin import create_admin
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 
@@ -68,8 +69,10 @@ def probed(folder: Path, patch: pytest.MonkeyPatch, limits: Limits, kind: str) -
     ready, ending = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
-        config = ServerConfig(data=str(folder), port=0, limits=limits, transaction_kind=kind)
-        async with Server(config) as server:
+        config = ServerConfig(
+            data=str(folder), port=0, admin_port=0, limits=limits, transaction_kind=kind
+        )
+        async with Server(config, create_admin=create_admin) as server:
             started.append(Probed(asyncio.get_running_loop(), server))
             ready.set()
             await ending.wait()

@@ -170,7 +170,6 @@ NAMES_AND_TOPICS = [
     of_namespace("GET_TOPICS_OF_NAMESPACE", WireCode.NOT_ALLOWED, topics_pattern="x" * 51),
     of_namespace("GET_TOPICS_OF_NAMESPACE", WireCode.INVALID_TOPIC_NAME, topics_pattern="("),
     of_namespace("GET_TOPICS_OF_NAMESPACE", WireCode.INVALID_TOPIC_NAME, namespace="a/b/c/d"),
-    of_namespace("GET_TOPICS_OF_NAMESPACE", WireCode.TOPIC_NOT_FOUND, namespace="a/b"),
     of_namespace("WATCH_TOPIC_LIST", WireCode.NOT_ALLOWED, watcher_id=1, topics_pattern="x" * 51),
     of_namespace("WATCH_TOPIC_LIST", WireCode.INVALID_TOPIC_NAME, watcher_id=1, topics_pattern="("),
 ]

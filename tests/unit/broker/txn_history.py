@@ -32,7 +32,7 @@ from tests.unit.broker.txn_world import (
     sent,
     text_of,
 )
-from tests.unit.broker.world import message
+from tests.unit.broker.world import due, message
 
 TXNS_AT_ONCE = 4
 PLAIN = -1
@@ -219,7 +219,7 @@ class History:
     # --- what clients see
 
     async def _receive(self, session: Session) -> None:
-        while found := await session.producer.receipts():
+        while found := await due(session.producer):
             for receipt in found:
                 text = session.texts[receipt.sequence_id]
                 (self.acknowledged if receipt.error is None else self.refused).add(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from magnetar.broker.api import AccessMode, ProducerRequest, Receipt, SubscribeRequest
 from magnetar.broker.entries import EntryView
@@ -17,11 +17,12 @@ from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.broker.topic.topics import Topics
 from magnetar.ledger.memory import MemoryLedgers, MemoryLedgerStore
 from magnetar.metadata.memory import MemoryMetadata, MemoryStore
+from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import Clock, LoopClock
 from magnetar.runtime.limits import Limits
-from magnetar.wire.messages import RareSend, Send, encode_entry
+from magnetar.wire.messages import RareSend, Send, SendRun, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 EPOCH_MS = 1_700_000_000_000
@@ -144,14 +145,38 @@ def rare(
     return RareSend(command, entry(sequence_id, chunk=chunk), checksum_ok)
 
 
+def run_of(sends: Sequence[Send]) -> SendRun:
+    """Sends as a connection hands them out when they came together."""
+    run = SendRun(sends[0])
+    for each in sends[1:]:
+        run.sequence_ids.append(each.sequence_id)
+        run.counts.append(each.num_messages)
+        run.payloads.append(each.headers_and_payload)
+        run.size += len(each.headers_and_payload)
+    return run
+
+
 # --- small waits ---
+
+
+async def due(producer: Producer) -> list[Receipt]:
+    """The receipts that are due, one for each send."""
+    found: list[Receipt] = []
+    for each in await producer.receipts():
+        if isinstance(each, Receipt):
+            found.append(each)
+            continue
+        for number, sequence_id in enumerate(each.sequence_ids):
+            position = Position(each.first.ledger_id, each.first.entry_id + number)
+            found.append(Receipt(sequence_id, None, position))
+    return found
 
 
 async def receipts(producer: Producer, count: int) -> list[Receipt]:
     """The next receipts, or fewer if the producer ends before."""
     found: list[Receipt] = []
     while len(found) < count:
-        some = await producer.receipts()
+        some = await due(producer)
         if not some:
             break
         found += some

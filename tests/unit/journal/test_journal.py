@@ -136,6 +136,49 @@ def test_batches_keep_to_their_limits(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_run_is_in_one_batch(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = LIMITS.override({"journal_batch_records": 10})
+        bench = await Bench(tmp_path, limits).start()
+        bench.writer.held = True
+        bench.append(b"first")  # the batch that is being written
+        await turns()
+        for _ in range(3):
+            records = [encode_record(KIND, b"%d" % n) for n in range(7)]
+            last = bench.journal.append_run(records, sum(map(len, records))) + 6
+            bench.append(b"between")
+        sizes = []
+        while bench.journal.synced < last + 1:
+            before = bench.journal.synced
+            bench.writer.release(1)
+            await turns()
+            sizes.append(bench.journal.synced - before)
+        # Ten would fit: 7 + 1 and the beginning of the next run, which is not cut.
+        assert [size for size in sizes if size] == [1, 8, 8, 8]
+        bench.writer.release()
+        await bench.close()
+        run_bodies = [b"%d" % n for n in range(7)]
+        assert await bodies_in(tmp_path) == [b"first", *[*run_bodies, b"between"] * 3]
+
+    run(main())
+
+
+def test_a_run_that_no_batch_could_hold_is_not_taken(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = LIMITS.override({"journal_batch_records": 10})
+        bench = await Bench(tmp_path, limits).start()
+        record = encode_record(KIND, b"x")
+        with pytest.raises(InvalidArgument, match="no batch"):
+            bench.journal.append_run([record] * 11, 11 * len(record))
+        large = encode_record(KIND, LARGE)
+        with pytest.raises(InvalidArgument, match="no batch"):
+            bench.journal.append_run([large] * 2, 2 * len(large))
+        assert bench.journal.append_run([record] * 10, 10 * len(record)) == 1
+        await bench.close()
+
+    run(main())
+
+
 def test_without_space_a_batch_and_all_behind_it_are_refused(tmp_path: Path) -> None:
     async def main() -> None:
         bench = await Bench(tmp_path).start()
@@ -385,3 +428,51 @@ def test_a_fence_from_outside_stops_everything(tmp_path: Path) -> None:
 
 def _files(bench: Bench) -> list[str]:
     return sorted(path.name for path in bench.folder.iterdir())
+
+
+def test_a_journal_that_cannot_grow_recycles_what_it_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path).start()
+        bench.disk.fail("write", "0001.new", DiskFull("no space"))
+        last = await bench.fill(2)
+        waiting = asyncio.ensure_future(bench.append_durable(LARGE))
+        await turns()
+        assert not waiting.done(), "its only file is full, and not at home"
+        bench.journal.release(last)
+        assert await waiting > last
+        assert bench.journal.refusals == 0
+        assert len(list(bench.folder.iterdir())) == 1
+        await bench.close()
+
+    run(main())
+
+
+def test_a_file_whose_records_came_home_before_it_was_full_is_recycled(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path).start()
+        bench.disk.fail("write", "0001.new", DiskFull("no space"))
+        last = await bench.fill(2)
+        bench.journal.release(last)
+        await turns()
+        waiting = asyncio.ensure_future(bench.append_durable(LARGE))
+        await turns()
+        bench.journal.release(bench.journal.synced)
+        await waiting
+        await bench.close()
+
+    run(main())
+
+
+def test_unsettled_bytes_are_those_that_have_to_be_written_once_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = await Bench(tmp_path).start()
+        assert bench.journal.unsettled_bytes == 0
+        last = await bench.append_durable(LARGE)
+        written = bench.journal.written_bytes
+        assert bench.journal.unsettled_bytes == written > len(LARGE)
+        await bench.append_durable(b"later")
+        bench.journal.release(last, written)
+        assert len(b"later") < bench.journal.unsettled_bytes < len(LARGE)
+        await bench.close()
+
+    run(main())

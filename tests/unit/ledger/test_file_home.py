@@ -214,3 +214,13 @@ def test_a_missing_index_is_noticed(home: Home) -> None:
     home.index.unlink()
     with pytest.raises(CorruptData, match="holds 0 entries, 10 were stored"):
         home.homes.load(LEDGER)
+
+
+def test_deleted_files_make_room_for_what_is_moved(home: Home) -> None:
+    """On a full disk a move finds no space unless what was deleted goes first."""
+    home.homes.forget([LEDGER])
+    home.disk.fail("open", "8.ledger", DiskFull("no space"))
+    header = LedgerHeader(8, LedgerState.OPEN, 0)
+    with pytest.raises(DiskFull):
+        home.homes.move([Move(header, 8, 0, ENTRIES_START, [])], [LEDGER])
+    assert not home.data.exists()

@@ -144,3 +144,51 @@ def test_databases(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(StorageError):
         DISK.database(tmp_path / "absent.db", read_only=True)
+
+
+def test_a_reserve_takes_its_space_for_certain(tmp_path: Path) -> None:
+    disk, path = LocalDisk(), tmp_path / "RESERVE"
+    assert disk.reserve(path, 1 << 20) == 1 << 20
+    assert path.stat().st_blocks * 512 >= 1 << 20, "it has no holes"
+    assert disk.reserve(path, 2 << 20) == path.stat().st_size == 2 << 20
+    assert disk.reserve(path, 1 << 19) == path.stat().st_size == 1 << 19
+    assert disk.reserve(path, 0) == 0
+    assert not path.exists()
+
+
+def test_a_file_system_that_cannot_allocate_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    path = tmp_path / "RESERVE"
+    assert LocalDisk().reserve(path, (1 << 20) + 5) == (1 << 20) + 5
+    assert path.stat().st_blocks * 512 >= 1 << 20
+
+
+def test_a_reserve_that_does_not_fit_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, path = LocalDisk(), tmp_path / "RESERVE"
+    disk.reserve(path, 4096)
+
+    def half(descriptor: int, offset: int, size: int) -> None:
+        os.ftruncate(descriptor, offset + size // 2)
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", half)
+    assert disk.reserve(path, 1 << 20) == path.stat().st_size == 4096
+
+
+def test_space_is_what_the_file_system_says(tmp_path: Path) -> None:
+    space = LocalDisk().space(tmp_path)
+    assert 0 <= space.free <= space.total
+    with pytest.raises(StorageError):
+        LocalDisk().space(tmp_path / "missing")
+
+
+def test_shared_memory_of_sqlite_without_space_is_a_full_disk() -> None:
+    error = database_error(Path("db"), Exception("disk I/O error"), sqlite3.SQLITE_IOERR_SHMSIZE)
+    assert isinstance(error, DiskFull)

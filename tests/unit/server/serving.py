@@ -23,11 +23,9 @@ LIMITS = Limits(journal_file_bytes=1024 * 1024, close_seconds=60)
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, limits: Limits = LIMITS, max_message_bytes: int = 5 * 1024 * 1024
+    folder: Path, *, limits: Limits = LIMITS, **settings: Any
 ) -> AsyncIterator[Server]:
-    config = ServerConfig(
-        data=str(folder), port=0, limits=limits, max_message_bytes=max_message_bytes
-    )
+    config = ServerConfig(data=str(folder), port=0, limits=limits, **settings)
     async with Server(config) as server:
         yield server
 

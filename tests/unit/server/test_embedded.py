@@ -42,7 +42,7 @@ def test_a_new_folder_gets_its_format(tmp_path: Path) -> None:
         assert found["format"] == 1
         assert len(bytes.fromhex(found["store"])) == 16
         names = sorted(path.name for path in bench.folder.iterdir())
-        assert names == ["FORMAT", "LOCK", "journal", "ledgers", "metadata"]
+        assert names == ["FORMAT", "LOCK", "RESERVE", "journal", "ledgers", "metadata"]
         await bench.close()
 
     run(main())

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from magnetar.broker.policy.policies import AutoTopicCreation, Policies
+from magnetar.broker.policy.schemas import AUTO_CONSUME_TYPE, NO_SCHEMA_TYPE
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.limits import Limits
@@ -142,6 +143,31 @@ def test_a_watch_tells_what_comes_and_goes(tmp_path: Path) -> None:
             update = await pushed(driver, "WATCH_TOPIC_UPDATE")
             assert list(update.deleted_topics) == ["persistent://public/default/w-1"]
             await driver.request("WATCH_TOPIC_LIST_CLOSE", watcher_id=4)
+            await driver.close()
+
+    run(scene())
+
+
+def test_a_namespace_that_is_not_there_yet_has_no_topics(tmp_path: Path) -> None:
+    """Clients that consume by pattern may come before whoever makes the namespace."""
+
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            coming = NamespaceName("public", "coming")
+            listed = await driver.request("GET_TOPICS_OF_NAMESPACE", namespace=str(coming), mode=2)
+            assert not listed.topics
+            started = await driver.request(
+                "WATCH_TOPIC_LIST",
+                watcher_id=4,
+                namespace=str(coming),
+                topics_pattern="public/coming/.*",
+            )
+            assert not started.topic
+            await server.topics.namespaces.create(coming)
+            await driver.request("PRODUCER", topic=f"persistent://{coming}/t", producer_id=1)
+            update = await pushed(driver, "WATCH_TOPIC_UPDATE")
+            assert list(update.new_topics) == ["persistent://public/coming/t"]
             await driver.close()
 
     run(scene())
@@ -290,6 +316,25 @@ def test_schemas_are_stored_with_versions(tmp_path: Path) -> None:
 
 
 # --- back-pressure
+
+
+@pytest.mark.parametrize("kind", [NO_SCHEMA_TYPE, AUTO_CONSUME_TYPE])
+def test_plain_bytes_have_no_version_of_a_schema(tmp_path: Path, kind: int) -> None:
+    """An empty one is a version to the client for Go: its consumers ask for it, in vain."""
+
+    async def scene() -> None:
+        async with serving(tmp_path) as server:
+            driver = await connected(server)
+            schema = {"name": "Bytes", "schema_data": b"", "type": kind}
+            opened = await driver.request("PRODUCER", topic="topic", producer_id=1, schema=schema)
+            assert not opened.schema_version
+            found = await driver.request("GET_OR_CREATE_SCHEMA", topic="topic", schema=schema)
+            assert not found.HasField("schema_version")
+            none = driver.request("GET_SCHEMA", topic="topic")
+            assert await refused(none) == WireCode.TOPIC_NOT_FOUND
+            await driver.close()
+
+    run(scene())
 
 
 def test_a_producer_that_never_waits_is_slowed_and_loses_nothing(tmp_path: Path) -> None:

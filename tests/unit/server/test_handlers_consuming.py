@@ -12,6 +12,7 @@ from magnetar.errors import WireCode
 from magnetar.model.names import TopicName
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.slices import SLICE_ITEMS
+from magnetar.server.config import load
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.serving import (
     LIMITS,
@@ -61,6 +62,40 @@ def test_what_is_acknowledged_stays_so_after_a_restart(tmp_path: Path) -> None:
             await subscribed(driver, subType=1)
             again = [(await message(driver)).headers_and_payload[-1:] for _ in range(2)]
             assert again == [b"0", b"2"]
+            await driver.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+@pytest.mark.parametrize("setting", ["true", "false", None])
+def test_a_setting_says_how_key_shared_consumers_divide_the_keys(
+    tmp_path: Path, setting: str | None, domain: str
+) -> None:
+    name = "MAGNETAR_SUBSCRIPTION_KEY_SHARED_USE_CONSISTENT_HASHING"
+    given = load({}, {} if setting is None else {name: setting})
+    chosen = given.subscription_key_shared_use_consistent_hashing
+    topic = f"{domain}://public/default/keys"
+
+    async def scene() -> None:
+        async with serving(
+            tmp_path, subscription_key_shared_use_consistent_hashing=chosen
+        ) as server:
+            driver = await connected(server)
+            for number in range(3):
+                await subscribed(driver, number, topic=topic, subType=3, consumer_name=f"c{number}")
+            stats = (await server.topics.get(TopicName.parse(topic))).stats()
+            consumers = stats.subscriptions["sub"].consumers
+            ranges = {each.consumer_name: each.key_hash_ranges for each in consumers}
+            if setting == "false":
+                # Each newcomer takes the lower half of the widest range.
+                assert ranges == {
+                    "c0": ["[32769, 65535]"],
+                    "c1": ["[16385, 32768]"],
+                    "c2": ["[1, 16384]"],
+                }
+            else:
+                assert all(len(each) > 20 for each in ranges.values())
             await driver.close()
 
     run(scene())

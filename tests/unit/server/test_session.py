@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,9 +16,11 @@ from magnetar.server.replies import NO_REQUEST, refusal
 from magnetar.server.session import Handlers, Session
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.commands import NAMES, SENT_BY, TYPES, Side
-from magnetar.wire.frames import base_command
+from magnetar.wire.frames import base_command, command
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.link import Link
+
+MANY_COMMANDS: Final = 4_000
 
 
 def test_the_handshake_announces_what_there_is() -> None:
@@ -221,6 +223,39 @@ def test_requests_stop_the_reading_at_their_limit_until_half_are_answered() -> N
         assert link.wire.is_read
         gate.release()
         gate.release()
+        await link.close()
+
+    run(scene())
+
+
+def test_one_read_of_many_commands_is_carried_out_over_several_turns() -> None:
+    handled: list[int] = []
+
+    def note(session: Session, body: Any) -> None:
+        handled.append(body.consumer_id)
+
+    async def scene() -> None:
+        handlers = Handlers({**HANDLERS.at_once, TYPES["FLOW"]: note}, HANDLERS.requests)
+        link = Link(handlers=handlers)
+        await link.connect()
+        flows = [
+            command("FLOW", consumer_id=each, messagePermits=1) for each in range(1, MANY_COMMANDS)
+        ]
+        begun = _begun_frame(5_000_000, 600)
+        link.session.data_received(b"".join(flows) + begun)
+        # Neither parsed nor handled at once, and nothing more is read meanwhile.
+        assert 0 < len(handled) <= MANY_COMMANDS // 4
+        assert not link.wire.is_read
+        turns = 0
+        while len(handled) < len(flows):
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 3
+        assert handled == list(range(1, MANY_COMMANDS))
+        # What is left is an unfinished frame, and counts as one.
+        await asyncio.sleep(0)
+        assert link.context.frames.held_bytes == len(begun)
+        assert link.wire.is_read
         await link.close()
 
     run(scene())

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from magnetar.errors import FrameTooLarge, LocalProtocolError, ProtocolError, RemoteProtocolError
 from magnetar.wire.commands import TYPES, Side
-from magnetar.wire.connection import Connection, State
+from magnetar.wire.connection import RUN_BYTES_MAX, RUN_SENDS_MAX, Connection, State
 from magnetar.wire.frames import SIZES, base_command, command, encode_message, encode_with_payload
-from magnetar.wire.messages import Command, Delivered, Received, Send, TxnId, TxnSend, Unknown
+from magnetar.wire.messages import (
+    Command,
+    Delivered,
+    Received,
+    Send,
+    SendRun,
+    TxnId,
+    TxnSend,
+    Unknown,
+)
 from tests.unit.wire.support import (
     CONNECT,
     CONNECTED,
@@ -104,6 +113,23 @@ def test_commands_before_a_broken_frame_are_handed_out() -> None:
     assert connection.error is not None
     with pytest.raises(RemoteProtocolError):
         connection.receive(b"")
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 6, 100])
+def test_what_goes_beyond_a_limit_is_given_by_the_next_calls_in_order(most: int) -> None:
+    sends = [send_frame(entry(), producer_id=1, sequence_id=each) for each in range(2)]
+    data = FLOW + command("PING") + FLOW + b"".join(sends) + FLOW + command("PING")
+    whole = open_server().receive(data)
+    connection = open_server()
+    found = connection.receive(data + FLOW[:5], most)
+    assert len(found) <= most + 1, "a run of sends goes on to its end"
+    while connection.is_more:
+        more = connection.receive(b"", most)
+        assert more
+        found += more
+    assert found == whole
+    assert connection.buffered_bytes == 5
+    assert connection.receive(FLOW[5:], most) == whole[:1]
 
 
 def test_a_huge_frame_is_refused_by_its_first_four_bytes() -> None:
@@ -262,10 +288,10 @@ def test_small_pieces_are_not_looked_at_again_and_again(monkeypatch: pytest.Monk
     looks = 0
     take_frames = Connection._take_frames
 
-    def counted(self: Connection, data: bytes, commands: list[Command]) -> int:
+    def counted(self: Connection, data: bytes, commands: list[Command], most: int | None) -> int:
         nonlocal looks
         looks += 1
-        return take_frames(self, data, commands)
+        return take_frames(self, data, commands, most)
 
     frame = send_frame(entry(bytes(10_000)), producer_id=1, sequence_id=2)
     connection = open_server()
@@ -390,3 +416,84 @@ def test_sends_of_several_transactions_in_one_piece(whose: list[int | None], cou
     assert all(type(each) in (Send, TxnSend) for each in received)
     found = [(each.sequence_id, each.txn_id) for each in received if isinstance(each, Send)]
     assert found == expected
+
+
+# --- runs of SENDs
+
+SENDS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["plain", "plain", "plain", "txn 1", "txn 2", "highest", "ping", "damaged"]
+        ),
+        st.integers(1, 2),
+        st.integers(0, 300),
+        st.integers(1, 3),
+    ),
+    max_size=30,
+)
+
+
+def frames_of(steps: list[tuple[str, int, int, int]]) -> bytes:
+    frames = []
+    for kind, producer_id, sequence_id, num_messages in steps:
+        fields: dict[str, object] = {
+            "producer_id": producer_id,
+            "sequence_id": sequence_id,
+            "num_messages": num_messages,
+        }
+        data = entry(b"%d" % sequence_id)
+        if kind == "ping":
+            frames.append(command("PING"))
+            continue
+        if kind.startswith("txn"):
+            fields |= {"txnid_most_bits": 0, "txnid_least_bits": int(kind[-1])}
+        elif kind == "highest":
+            fields["highest_sequence_id"] = sequence_id + 1
+        elif kind == "damaged":
+            data = data[:-1] + b"\xee"
+        frames.append(send_frame(data, **fields))
+    return b"".join(frames)
+
+
+def gathering_server() -> Connection:
+    server = Connection(gathers_runs=True)
+    server.receive(CONNECT)
+    server.open()
+    return server
+
+
+@given(SENDS, st.lists(st.integers(1, 2000), max_size=6))
+def test_runs_hold_the_sends_that_come_one_by_one_without_them(
+    steps: list[tuple[str, int, int, int]], cuts: list[int]
+) -> None:
+    data = frames_of(steps)
+    expected = open_server().receive(data)
+    server, found, start = gathering_server(), [], 0
+    for cut in [*cuts, len(data)]:
+        for each in server.receive(data[start : start + cut]):
+            if not isinstance(each, SendRun):
+                found.append(each)
+                continue
+            found += each.sends()
+            assert len(each.sequence_ids) > 1, "a SEND alone is no run"
+            assert all(a < b for a, b in pairwise(each.sequence_ids))
+            assert each.size == sum(map(len, each.payloads))
+        start += cut
+    assert found == expected
+
+
+def test_what_comes_together_is_one_run_up_to_its_limits() -> None:
+    count = 2 * RUN_SENDS_MAX + 1
+    data = b"".join(send_frame(entry(), producer_id=1, sequence_id=n) for n in range(count))
+    *runs, last = gathering_server().receive(data)
+    assert [len(each.sequence_ids) for each in runs if isinstance(each, SendRun)] == [
+        RUN_SENDS_MAX,
+        RUN_SENDS_MAX,
+    ]
+    assert isinstance(last, Send)
+    large = entry(bytes(RUN_BYTES_MAX // 2 + 1))
+    data = b"".join(send_frame(large, producer_id=1, sequence_id=n) for n in range(4))
+    one, two = gathering_server().receive(data)
+    assert isinstance(one, SendRun)
+    assert isinstance(two, SendRun)
+    assert one.sequence_ids + two.sequence_ids == [0, 1, 2, 3]

@@ -63,6 +63,8 @@ class Consumer:
         self.key = key
         """Tells the consumers of one subscription apart, whatever their names."""
         self.connected_ms = clock.now_ms()
+        self.last_flow_ms = 0
+        """When its client last gave permits; 0: it gave none yet."""
         self.epoch = options.consumer_epoch
         """Stamped on deliveries, so that a client can drop those from before its last rewind."""
         self.outbox_ready = Signal()
@@ -79,6 +81,7 @@ class Consumer:
         # Permits and unacknowledged messages stand in the dispatch state alone, so that they cannot
         # differ between the two.
         self._state = state
+        self._clock = clock
         self._member = state.members[key]
         self._wake = wake
         self._entries_max = limits.consumer_outbox_entries
@@ -139,6 +142,7 @@ class Consumer:
             msg_rate_redeliver=self._rate_redeliver.of(self.redelivered),
             msg_out_counter=self.messages_out,
             bytes_out_counter=self.bytes_out,
+            last_consumed_flow_timestamp=self.last_flow_ms,
             blocked_consumer_on_unacked_msgs=self.blocked,
             key_hash_ranges=[
                 f"[{each.start}, {each.end}]" for each in self._state.ranges_of(self.key)
@@ -207,6 +211,7 @@ class Consumer:
 
     def flow(self, permits: int) -> None:
         """The client takes so many messages more."""
+        self.last_flow_ms = self._clock.now_ms()
         if self._state.on_flow(self.key, permits):
             self._wake.advance()
 

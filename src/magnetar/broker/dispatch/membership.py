@@ -45,12 +45,15 @@ class Totals(NamedTuple):
     messages: int = 0
     bytes: int = 0
     redelivered: int = 0
+    last_flow_ms: int = 0
+    """When one of them last gave permits."""
 
     def plus(self, consumer: Consumer) -> Totals:
         return Totals(
             self.messages + consumer.messages_out,
             self.bytes + consumer.bytes_out,
             self.redelivered + consumer.redelivered,
+            max(self.last_flow_ms, consumer.last_flow_ms),
         )
 
 

@@ -80,6 +80,8 @@ class ConsumerStats(msgspec.Struct, rename="camel", kw_only=True):
     msg_rate_redeliver: float = 0.0
     msg_out_counter: int = 0
     bytes_out_counter: int = 0
+    last_consumed_flow_timestamp: int = 0
+    """When it last gave permits; 0: it gave none yet."""
     blocked_consumer_on_unacked_msgs: bool = False
     key_hash_ranges: list[str] = []
     address: str = ""
@@ -100,12 +102,17 @@ class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
     msg_out_counter: int = 0
     bytes_out_counter: int = 0
     msg_drop_rate: float = 0.0
+    last_consumed_flow_timestamp: int = 0
+    """When a consumer last gave permits since the topic was loaded; 0: none did."""
     blocked_subscription_on_unacked_msgs: bool = False
     active_consumer_name: str | None = None
     consumers: list[ConsumerStats] = []
     is_durable: bool = True
     is_replicated: bool = False
     subscription_properties: dict[str, str] = {}
+    consumers_after_mark_delete_position: dict[str, str] = {}
+    """Consumers that wait as a whole until others have acknowledged: none ever does, since single
+    hashes are held back in their place (PIP-379)."""
     read_isolation: str = ReadIsolation.COMMITTED.value
     """Ours: whether it gets messages of transactions that are undecided or aborted."""
 
@@ -122,6 +129,9 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     bytes_out_counter: int = 0
     msg_out_counter: int = 0
     average_msg_size: float = 0.0
+    topic_creation_time_stamp: int = 0
+    last_publish_time_stamp: int = 0
+    """0: nothing was published yet, as far as is known."""
     storage_size: int = 0
     backlog_size: int = 0
     publishers: list[PublisherStats] = []
@@ -153,6 +163,11 @@ def summed(parts: list[TopicStats]) -> TopicStats:
         total.publishers = [*total.publishers, *part.publishers]
         total.deduplication_status = part.deduplication_status
         total.owner_broker = part.owner_broker
+        latest = max(total.last_publish_time_stamp, part.last_publish_time_stamp)
+        total.last_publish_time_stamp = latest
+        # The partitioned topic is as old as its oldest partition.
+        created = (total.topic_creation_time_stamp, part.topic_creation_time_stamp)
+        total.topic_creation_time_stamp = min(filter(None, created), default=0)
         for name, subscription in part.subscriptions.items():
             present = total.subscriptions.get(name)
             added = subscription if present is None else _added(present, subscription)
@@ -166,12 +181,16 @@ def summed(parts: list[TopicStats]) -> TopicStats:
 def _added(one: SubscriptionStats, other: SubscriptionStats) -> SubscriptionStats:
     sums = {name: getattr(one, name) + getattr(other, name) for name in _SUBSCRIPTION_SUMMED}
     consumers = [*one.consumers, *other.consumers]
-    return msgspec.structs.replace(one, **sums, consumers=consumers)
+    flow = max(one.last_consumed_flow_timestamp, other.last_consumed_flow_timestamp)
+    return msgspec.structs.replace(
+        one, **sums, consumers=consumers, last_consumed_flow_timestamp=flow
+    )
 
 
 def _numbers(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    # By type: `int | None` (an epoch) is a number that must not be added up.
-    return tuple(each.name for each in msgspec.structs.fields(kind) if each.type in (int, float))
+    # By type: `int | None` (an epoch) is a number that must not be added up, nor is a time.
+    numbers = [each.name for each in msgspec.structs.fields(kind) if each.type in (int, float)]
+    return tuple(name for name in numbers if not name.endswith(("_time_stamp", "_timestamp")))
 
 
 _SUMMED: Final = _numbers(TopicStats)

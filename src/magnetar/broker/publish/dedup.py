@@ -54,6 +54,7 @@ from magnetar.errors import CorruptMetadata, FormatTooNew, InvariantBroken
 from magnetar.model.hashing import HashRange
 from magnetar.model.ids import Position
 from magnetar.txn.buffer.txn_dedup import Sent, SequenceNews, TxnRuns
+from magnetar.wire.messages import SendRun
 
 HOLES_MAX: Final = 500
 """Of one producer name. Beyond it the older half is given up: whether a sequence among them is
@@ -133,6 +134,21 @@ class DedupFastPath:
         """Sequences of which nobody knows yet whether they will be stored."""
         in_txns = [SequenceSpan(*run, needed=False) for runs in self.in_txns for run in runs]
         return [*self.filling, *self.undecided, *in_txns]
+
+    def fits(self, run: SendRun) -> bool:
+        """Whether all sends of a run are certainly new."""
+        return run.sequence_ids[0] > self.pushed and run.sequence_ids[0] > self.floor
+
+    def push(self, sequence_ids: list[int]) -> None:
+        """Note a run that `fits`: it is in flight now."""
+        self.pushed = sequence_ids[-1]
+        self.plain += len(sequence_ids)
+
+    def plain_run_persisted(self, sequence_ids: list[int]) -> None:
+        """Plain sends that came together are durable."""
+        self.plain -= len(sequence_ids)
+        if sequence_ids[-1] > self.persisted:
+            self.persisted = sequence_ids[-1]
 
     def plain_persisted(self, sequence_id: int) -> None:
         """A plain send is durable."""

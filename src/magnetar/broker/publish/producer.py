@@ -14,6 +14,8 @@ Invariants:
    it; once that is settled they go on in order. What is held when the broker stops the producer is
    dropped: its client sends it again. What is held when its client closes it still goes on.
 6. Sends inside a transaction are judged by what that transaction has stored, and by nothing else.
+7. A run (sends that came together) has the outcome that its sends would have one by one. It goes as
+   a whole only where each of them would go the plain way; its append is durable as a whole, or not.
 
 Relies on: `append`, whose futures resolve in order, and a session that calls `receipts` again and
 again until it gets an empty list. `trouble` tells the topic of a failed append.
@@ -26,7 +28,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from magnetar.broker.api import DROPPED, NO_SEQUENCE, AccessMode, ProducerRequest, Receipt
+from magnetar.broker.api import (
+    DROPPED,
+    NO_SEQUENCE,
+    AccessMode,
+    ProducerRequest,
+    Receipt,
+    ReceiptRun,
+)
 from magnetar.broker.entries import UNPLACED, EntryView
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
@@ -54,9 +63,11 @@ from magnetar.txn.buffer.segment_transactions import (
 )
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
 from magnetar.txn.ids import to_text
-from magnetar.wire.messages import Send, TxnId, TxnSend, with_txn
+from magnetar.wire.messages import Send, SendRun, TxnId, TxnSend, with_txn
 
 Append = Callable[[bytes], asyncio.Future[Position]]
+AppendRun = Callable[[list[bytes], int], asyncio.Future[Position] | None]
+"""Takes payloads and their size; None: not as a whole."""
 
 _MODE_NAMES: Final = {
     AccessMode.SHARED: "Shared",
@@ -133,6 +144,7 @@ class Producer:
         dedup: Dedup | None = None,
         dedup_name: str | None = None,
         transactions: TransactionWrites | None = None,
+        append_run: AppendRun | None = None,
     ) -> None:
         self.name = name
         self.dedup_name = dedup_name or name
@@ -154,6 +166,7 @@ class Producer:
         self._message_rate = Rate(clock)
         self._byte_rate = Rate(clock)
         self._append = append
+        self._append_run = append_run
         self._trouble = trouble
         # `_stopped`: no more sends. `_failed`: no more receipts either (invariant 2). `_ready`: the
         # access mode lets it send.
@@ -168,10 +181,10 @@ class Producer:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
         self._txn_fast_path: TxnFastPath | None = None
         """Of the transaction of the last send that was plain in one."""
-        # In the order of sends. Receipts leave from the front only, so one that is done may wait
-        # here.
-        self._pending: deque[tuple[asyncio.Future[Position], int, _Noted]] = deque()
-        self._receipts: list[Receipt] = []
+        # In the order of sends, each with its sequence, or those of a run. Receipts leave from the
+        # front only, so one that is done may wait here.
+        self._pending: deque[tuple[asyncio.Future[Position], int | list[int], _Noted]] = deque()
+        self._receipts: list[Receipt | ReceiptRun] = []
         self._waiter: asyncio.Future[None] | None = None
 
     # --- what it is
@@ -214,7 +227,11 @@ class Producer:
     @property
     def pending(self) -> int:
         """Sends that are accepted and not settled: what back-pressure counts."""
-        return len(self._pending) + self.held
+        return self._in_flight + self.held
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(len(each) if isinstance(each, list) else 1 for _, each, _ in self._pending)
 
     @property
     def held(self) -> int:
@@ -311,6 +328,31 @@ class Producer:
         if self._waiter is not None and len(pending) == 1:
             future.add_done_callback(self._wake)
 
+    def send_run(self, run: SendRun) -> None:
+        """Start sends that came together: as a whole, or else one by one (invariant 7)."""
+        pending = self._pending
+        if pending and pending[0][0].done():
+            self.settle()
+        noted = self._fast_path if run.txn_id is None else self._txn_fast_path_of(run.txn_id)
+        # A fast path knows that all are new; without dedup, nothing has to be known of plain ones.
+        fits = self._dedup is None and run.txn_id is None if noted is None else noted.fits(run)
+        future: asyncio.Future[Position] | None = None
+        if fits and self._direct and self._append_run is not None:
+            try:
+                future = self._append_run(run.payloads, run.size)
+            # Nothing was appended: the first one, alone, meets the same reason, and tells it.
+            except MagnetarError:
+                future = None
+        if future is None:
+            for each in run.sends():
+                self.send(each)
+            return
+        if noted is not None:
+            noted.push(run.sequence_ids)
+        self.messages_in += sum(run.counts)
+        self.bytes_in += run.size
+        self._queue(future, run.sequence_ids, noted)
+
     def _judged(self, send: Send) -> _Sent:
         """What is special about a send; with an answer, if it is not to be appended."""
         highest = send.highest_sequence_id
@@ -369,15 +411,17 @@ class Producer:
 
     def _fast_path_in(self, send: TxnSend) -> TxnFastPath | None:
         """Where a send of a transaction is noted that need not be judged; None: it must."""
+        fast_path = self._txn_fast_path_of(send.txn_id)
+        return fast_path if fast_path is not None and fast_path.takes(send) else None
+
+    def _txn_fast_path_of(self, txn: TxnId) -> TxnFastPath | None:
         fast_path = self._txn_fast_path
         # Transactions of one producer come in runs: the last one's fast path mostly fits.
-        if fast_path is None or fast_path.segment_txn.txn != send.txn_id:
+        if fast_path is None or fast_path.segment_txn.txn != txn:
             if self._transactions is None:
                 return None
-            fast_path = self._txn_fast_path = self._transactions.fast_path(
-                send.txn_id, self.dedup_name
-            )
-        return fast_path if fast_path is not None and fast_path.takes(send) else None
+            fast_path = self._txn_fast_path = self._transactions.fast_path(txn, self.dedup_name)
+        return fast_path
 
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:
         """Judge a send of an admitted transaction."""
@@ -429,8 +473,10 @@ class Producer:
         if not isinstance(sent.error, TopicTerminated):
             self._stop_for(error)
 
-    def _queue(self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent) -> None:
-        self._pending.append((future, sequence_id, sent))
+    def _queue(
+        self, future: asyncio.Future[Position], sequence: int | list[int], noted: _Noted
+    ) -> None:
+        self._pending.append((future, sequence, noted))
         if self._waiter is not None and len(self._pending) == 1:
             future.add_done_callback(self._wake)
 
@@ -442,7 +488,7 @@ class Producer:
 
     # --- receipts
 
-    async def receipts(self) -> list[Receipt]:
+    async def receipts(self) -> list[Receipt | ReceiptRun]:
         """Wait for the next receipts; all that are due, in order. Empty: there are no more.
 
         One waiter at a time. Cancelling it loses nothing.
@@ -480,6 +526,9 @@ class Producer:
         pending = self._pending
         while pending and pending[0][0].done():
             future, sequence_id, sent = pending.popleft()
+            if isinstance(sequence_id, list):
+                self._settle_run(future, sequence_id, sent)
+                continue
             done = not future.cancelled() and future.exception() is None
             # The two plain kinds stand here in full, because this is once per message.
             if done and (sent is None or isinstance(sent, DedupFastPath)):
@@ -495,13 +544,38 @@ class Producer:
                 if not self._failed:
                     self._receipts.append(Receipt(sequence_id, None, future.result()))
             else:
-                self._settle_special(future, sequence_id, _special(sent, sequence_id))
+                position, error = _outcome_of(future)
+                self._settle_special(position, error, sequence_id, _special(sent, sequence_id))
+
+    def _settle_run(
+        self, future: asyncio.Future[Position], sequence_ids: list[int], noted: _Noted
+    ) -> None:
+        first, error = _outcome_of(future)
+        if error is None and noted is None:
+            pass
+        elif error is None and isinstance(noted, DedupFastPath):
+            noted.plain_run_persisted(sequence_ids)
+        # Of a transaction that is open, as `settle` says.
+        elif error is None and type(noted) is TxnFastPath and noted.segment_txn.decision is None:
+            noted.runs.plain_run_stored(sequence_ids)
+        # Failed, or its transaction was decided meanwhile: each has an outcome of its own.
+        else:
+            for number, each in enumerate(sequence_ids):
+                position = Position(first.ledger_id, first.entry_id + number)
+                self._settle_special(position, error, each, _special(noted, each))
+            return
+        if not self._failed:
+            self._receipts.append(ReceiptRun(sequence_ids, first))
 
     def _settle_special(
-        self, future: asyncio.Future[Position], sequence_id: int, sent: _Sent
+        self,
+        position: Position,
+        error: MagnetarError | None,
+        sequence_id: int,
+        sent: _Sent,
     ) -> None:
         # Whoever is owed the outcome learns it, also when no receipt follows (invariant 1).
-        error = sent.error or _failure_of(future)
+        error = sent.error or error
         if sent.dedup is not None:
             settled = sent.dedup.persisted if error is None else sent.dedup.failed
             settled(self.dedup_name, sequence_id, is_last_chunk=sent.is_last_chunk)
@@ -516,7 +590,7 @@ class Producer:
         if sent.answer is not None:
             receipt = sent.answer
         elif error is None:
-            receipt = Receipt(sequence_id, sent.highest_sequence_id, future.result())
+            receipt = Receipt(sequence_id, sent.highest_sequence_id, position)
         # Terminated: refused for good, but what was sent before it has its receipts.
         elif isinstance(error, TopicTerminated):
             receipt = Receipt(sequence_id, sent.highest_sequence_id, DROPPED, error)
@@ -620,10 +694,13 @@ def _hash_of(payload: bytes) -> int | None:
     return segment_hash(key_hash(metadata.partition_key))
 
 
-def _failure_of(future: asyncio.Future[Position]) -> MagnetarError | None:
+def _outcome_of(future: asyncio.Future[Position]) -> tuple[Position, MagnetarError | None]:
+    """Where an append went, and why it did not."""
     if future.cancelled():
-        return StorageClosed("the append was cancelled")
+        return DROPPED, StorageClosed("the append was cancelled")
     error = future.exception()
-    if error is None or isinstance(error, MagnetarError):
-        return error
-    return StorageError(f"the append failed: {error!r}")
+    if error is None:
+        return future.result(), None
+    if isinstance(error, MagnetarError):
+        return DROPPED, error
+    return DROPPED, StorageError(f"the append failed: {error!r}")

@@ -90,7 +90,8 @@ class NonPersistentSubscription:
     def visible_backlog(self) -> int:
         return 0
 
-    def stats(self) -> SubscriptionStats:
+    def stats(self, *, consumers: bool = True) -> SubscriptionStats:
+        """What the admin interface shows, with or without each consumer."""
         active, totals = self._membership.active, self._membership.totals()
         return SubscriptionStats(
             type=TYPE_NAMES[self.type],
@@ -100,7 +101,8 @@ class NonPersistentSubscription:
             msg_out_counter=totals.messages,
             bytes_out_counter=totals.bytes,
             active_consumer_name=None if active is None else active.name,
-            consumers=[each.stats() for each in self.consumers],
+            last_consumed_flow_timestamp=totals.last_flow_ms,
+            consumers=[each.stats() for each in self.consumers] if consumers else [],
             is_durable=False,
         )
 

@@ -209,7 +209,8 @@ class Subscription:
             hidden -= self.cursor.acked_above(end)  # markers, for instance
         return max(self.backlog() - hidden, 0)
 
-    def stats(self) -> SubscriptionStats:
+    def stats(self, *, consumers: bool = True) -> SubscriptionStats:
+        """What the admin interface shows, with or without each consumer."""
         state, active = self._membership.state, self._membership.active
         totals = self._membership.totals()
         return SubscriptionStats(
@@ -223,7 +224,8 @@ class Subscription:
             bytes_out_counter=totals.bytes,
             blocked_subscription_on_unacked_msgs=state is not None and state.blocked,
             active_consumer_name=None if active is None else active.name,
-            consumers=[each.stats() for each in self.consumers],
+            last_consumed_flow_timestamp=totals.last_flow_ms,
+            consumers=[each.stats() for each in self.consumers] if consumers else [],
             is_durable=self.durable,
             subscription_properties=self.cursor.properties,
             read_isolation=self.isolation.value,

@@ -68,6 +68,7 @@ class NonPersistentTopic:
         self.producers = TopicProducers(
             None, _no_epoch_record, close_seconds=parts.limits.close_seconds
         )
+        self._created_ms, self._last_publish_ms = parts.clock.now_ms(), 0
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)
         self._byte_rate = Rate(parts.clock)
@@ -125,6 +126,7 @@ class NonPersistentTopic:
     def _publish(self, payload: bytes) -> asyncio.Future[Position]:
         if self._terminated:
             raise TopicTerminated(f"{self.name} was terminated")
+        self._last_publish_ms = self._clock.now_ms()
         for subscription in self._subscriptions.values():
             subscription.publish(payload)
         # Answered at once (invariant 2); a future, because the producer knows no other kind of
@@ -156,7 +158,11 @@ class NonPersistentTopic:
         found = self._subscriptions.get(options.subscription)
         if found is None:
             found = NonPersistentSubscription(
-                self.name, options.subscription, clock=self._clock, limits=self._parts.limits
+                self.name,
+                options.subscription,
+                clock=self._clock,
+                limits=self._parts.limits,
+                consistent_hashing=self._parts.consistent_hashing,
             )
             self._subscriptions[found.name] = found
         return found
@@ -241,16 +247,25 @@ class NonPersistentTopic:
         producers = self.producers.connected.values()
         return self._gone_bytes + sum(producer.bytes_in for producer in producers)
 
-    def stats(self) -> TopicStats:
-        """What the admin interface shows."""
+    async def last_publish_ms(self) -> int:
+        """When the last message came; 0: none did."""
+        return self._last_publish_ms
+
+    def stats(self, *, publishers: bool = True, consumers: bool = True) -> TopicStats:
+        """What the admin interface shows, with or without each producer and consumer."""
+        producers = self.producers.connected.values() if publishers else ()
         stats = TopicStats(
             msg_rate_in=self._message_rate.of(self.messages_in),
             msg_throughput_in=self._byte_rate.of(self.bytes_in),
             msg_in_counter=self.messages_in,
             bytes_in_counter=self.bytes_in,
-            publishers=[producer.stats() for producer in self.producers.connected.values()],
+            topic_creation_time_stamp=self._created_ms,
+            last_publish_time_stamp=self._last_publish_ms,
+            publishers=[producer.stats() for producer in producers],
             waiting_publishers=len(self.producers.waiting),
-            subscriptions={name: each.stats() for name, each in self._subscriptions.items()},
+            subscriptions={
+                name: each.stats(consumers=consumers) for name, each in self._subscriptions.items()
+            },
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
         )

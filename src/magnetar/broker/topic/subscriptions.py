@@ -51,12 +51,14 @@ class TopicSubscriptions:
         *,
         clock: Clock,
         limits: Limits,
+        consistent_hashing: bool = True,
         transactions: AckParts | None = None,
     ) -> None:
         self._topic = topic
         self._transactions = transactions
         self._clock = clock
         self._limits = limits
+        self._consistent_hashing = consistent_hashing
         self._by_name: dict[str, Subscription] = {}
         # They are woken also below the maxReadPosition, and get aborted messages too.
         self._uncommitted: set[Subscription] = set()
@@ -193,6 +195,7 @@ class TopicSubscriptions:
             cursor,
             clock=self._clock,
             limits=self._limits,
+            consistent_hashing=self._consistent_hashing,
             transactions=self._transactions,
             isolation=asked or stored_isolation(cursor.properties),
         )

@@ -69,6 +69,7 @@ from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
@@ -132,6 +133,10 @@ class TopicParts:
     ownership: Ownership = field(default_factory=SoleOwner)
     transactions: Transactions | None = None
     """None: transactional messages are refused."""
+    consistent_hashing: bool = True
+    """How Key_Shared consumers divide the keys that they do not choose themselves."""
+    publish_gate: PublishGate = field(default_factory=PublishGate)
+    """Closed while the disk is too full for messages."""
 
 
 class Topic:
@@ -174,7 +179,11 @@ class Topic:
         self.legacy_transactions = self._transactions.legacy
         """Those with markers in the log; None: this topic can have none."""
         self._subscriptions = TopicSubscriptions(
-            self, clock=parts.clock, limits=limits, transactions=self._transactions.acks
+            self,
+            clock=parts.clock,
+            limits=limits,
+            consistent_hashing=parts.consistent_hashing,
+            transactions=self._transactions.acks,
         )
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
@@ -198,6 +207,7 @@ class Topic:
         # Switching dedup on and off awaits: two changes of policy must not overlap.
         self._policy_turn = asyncio.Lock()
         self._ends = TopicEnds(self._tasks)
+        self._created_ms, self._last_publish_ms = record.created_ms, 0
         # Counters of producers that have left; those that are here count for themselves.
         self._gone_messages = self._gone_bytes = 0
         self._message_rate, self._byte_rate = Rate(parts.clock), Rate(parts.clock)
@@ -318,6 +328,7 @@ class Topic:
             dedup=self._dedup.state,
             dedup_name=dedup_name(self.name, name),
             transactions=self._transactions.writes,
+            append_run=self.ledger.append_run,
         )
         await self.producers.add(producer)
         try:
@@ -346,6 +357,10 @@ class Topic:
         producer.messages_in = producer.bytes_in = 0
         self.used_at = self._clock.monotonic()
         self._dedup.left(producer)
+
+    def stop_producers(self, error: MagnetarError) -> None:
+        """Take no more messages from those who are here; what is in flight gets its receipts."""
+        self.producers.stop(error)
 
     async def _create_initial(self, name: str) -> None:
         if name in self.subscriptions:
@@ -461,6 +476,8 @@ class Topic:
                 seen = await appended.past(seen)
             except MagnetarError:
                 break  # sealed, fenced or failed: `_mend` finds out
+            # Once per batch, not per message.
+            self._last_publish_ms = self._clock.now_ms()
             before, end = end, self.max_read_position()
             # Below an undecided transaction more is durable but nothing more readable: only those
             # who read uncommitted messages are woken.
@@ -629,6 +646,8 @@ class Topic:
             raise ServiceNotReady(f"{self.name}: {self._fenced}")
         if self.terminated:
             raise TopicTerminated(f"{self.name} was terminated")
+        # Last: whoever should go to another topic need not wait for this one.
+        self._parts.publish_gate.check()
 
     # --- statistics
 
@@ -642,17 +661,36 @@ class Topic:
     def bytes_in(self) -> int:
         return self._gone_bytes + sum(each.bytes_in for each in self.producers.connected.values())
 
-    def stats(self) -> TopicStats:
-        """What the admin interface shows."""
-        subscriptions = {name: each.stats() for name, each in self.subscriptions.items()}
+    async def last_publish_ms(self) -> int:
+        """When the last entry came; 0: there is none.
+
+        Of one from before the topic was loaded, when its producer says that it was published.
+        """
+        if not self._last_publish_ms:
+            entries = await self.ledger.read(self.ledger.last_position(), 1)
+            if entries and not self._last_publish_ms:  # none came while this was read
+                self._last_publish_ms = publish_time_of(entries[0].payload)
+        return self._last_publish_ms
+
+    def stats(self, *, publishers: bool = True, consumers: bool = True) -> TopicStats:
+        """What the admin interface shows, with or without each producer and consumer.
+
+        Read `last_publish_ms` before, for a time from before the topic was loaded.
+        """
+        producers = self.producers.connected.values() if publishers else ()
+        subscriptions = {
+            name: each.stats(consumers=consumers) for name, each in self.subscriptions.items()
+        }
         stats = TopicStats(
             msg_rate_in=self._message_rate.of(self.messages_in),
             msg_throughput_in=self._byte_rate.of(self.bytes_in),
             msg_in_counter=self.messages_in,
             bytes_in_counter=self.bytes_in,
+            topic_creation_time_stamp=self._created_ms,
+            last_publish_time_stamp=self._last_publish_ms,
             storage_size=self.ledger.size_bytes,
             backlog_size=self._backlog_bytes(),
-            publishers=[producer.stats() for producer in self.producers.connected.values()],
+            publishers=[producer.stats() for producer in producers],
             waiting_publishers=len(self.producers.waiting),
             subscriptions=subscriptions,
             deduplication_status="Disabled" if self._dedup.state is None else "Enabled",

@@ -15,6 +15,8 @@ Invariants:
    deleted only by whoever keeps their scalable topic. No regular topic is created beside a scalable
    one of the same name.
 6. A topic is loaded only while this broker owns it: claimed before, released after (`ownership`).
+7. While the publish gate is closed no persistent topic has a producer, and none is made; segments
+   are, since a layout change that has begun takes next to no space. No send looks at the gate.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 from crc32c import crc32c
@@ -44,6 +47,7 @@ from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import Domain, NamespaceName, TopicName
+from magnetar.runtime.disk_space import PublishGate
 from magnetar.runtime.keyed_lock import KeyedLock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
@@ -51,6 +55,8 @@ from magnetar.runtime.signal import Signal
 
 # Closing writes cursors and snapshots: thousands at once would only queue behind each other.
 CLOSES_AT_ONCE: Final = 64
+# Between two of them others have their turn.
+_TOPICS_PER_TURN: Final = 100
 
 _LOG: Final = logger(__name__)
 _HIDDEN: Final = "__"
@@ -84,13 +90,15 @@ class Topics(Service):
         # By name and by whether it may create: who must not create a topic cannot wait for who may.
         self._loads: dict[tuple[TopicName, bool], asyncio.Task[LoadedTopic]] = {}
         self._locks: KeyedLock[TopicName] = KeyedLock()
-        self._list_changes: dict[NamespaceName, Signal] = {}
+        # Held by those who watch: a client may name any namespaces, and they must not add up.
+        self._list_changes: WeakValueDictionary[NamespaceName, Signal] = WeakValueDictionary()
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0
 
     async def _start(self) -> None:
         self.spawn(TopicMaintenance(self, self._parts.clock).run(), "care")
+        self.spawn(self._follow_gate(), "publish gate")
 
     async def _stop(self) -> None:
         """Unload everything: receipts owed are given, cursors written."""
@@ -115,6 +123,30 @@ class Topics(Service):
         # Also after a failure: this process ends, and others must be able to take the topic.
         finally:
             await self._release(topic.name)
+
+    # --- the publish gate
+
+    @property
+    def publish_gate(self) -> PublishGate:
+        return self._parts.publish_gate
+
+    async def _follow_gate(self) -> None:
+        """Close the producers of all topics whenever the gate closes.
+
+        Clients hear why when they open them again, as for a backlog quota: an error to a SEND would
+        have some of them reconnect in a loop.
+        """
+        gate, seen = self.publish_gate, 0
+        while True:
+            seen = await gate.changed.past(seen)
+            for number, topic in enumerate(list(self._loaded.values()), start=1):
+                # Open again: who is here by now may have come since.
+                if gate.refusal is None:
+                    break
+                if isinstance(topic, Topic):
+                    topic.stop_producers(gate.refusal)
+                if number % _TOPICS_PER_TURN == 0:
+                    await asyncio.sleep(0)
 
     # --- loading
 
@@ -247,6 +279,8 @@ class Topics(Service):
         self, name: TopicName, namespace: Policies, properties: Mapping[str, str] | None = None
     ) -> TopicRecord:
         is_segment = name.domain is Domain.SEGMENT
+        if not is_segment:
+            self.publish_gate.check()
         records = self._records_of(name)
         # Segments do not count: their number is the auto-scale policy's.
         limit = 0 if is_segment else namespace.max_topics_per_namespace
@@ -275,9 +309,10 @@ class Topics(Service):
         return None if record is None else record.created_ms
 
     async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
-        """The topics of a namespace, partitions one by one, without those of the broker itself."""
-        # Raises if there is no such namespace: an empty list would say that there is one.
-        await self.namespaces.policies(namespace)
+        """The topics of a namespace, partitions one by one, without those of the broker itself.
+
+        There are none in a namespace that does not exist.
+        """
         found: list[str] = []
         if mode is not ListMode.NON_PERSISTENT:
             local_names = await self._records(namespace).names()
@@ -306,7 +341,7 @@ class Topics(Service):
         return [TopicName.parse(f"segment://{namespace}/{name}") for name in names]
 
     def list_changed(self, namespace: NamespaceName) -> Signal:
-        """Advances when topics of a namespace come or go."""
+        """Advances when topics of a namespace come or go; whoever waits for it keeps it."""
         return self._list_changes.setdefault(namespace, Signal())
 
     def _list_changed(self, namespace: NamespaceName) -> None:
@@ -367,6 +402,7 @@ class Topics(Service):
                 return False
             if await self.exists(name):
                 raise NotAllowed(f"{name} exists, and is not partitioned")
+            self.publish_gate.check()
             await self._check_not_scalable(name)
             # The record first: partitions that a crash prevents are made when they are loaded.
             if not await self.partitioned.create(name, partitions, properties):

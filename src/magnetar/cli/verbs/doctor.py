@@ -11,10 +11,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 import resource
-import shutil
 import socket
 import statistics
 import tempfile
@@ -24,17 +24,19 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib import metadata, util
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 import msgspec
 
-from magnetar.cli.admin_client import AdminClient, default_admin_url, default_service_url
+from magnetar.cli.admin_client import AdminClient, check, default_admin_url, default_service_url
 from magnetar.cli.link import ServerConnection
 from magnetar.cli.output import print_json, print_table
 from magnetar.errors import ConfigError, FolderInUse, MagnetarError
 from magnetar.runtime.descriptors import fitted
 from magnetar.runtime.disk import LocalDisk
+from magnetar.runtime.disk_space import RESERVE_NAME
+from magnetar.runtime.space_rules import SpaceRules, SpaceSeen
 from magnetar.server.config import ServerConfig, load
 from magnetar.server.embedded import STORE_FORMAT, StoreFormat
 
@@ -43,6 +45,7 @@ _SYNC_BYTES: Final = 4096
 # A disk that spins takes about ten; what is slower is mostly a network or a busy neighbour.
 _SLOW_SYNC_MS: Final = 20.0
 _GIB: Final = 1024**3
+_MIB: Final = 1024**2
 # A server that does not answer within this is none that people would call running.
 _SECONDS: Final = 5.0
 _LIBRARIES: Final = ("aiohttp", "protobuf", "msgspec", "pyroaring", "crc32c")
@@ -187,16 +190,32 @@ def _lock(folder: Path) -> Finding:
 
 
 def _space(folder: Path, config: ServerConfig) -> Finding:
-    usage = shutil.disk_usage(folder)
-    text = f"{usage.free / _GIB:,.1f} GiB of {usage.total / _GIB:,.1f} GiB are free"
-    # What a server takes at its start already; topics come on top.
-    needed = config.limits.journal_file_bytes * config.limits.journal_files_max
-    if usage.free < needed:
-        advice = f"free some space: the journal alone takes {needed / _GIB:.2f} GiB"
-        return Finding("space", CheckResult.FAILED, text, advice)
-    if usage.free < needed + _GIB:
-        return Finding("space", CheckResult.WARNING, text, "free some space soon")
+    space = LocalDisk().space(folder)
+    rules, reserve = SpaceRules(config.limits), folder / RESERVE_NAME
+    floor = rules.floor(space.total)
+    reserved = reserve.stat().st_size if reserve.exists() else 0
+    left = rules.left(SpaceSeen(free=space.free, total=space.total, reserved=reserved))
+    text = (
+        f"{_in_words(space.free)} of {_in_words(space.total)} are free; publishes need "
+        f"{_in_words(floor)}, the reserve has {_in_words(reserved)}"
+    )
+    if left < floor:
+        advice = "free some space, or delete topics: a server refuses publishes here"
+        return Finding("space", CheckResult.FAILED, f"{text}: publishes are refused", advice)
+    # What the journal may still grow by; topics come on top.
+    journal = config.limits.journal_file_bytes * config.limits.journal_files_max
+    taken = sum(each.stat().st_size for each in (folder / "journal").glob("*.journal"))
+    needed = floor + max(0, journal - taken)
+    if left < needed:
+        advice = f"free some space soon: the journal may grow to {_in_words(journal)}"
+        return Finding("space", CheckResult.WARNING, text, advice)
     return Finding("space", CheckResult.OK, text)
+
+
+def _in_words(size: int) -> str:
+    if size >= _GIB:
+        return f"{size / _GIB:,.1f} GiB"
+    return f"{size / _MIB:,.1f} MiB"
 
 
 def _descriptors(config: ServerConfig) -> Finding:
@@ -223,6 +242,8 @@ def _sync(folder: Path) -> Finding:
         times = _sync_times(folder)
     except OSError as error:
         advice = "check the rights on the folder, and the disk"
+        if error.errno == errno.ENOSPC:
+            advice = "free some space"
         return Finding("sync", CheckResult.FAILED, f"{folder} cannot be written: {error}", advice)
     median = statistics.median(times)
     text = f"median {median:.2f} ms, longest {max(times):.2f} ms of {len(times)} syncs"
@@ -251,44 +272,60 @@ def _sync_times(folder: Path) -> list[float]:
 # --- the server
 
 
+class Answered(NamedTuple):
+    """The answer of a server, as far as there was one."""
+
+    found: str
+    """Empty: it did not answer."""
+    error: str
+    """Empty: all is well."""
+
+
 async def _server(
     url: str, admin_url: str, config: ServerConfig, missing: CheckResult | None
 ) -> list[Finding]:
     """What answers; `missing` is the verdict if nothing does (None: the ports must be free)."""
-    protocol, protocol_error = await _protocol(url)
-    admin, admin_error = await _admin(admin_url)
+    protocol = await _protocol(url)
+    admin = await _admin(admin_url)
     # One of the two answers: then the other one should, too.
-    if protocol or admin or missing is not None:
+    if protocol.found or admin.found or missing is not None:
         verdict = missing or CheckResult.FAILED
         return [
-            _answer("server", url, protocol, protocol_error, verdict),
-            _answer("admin", admin_url, admin, admin_error, verdict),
+            _answer("server", url, protocol, verdict),
+            _answer("admin", admin_url, admin, verdict),
         ]
     ports = [("port", config.port), ("admin_port", config.admin_port)]
     return [_port(what, config.host, number) for what, number in ports]
 
 
-async def _protocol(url: str) -> tuple[str, str]:
+async def _protocol(url: str) -> Answered:
     try:
         async with ServerConnection(url, seconds=_SECONDS) as link:
-            return link.server_version, ""
+            return Answered(link.server_version, "")
     except MagnetarError as error:
-        return "", str(error)
+        return Answered("", str(error))
 
 
-async def _admin(url: str) -> tuple[str, str]:
+async def _admin(url: str) -> Answered:
     try:
         async with AdminClient(url, seconds=_SECONDS) as admin:
-            health = await admin.get("brokers/health")
             version = await admin.get("brokers/version")
-            return f"health {health}, version {version}", ""
+            health = await admin.exchange("GET", "brokers/health")
     except MagnetarError as error:
-        return "", str(error)
+        return Answered("", str(error))
+    try:
+        check(health)
+    # It answers, and says what is wrong with it.
+    except MagnetarError as error:
+        return Answered(f"version {version}", str(error))
+    return Answered(f"health ok, version {version}", "")
 
 
-def _answer(check: str, url: str, found: str, error: str, missing: CheckResult) -> Finding:
+def _answer(check: str, url: str, answered: Answered, missing: CheckResult) -> Finding:
+    found, error = answered
     if found:
-        return Finding(check, CheckResult.OK, f"{url}: {found}")
+        verdict = CheckResult.FAILED if error else CheckResult.OK
+        return Finding(check, verdict, f"{url}: {found}{': ' if error else ''}{error}")
     advice = "start a server with `magnetar serve`, or name the one to look at with --url"
     # The folder is in use, and nothing answers at the default addresses: it listens elsewhere.
     if missing is CheckResult.WARNING:

@@ -24,6 +24,7 @@ from magnetar.cli.admin_client import (
     admin_options,
     ask,
     check,
+    default_service_url,
     json_option,
     name_server,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from magnetar.spark.pipeline.state import RunState
 
 _STOP_SECONDS: Final = 60.0
+_EXAMPLE_URL: Final = "pulsar://localhost:6650"
 
 file_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
@@ -57,7 +59,9 @@ def init(file: Path) -> None:
         raise NotAllowed(f"{file} exists", hint="choose another name: nothing was written")
     example = files("magnetar.spark") / f"example.{kinds[file.suffix]}"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(example.read_text("utf-8"), "utf-8")
+    # The server that the other verbs would talk to here.
+    text = example.read_text("utf-8").replace(_EXAMPLE_URL, default_service_url())
+    file.write_text(text, "utf-8")
     click.echo(f"wrote {file}; edit it, then: magnetar pipeline validate {file}")
 
 

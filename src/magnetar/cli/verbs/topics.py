@@ -133,6 +133,8 @@ def delete(topic: str, force: bool, admin_url: str | None) -> None:
 @json_option
 def partitions(topic: str, to: int | None, admin_url: str | None, as_json: bool) -> None:
     """Show, or raise, the number of partitions of TOPIC."""
+    if is_scalable(topic):
+        raise click.UsageError(f"a scalable topic has segments: see `topics layout {topic}`")
     path = topic_path(topic)
 
     async def work(admin: AdminClient) -> Any:
@@ -198,6 +200,8 @@ def stats(topic: str, admin_url: str | None, as_json: bool) -> None:
 @json_option
 def terminate(topic: str, admin_url: str | None, as_json: bool) -> None:
     """Let TOPIC take no more messages; what it holds can still be read."""
+    if is_scalable(topic):
+        raise click.UsageError("a scalable topic cannot be terminated: stop its producers")
     path = topic_path(topic)
     last = ask(admin_url, lambda admin: admin.post(f"{path}/terminate"))
     if as_json:

@@ -6,7 +6,8 @@ whether a producer, consumer, watch or session tries again), `raise_refusal` for
 
 Invariants:
 1. Every code becomes the class of the error tree that has it, if one has; else a `RequestError`
-   with that code as its `wire_code`.
+   with that code as its `wire_code`. But a `ServerDiskFull` is known by its words: its code is
+   that of Pulsar's backlog quotas.
 2. What an application has to change (a name, a permission, a schema) is never called passing.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from magnetar.errors import (
+    DISK_FULL_WORDS,
     AuthenticationFailed,
     AuthorizationFailed,
     ConnectionLost,
@@ -33,6 +35,7 @@ from magnetar.errors import (
     ProtocolError,
     RangeLost,
     RequestError,
+    ServerDiskFull,
     ServiceNotReady,
     SubscriptionNotFound,
     TooManyRequests,
@@ -105,6 +108,8 @@ def refusal(what: str, code: int, text: str) -> RequestError:
     known = code if code in WireCode.__members__.values() else WireCode.UNKNOWN
     wire_code = WireCode(known)
     found = _CLASSES.get(wire_code, RequestError)
+    if wire_code is ServerDiskFull.wire_code and DISK_FULL_WORDS in text:
+        found = ServerDiskFull
     # A text that ends with a hint, as those of our own servers do, needs no second one.
     hint = "" if text.endswith(")") else None
     error = found(f"{what}: {text or wire_code.name.lower()}", hint=hint)

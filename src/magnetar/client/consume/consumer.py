@@ -18,7 +18,7 @@ from magnetar.client.consume.core.regular_core import RegularTopicsCore
 from magnetar.client.consume.queue import QueueConsumer
 from magnetar.client.consume.segment.acknowledged import Acknowledged
 from magnetar.client.message.message import AnyMessageId, Message
-from magnetar.client.transaction.transaction import Transaction
+from magnetar.client.transaction.transaction import Transaction, core_of
 from magnetar.model.ids import MessageId
 from magnetar.model.subscriptions import SubscriptionType
 
@@ -47,7 +47,7 @@ class Consumer(QueueConsumer[T]):
         self, message: Message[Any] | AnyMessageId, *, txn: Transaction | None = None
     ) -> Acknowledged:
         """Acknowledge everything that was received of a topic or partition, up to a message."""
-        return self._core.ack_cumulative(message, None if txn is None else txn._core)
+        return self._core.ack_cumulative(message, core_of(txn))
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription, with everything that it has not acknowledged, and close."""

@@ -21,7 +21,7 @@ from magnetar.client.consume.segment.acknowledged import Acknowledged
 from magnetar.client.consume.segment.seeking import SeekTarget
 from magnetar.client.message.message import AnyMessageId, Message
 from magnetar.client.produce.message_sender import NO_PROPERTIES
-from magnetar.client.transaction.transaction import Transaction
+from magnetar.client.transaction.transaction import Transaction, core_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,13 +70,13 @@ class QueueConsumer(Receiving[T]):
 
         A message of which this consumer was told to seek away is not acknowledged.
         """
-        return self._core.ack(message, None if txn is None else txn._core)
+        return self._core.ack(message, core_of(txn))
 
     def ack_many(
         self, messages: Iterable[Message[Any] | AnyMessageId], *, txn: Transaction | None = None
     ) -> Acknowledged:
         """Acknowledge several messages."""
-        core, within = self._core, None if txn is None else txn._core
+        core, within = self._core, core_of(txn)
         return Acknowledged.all_of([core.ack(each, within) for each in messages])
 
     def ack_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> Acknowledged:
@@ -87,7 +87,7 @@ class QueueConsumer(Receiving[T]):
 
         A slice, or a part of the rows, acknowledges just these; the columns of ids must be there.
         """
-        return self._core.ack_rows(batch, None if txn is None else txn._core)
+        return self._core.ack_rows(batch, core_of(txn))
 
     def nack(self, message: Message[Any]) -> None:
         """Give a message back: it is delivered again, to this or another consumer, after a while.

@@ -19,7 +19,7 @@ from magnetar.client.consume.receiving import Receiving
 from magnetar.client.consume.segment.acknowledged import Acknowledged
 from magnetar.client.consume.segment.seeking import SeekTarget
 from magnetar.client.message.message import Message
-from magnetar.client.transaction.transaction import Transaction
+from magnetar.client.transaction.transaction import Transaction, core_of
 from magnetar.model.ids import ScalableMessageId
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class StreamConsumer(Receiving[T]):
 
         In a transaction that is aborted, what is not acknowledged is delivered again.
         """
-        return self._core.ack_cumulative(message, None if txn is None else txn._core)
+        return self._core.ack_cumulative(message, core_of(txn))
 
     def ack_arrow(self, batch: pa.RecordBatch, *, txn: Transaction | None = None) -> Acknowledged:
         """Acknowledge, in each segment, everything up to its last row in a record batch.
@@ -75,7 +75,7 @@ class StreamConsumer(Receiving[T]):
         batch = await consumer.receive_arrow(timeout=1.0)
         await consumer.ack_arrow(batch)
         """
-        return self._core.ack_rows(batch, None if txn is None else txn._core)
+        return self._core.ack_rows(batch, core_of(txn))
 
     async def seek(self, target: SeekTarget) -> None:
         """Move the subscription: to a message, which is the next one, or to a time.

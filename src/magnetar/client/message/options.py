@@ -1,6 +1,7 @@
 """Pure: checks of the options that an application gives, where it gives them.
 
-Owns: `check_numbers`, `check_kinds` and `check_texts`.
+Owns: `check_numbers`, `check_kinds` and `check_member`, `check_switches`, `check_schema`,
+`check_texts`.
 
 Invariant: a value of another kind raises `InvalidSetting`, which names the option and says what it
 takes; Python itself would only stumble over it later, somewhere else.
@@ -29,10 +30,29 @@ def check_numbers(settings: object, positive: Sequence[str], not_negative: Seque
 def check_kinds(settings: object, kinds: Mapping[str, type[Enum]]) -> None:
     """Refuse what is no member of the enumeration of its option: `"zstd"`, say."""
     for name, kind in kinds.items():
+        check_member(name, getattr(settings, name), kind)
+
+
+def check_member(name: str, value: object, kind: type[Enum]) -> None:
+    """Refuse one option that is no member of its enumeration."""
+    if not isinstance(value, kind):
+        members = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
+        raise InvalidSetting(f"{name} is {value!r}", hint=f"give one of {members}")
+
+
+def check_switches(settings: object, names: Sequence[str]) -> None:
+    """Refuse what is neither True nor False: `"off"` would be true."""
+    for name in names:
         value = getattr(settings, name)
-        if not isinstance(value, kind):
-            members = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
-            raise InvalidSetting(f"{name} is {value!r}", hint=f"give one of {members}")
+        if not isinstance(value, bool):
+            raise InvalidSetting(f"{name} must be True or False, not {value!r}")
+
+
+def check_schema(given: object) -> None:
+    """Refuse what cannot encode and decode: `"json"`, or a class."""
+    if isinstance(given, type) or not hasattr(given, "info"):
+        hint = "give JsonSchema(YourClass), for example; without a schema, values are bytes"
+        raise InvalidSetting(f"schema is {given!r}", hint=hint)
 
 
 def check_texts(name: str, given: object) -> None:

@@ -16,6 +16,8 @@ _UINT64: Final = 2**64
 def milliseconds(moment: datetime | int) -> int:
     """Milliseconds since 1970, of a time or as they are; raises `InvalidValue` if it is none."""
     if not isinstance(moment, int):
+        if not isinstance(moment, datetime):
+            raise InvalidValue(f"{moment!r} is no time", hint="give a datetime, or milliseconds")
         if moment.tzinfo is None:
             hint = "use datetime.now(UTC), for example"
             raise InvalidValue(f"{moment} has no time zone", hint=hint)

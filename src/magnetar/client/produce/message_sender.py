@@ -78,10 +78,12 @@ class MessageSender:
         pending, loop = self._pending, self._loop
         pending.check_usable()
         payload = encoded or b""
-        if sequence_id is not None and sequence_id < 0:
-            raise InvalidValue(f"sequence id {sequence_id} is negative")
+        if sequence_id is not None and not _counts(sequence_id):
+            raise InvalidValue(f"a sequence id is a whole number, 0 or more, not {sequence_id!r}")
         if key is not None and not isinstance(key, _KEY_TYPES):
             raise InvalidValue(f"a key is text or bytes, not {key!r}", hint="use str(...)")
+        if ordering_key is not None and not isinstance(ordering_key, bytes):
+            raise InvalidValue(f"an ordering key is bytes, not {ordering_key!r}")
         if properties and (wrong := wrong_property(properties)) is not None:
             raise InvalidValue(f"properties: {wrong}", hint="names and values are str")
         own_size = size_of(payload, key, properties)
@@ -107,6 +109,8 @@ class MessageSender:
             message.deliver_at_ms = self._delivery_time(deliver_at, deliver_after)
         if replicate_to:
             message.replicate_to = tuple(replicate_to)
+            if isinstance(replicate_to, str) or not all(map(_is_text, message.replicate_to)):
+                raise InvalidValue(f"replicate_to is a list of clusters, not {replicate_to!r}")
         if not pending.try_reserve(message):
             await self.reserve(message)
         try:
@@ -206,6 +210,14 @@ class MessageSender:
     def drop(self, txn_id: TxnId, error: MagnetarError) -> None:
         """Fail those messages of a transaction that were not sent yet."""
         self._pending.failed(self._segments.unsent(txn_id), error)
+
+
+def _is_text(given: object) -> bool:
+    return isinstance(given, str)
+
+
+def _counts(given: object) -> bool:
+    return isinstance(given, int) and given >= 0
 
 
 def place_of(key: str | bytes | None, otherwise: int) -> int:

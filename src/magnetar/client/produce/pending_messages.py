@@ -57,6 +57,8 @@ class PendingMessages:
         """Shared by all producers of the client."""
         # The broker says these two when a segment is opened; every new message carries the version.
         self.schema_version = b""
+        self.was_opened = False
+        """A broker has opened a segment for this producer."""
         self.last_stored = UNNUMBERED
         """The highest sequence id that has a receipt, or that the broker had before."""
         self.deadline: asyncio.TimerHandle | None = None
@@ -114,6 +116,7 @@ class PendingMessages:
 
     def opened_with(self, last_sequence_id: int, schema_version: bytes) -> None:
         """Take over how far the broker knows this producer, and as what it knows its schema."""
+        self.was_opened = True
         self.last_stored = max(self.last_stored, last_sequence_id)
         self.sequences.go_behind(last_sequence_id)
         self.schema_version = schema_version

@@ -25,7 +25,7 @@ from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.message_sender import NO_PROPERTIES
 from magnetar.client.produce.producer_core import ProducerCore
 from magnetar.client.schema.info import Schema
-from magnetar.client.transaction.transaction import Transaction
+from magnetar.client.transaction.transaction import Transaction, core_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,7 +146,7 @@ class Producer(Generic[Value]):
                 deliver_after=deliver_after,
                 sequence_id=sequence_id,
                 replicate_to=replicate_to,
-                txn=None if txn is None else txn._core,
+                txn=core_of(txn),
                 draft=draft,
             )
         except BaseException as error:
@@ -164,7 +164,7 @@ class Producer(Generic[Value]):
         they are, whatever the schema; `key`, `properties` and `event_time` may be there too. Raises
         the first failure. Cancelling the wait takes nothing back. Needs `magnetar[arrow]`.
         """
-        receipts = await self._core.submit_rows(batch, None if txn is None else txn._core)
+        receipts = await self._core.submit_rows(batch, core_of(txn))
         if receipts:
             await asyncio.wait(receipts)  # which, cancelled, leaves them alone
         for receipt in receipts:
@@ -176,7 +176,7 @@ class Producer(Generic[Value]):
 
         `flush` waits for them, and raises failures.
         """
-        await self._core.submit_rows(batch, None if txn is None else txn._core)
+        await self._core.submit_rows(batch, core_of(txn))
 
     async def flush(self) -> None:
         """Wait until everything handed in so far has a receipt or an error.

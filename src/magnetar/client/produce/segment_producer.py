@@ -10,6 +10,8 @@ Invariants:
    comes is kept for `left`.
 3. A refusal that concerns one message fails that message; any other one is trouble of the whole
    producer, and heals with the next connection or not at all.
+4. While the disk of the server is full each message fails with that, after one try to open; what
+   may be stored already fails as lost. The producer lives on, and opens once there is room.
 
 Relies on: `PendingMessages`, below it, which numbers messages and settles them. It calls nothing
 above: that its segment is terminated it says by a `Signal`, and `left` is asked for what is to go
@@ -32,11 +34,13 @@ from magnetar.client.produce.settings import ProducerSettings
 from magnetar.client.schema.info import Schema
 from magnetar.errors import (
     AlreadyClosed,
+    ConnectionLost,
     DeadlineExceeded,
     MagnetarError,
     MessageTooLarge,
     ProducerFenced,
     RemoteProtocolError,
+    ServerDiskFull,
     ServiceNotReady,
     TopicNotFound,
     TopicTerminated,
@@ -63,6 +67,9 @@ _WRITE_BYTES: Final = 256 * 1024
 
 _LAST_ANSWERS_S: Final = 2.0
 """After so long without an answer Pulsar tells no more about messages of a producer it closed."""
+
+_FULL_DISK_PAUSE_S: Final = 0.2
+"""Between two tries to open on a full disk while there are messages to send."""
 
 _MESSAGE_REFUSED: Final = frozenset({WireCode.CHECKSUM, WireCode.NOT_ALLOWED})
 """These say something of one message, not of its producer."""
@@ -185,6 +192,9 @@ class SegmentProducer:
                 self._pending.failed([message], error)
         if outbox.has_waiting:
             self._pump_soon()
+        # It may open by now; if not, this one need not wait for the next try to be told so.
+        if isinstance(self.failure, ServerDiskFull):
+            self._news.advance()
         # The timer runs exactly while a batch is open.
         if outbox.has_open_batches:
             if self._timer is None:
@@ -273,6 +283,8 @@ class SegmentProducer:
                     self._note(error)
                 self._outbox.requeue(in_doubt=self._leaves_doubt)
                 if self.takes_messages:
+                    if isinstance(self.failure, ServerDiskFull):
+                        self._fail_all(self.failure)
                     await self._pause()
         finally:
             self._open = None
@@ -292,10 +304,17 @@ class SegmentProducer:
             self._refuse(error)
             self._terminated.advance()
         # Refused for good (not authorized, fenced, a wrong schema): no segment can go on.
-        elif not may_open(error, was_open=self.ready.done()) and not self._is_ending:
+        elif not self._may_open(error) and not self._is_ending:
             self._is_ending = True
             self._refuse(error)
             self._pending.fail(error)
+
+    def _may_open(self, error: MagnetarError) -> bool:
+        # The first segment of a producer tells its application that the disk is full; one that
+        # comes with a later layout must not end the others.
+        if isinstance(error, ServerDiskFull) and self._pending.was_opened:
+            return True
+        return may_open(error, was_open=self.ready.done())
 
     def _refuse(self, error: MagnetarError) -> None:
         """Tell who waits for the first opening that it will not come."""
@@ -305,13 +324,33 @@ class SegmentProducer:
 
     async def _pause(self) -> None:
         """Before the next try; cut short when it is told to end."""
+        seconds = self._backoff.next()
+        # Invariant 4: a message that comes cuts the pause short, but for a breath.
+        if isinstance(self.failure, ServerDiskFull):
+            await self._until_ending(min(seconds, _FULL_DISK_PAUSE_S))
+            if not self._is_ending and self._outbox.is_idle and not self._outbox.has_open_batches:
+                await self._news.past_within(self._news.version, seconds)
+            return
+        await self._until_ending(seconds)
+
+    async def _until_ending(self, seconds: float) -> None:
         version = self._news.version
         try:
-            async with asyncio.timeout(self._backoff.next()):
+            async with asyncio.timeout(seconds):
                 while not self._is_ending:
                     version = await self._news.past(version)
         except TimeoutError:
             return
+
+    def _fail_all(self, error: ServerDiskFull) -> None:
+        """Fail what waits, by what is known of each message."""
+        left = self._outbox.left()
+        self._stop_timer()
+        lost = [each for each in left if each.is_in_doubt]
+        if lost:
+            text = f"{self.topic}: the connection was lost, and now {error}"
+            self._pending.failed(lost, ConnectionLost(text))
+        self._pending.failed([each for each in left if not each.is_in_doubt], error)
 
     async def _serve(self) -> None:
         """Produce on one connection until it ends: raises why, unless it is told to end."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from magnetar.client.message.batch import BATCH_BYTES_MAX, BATCH_DELAY_S, BATCH_MESSAGES_MAX
 from magnetar.client.message.compression import Compression
-from magnetar.client.message.options import check_kinds, check_numbers, check_texts
+from magnetar.client.message.options import check_kinds, check_numbers, check_switches, check_texts
 from magnetar.client.message.routing import Routing
 from magnetar.errors import InvalidSetting
 
@@ -24,6 +24,7 @@ SEND_TIMEOUT_S: Final = 30.0
 
 _POSITIVE: Final = ("max_pending", "batch_messages", "batch_bytes")
 _NOT_NEGATIVE: Final = ("send_timeout", "batch_delay")
+_SWITCHES: Final = ("batching", "batch_by_key", "chunking")
 
 
 class AccessMode(IntEnum):
@@ -74,6 +75,7 @@ class ProducerSettings:
         check_kinds(
             self, {"compression": Compression, "routing": Routing, "access_mode": AccessMode}
         )
+        check_switches(self, _SWITCHES)
         check_texts("properties", self.properties)
         if self.initial_sequence_id is not None and self.initial_sequence_id < 0:
             raise InvalidSetting(f"initial_sequence_id is negative: {self.initial_sequence_id}")

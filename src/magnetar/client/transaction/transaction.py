@@ -2,7 +2,7 @@
 
 Owns: `Transaction`; `Beginning`, which `async with` and `await` understand. What they do is
 `TransactionCore`'s: producers and consumers, to which an application gives a transaction, take its
-core.
+core (`core_of`).
 
 Invariants:
 1. It begins when it is awaited or entered, not when it is made.
@@ -18,6 +18,7 @@ from typing import Any
 
 from magnetar.client.transaction.state import TransactionState
 from magnetar.client.transaction.transaction_core import TransactionCore
+from magnetar.errors import InvalidValue
 from magnetar.wire.messages import TxnId
 
 
@@ -81,6 +82,16 @@ class Transaction:
     async def _leave(self, error: BaseException | None) -> None:
         """End a block that it was entered with."""
         await self._core.leave(error)
+
+
+def core_of(txn: Transaction | None) -> TransactionCore | None:
+    """What a producer or consumer takes of a transaction; raises `InvalidValue` if it is none."""
+    if txn is None:
+        return None
+    if not isinstance(txn, Transaction):
+        hint = "begin one: `async with client.transaction() as txn`, or `await` it"
+        raise InvalidValue(f"txn is {txn!r}, not a transaction that was begun", hint=hint)
+    return txn._core
 
 
 class Beginning:

@@ -2,7 +2,8 @@
 
 Invariants:
 1. Health goes through the metadata store: a broker whose storage does not answer is not well.
-2. The broker is ready from the end of its start until it begins to stop; nobody is sent to it else.
+2. The broker is ready from the end of its start until it begins to stop, except while its disk is
+   too full for messages; nobody is sent to it else.
 3. The broker is alive while its loop answers, also while it is not ready: to restart it would not
    help. A storage that failed ends the process by itself.
 """
@@ -28,7 +29,10 @@ _TEXT: Final = "text/plain"
 
 
 async def health(request: web.Request) -> web.Response:
-    await check_ready(server_of(request))
+    server = server_of(request)
+    await check_ready(server)
+    # Here alone: who cannot publish needs the metrics all the more.
+    server.topics.publish_gate.check()
     return web.Response(text="ok", content_type=_TEXT)
 
 

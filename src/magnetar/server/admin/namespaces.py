@@ -23,6 +23,7 @@ from magnetar.server.admin.exchange import (
     shown,
     topics_of,
 )
+from magnetar.server.admin.topics.topics import names_in
 
 _MODES: Final = {
     "PERSISTENT": ListMode.PERSISTENT,
@@ -103,7 +104,7 @@ async def topics_in(request: web.Request) -> web.Response:
     mode = _MODES.get(request.query.get("mode", "PERSISTENT").upper())
     if mode is None:
         raise InvalidArgument(f"mode must be one of {', '.join(_MODES)}")
-    return shown(await topics_of(request).names(namespace_of(request), mode))
+    return shown(await names_in(request, mode))
 
 
 async def unload(request: web.Request) -> web.Response:

@@ -22,7 +22,7 @@ _POLICIES: Final = (
     "subscriptionTypesEnabled"
 )
 _OF_TOPICS: Final = (
-    f"{_POLICIES}|backlog|backlogSize|compaction|examinemessage|ledger|messageid|offload|"
+    f"{_POLICIES}|backlog|backlogSize|compaction|examinemessage|messageid|offload|"
     "replicatedSubscriptionStatus|shadowTopics|trim|truncate|internal-info"
 )
 _FAMILIES: Final = (

@@ -2,8 +2,7 @@
 
 Every topic is here, unless several brokers share their storage and another one has it. As long as
 nobody set another address, clients are told to go on using the one with which they came: that works
-through any mapping of ports and names. The topic by which v4 clients find transaction coordinators
-is there without being stored; its partitions are where the coordinators are.
+through any mapping of ports and names.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 from magnetar.errors import ServiceNotReady
 from magnetar.model.names import TopicName
 from magnetar.server.authority import Action
-from magnetar.server.context import broker_urls
+from magnetar.server.context import broker_urls, coordinator_count, lookup_urls
 from magnetar.server.handlers.names import may_create, used
-from magnetar.server.handlers.transactions import ASSIGN_TOPIC, coordinator_urls
 from magnetar.server.session import Session
-from magnetar.txn.coordinator_partitions import PARTITIONS
 from magnetar.wire.frames import command
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -28,14 +25,7 @@ async def lookup(session: Session, body: pb.CommandLookupTopic) -> None:
         listener = body.advertised_listener_name
         raise ServiceNotReady(f"the broker do not have {listener} listener", hint="")
     context = session.context
-    # Scalable names are answered like others, if this server has them at all.
-    if name.domain.is_scalable:
-        context.check_scalable()
-    # Partitions of the coordinators' topic are where the coordinators are, and are not stored.
-    urls = coordinator_urls(context, name)
-    if urls is None:
-        await context.topics.namespaces.policies(name.namespace)  # refused if there is none
-        urls = await context.owner_urls(name)
+    urls = await lookup_urls(context, name)
     is_here = urls == broker_urls(context)
     fields = {} if urls.tls is None else {"brokerServiceUrlTls": urls.tls}
     session.write(
@@ -56,13 +46,12 @@ async def partitioned_metadata(session: Session, body: pb.CommandPartitionedTopi
     name = TopicName.parse(body.topic)
     session.authorise(Action.LOOK_UP, name)
     context = session.context
-    partitions = 0
+    # v4 clients count coordinators by the partitions of a topic that is not stored.
+    partitions = coordinator_count(context, name)
     if name.domain.is_scalable:
         context.check_scalable()
-    # v4 clients count coordinators by the partitions of this topic.
-    elif name == ASSIGN_TOPIC and context.has_transactions:
-        partitions = PARTITIONS
-    else:
+        partitions = 0
+    elif partitions is None:
         # PIP-344: clients that only look say so, and must not create anything.
         create = body.metadata_auto_creation_enabled and may_create(context, name)
         with used(context, name):

@@ -6,6 +6,8 @@ Invariants:
    partition against the name of its partitioned topic.
 2. The updates of a watch, put upon the list that its success gave, are always the present list.
 3. A watch whose number is sent again is the same watch: it gets the whole list anew.
+4. A namespace that does not exist has no topics: clients that consume by pattern may come before
+   whoever makes it, and are told what comes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re2
 from magnetar.broker.topic.topics import ListMode, topics_hash
 from magnetar.errors import InvalidTopicName, NotAllowed
 from magnetar.model.names import NamespaceName, TopicName
+from magnetar.runtime.signal import Signal
 from magnetar.server.authority import Action
 from magnetar.server.handles import TopicListWatch
 from magnetar.server.session import Session
@@ -91,9 +94,8 @@ async def watch(session: Session, body: pb.CommandWatchTopicList) -> None:
             topics_hash=digest,
         )
     )
-    loop = session.spawn(
-        _tell_changes(session, body.watcher_id, namespace, pattern, names, seen), "topic watch"
-    )
+    telling = _tell_changes(session, body.watcher_id, namespace, pattern, names, changes, seen)
+    loop = session.spawn(telling, "topic watch")
     session.watches[body.watcher_id] = TopicListWatch(loop)
 
 
@@ -110,11 +112,12 @@ async def _tell_changes(
     namespace: NamespaceName,
     pattern: Pattern,
     known: list[str],
+    changes: Signal,
     seen: int,
 ) -> None:
     topics = session.context.topics
     while True:
-        seen = await topics.list_changed(namespace).past(seen)
+        seen = await changes.past(seen)
         # While the peer takes nothing, changes gather; they are told as one.
         await session.outbound.writable()
         # The whole list again: a signal does not say what changed, and a difference is cheap.

@@ -2,7 +2,7 @@
 
 Owns: 50, 52, 54, 56, 62 and 79 to 81, with and without `scalable`: the two generations of clients
 find coordinators in different ways; 58 and 60, which only superusers may send; and Magnetar's own
-1000, 1002 and 1004. Also the topic by which v4 clients find coordinators.
+1000, 1002 and 1004. v4 clients find coordinators by lookups (`context`).
 
 A transaction that is begun with `scalable`, or in a group, is a metadata-driven one. For the others
 the setting `transaction_kind` says of which kind they are. From then on the id tells it.
@@ -22,7 +22,7 @@ from magnetar.errors import NotAllowed, ServiceNotReady, TransactionNotFound
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.metrics import SCALABLE_UPDATES
 from magnetar.server.authority import Action
-from magnetar.server.context import BrokerUrls, Context, urls_of
+from magnetar.server.context import Context, urls_of
 from magnetar.server.scalable_handles import OpenWatch
 from magnetar.server.session import Session
 from magnetar.txn.api import TransactionCoordinator
@@ -38,9 +38,6 @@ from magnetar.wire.frames import command
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
-ASSIGN_TOPIC: Final = TopicName.parse("persistent://pulsar/system/transaction_coordinator_assign")
-"""Clients ask how many partitions it has, and which broker has each; nothing is published to it."""
-
 _BY_MARKERS: Final = (Domain.PERSISTENT,)
 _IN_RECORDS: Final = (Domain.PERSISTENT, Domain.SEGMENT)
 """Where legacy transactions can be kept in either way."""
@@ -52,19 +49,6 @@ def _owner(session: Session) -> str:
 
 
 # --- where coordinators are
-
-
-def coordinator_urls(context: Context, name: TopicName) -> BrokerUrls | None:
-    """Where the coordinator is that a partition of that topic stands for; None: it is another."""
-    if name.partition is None or name.without_partition() != ASSIGN_TOPIC:
-        return None
-    if not context.has_transactions or name.partition >= PARTITIONS:
-        return None
-    url = context.coordinators.partitions.assignments()[name.partition].url
-    # Between two leaders: an error that clients retry.
-    if url is None:
-        raise ServiceNotReady(f"nobody leads coordinator {name.partition} now")
-    return urls_of(context, url)
 
 
 async def connect(session: Session, body: pb.CommandTcClientConnectRequest) -> None:

@@ -38,6 +38,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 _INTERVAL: Final = re.compile(r"\d+ *(milliseconds?|ms|seconds?|s|minutes?|m|hours?|h|days?|d)")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SERVICE_URL_VARIABLE: Final = "MAGNETAR_SERVICE_URL"
 _SERVICE_URL: Final = ("serviceurl", "service.url")
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -152,6 +153,9 @@ def parsed(text: str, *, path: Path, environment: Mapping[str, str]) -> Pipeline
         found = _read(text, path.suffix)
         _refuse_unknown(found, Pipeline, "")
         pipeline = msgspec.convert(found, Pipeline)
+        # As every other verb does, it talks to the server of the environment if none is named.
+        if pipeline.service_url is None and (url := environment.get(SERVICE_URL_VARIABLE)):
+            pipeline = msgspec.structs.replace(pipeline, service_url=url)
         _check(pipeline)
         filled = _with_variables(pipeline, environment)
         return msgspec.structs.replace(filled, folder=str(path.parent))
@@ -303,7 +307,9 @@ def _check_broker(pipeline: Pipeline, place: str, end: Source | Sink) -> None:
     is_named = pipeline.service_url is not None or has_service_url(end.options)
     if end.format in MAGNETAR_FORMATS and not is_named:
         raise ConfigError(
-            f"{place}: no broker is named", hint="add `service_url: pulsar://host:6650` to the file"
+            f"{place}: no broker is named",
+            hint="add `service_url: pulsar://host:6650` to the file, or set "
+            f"{SERVICE_URL_VARIABLE}",
         )
 
 

@@ -1,11 +1,11 @@
-"""Ledger conformance items 21-26: restarts, crashes, large ledgers, closing, random operations."""
+"""Ledger conformance items 21-28: restarts, crashes, large ledgers, closing, random steps, runs."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
-from magnetar.errors import LedgerClosed, LedgerMissing, StorageClosed
+from magnetar.errors import InvalidArgument, LedgerClosed, LedgerMissing, StorageClosed
 from magnetar.ledger.api import NO_ENTRY, LedgerInfo, LedgerState, LedgerStore, LedgerWriter
 from magnetar.testing.kits.ledger_base import (
     LedgerKitBase,
@@ -21,6 +21,7 @@ from magnetar.testing.kits.ledger_base import (
 
 LARGE_ENTRIES = 3000
 CRASHES = 4
+RUN = 7
 # Every way in which a ledger can end, the orders of fence and close included.
 ENDS = ("open", "fenced", "closed", "fenced-closed", "closed-fenced", "deleted")
 RANDOM_SEED = 26
@@ -160,6 +161,52 @@ class DurabilityItems(LedgerKitBase):
                 error.add_note(f"step {step} of seed {RANDOM_SEED}")
                 raise
         await run.check_all()
+
+    @item
+    async def test_27_a_run_is_entries_that_follow_one_another(self, world: LedgerWorld) -> None:
+        store = await world.connect()
+        writer = await store.create()
+        payloads = [b"", b"a", b"bc", b"def"]
+        size = sum(map(len, payloads))
+        before = writer.append(b"before")
+        first = writer.append_run(payloads, size)
+        second = writer.append_run(payloads[1:], size)
+        after = writer.append(b"after")
+        positions = await acknowledged(before, first, second, after)
+        assert [each.entry_id for each in positions] == [0, 1, 5, 8]
+        assert writer.last_durable == 8
+        expected = [b"before", *payloads, *payloads[1:], b"after"]
+        assert await read_all(store, writer.ledger_id) == expected
+        # A run that is larger than a store takes as a whole leaves nothing behind.
+        large = [bytes(writer.run_bytes_max // 2 + 1)] * 2
+        if len(large[0]) <= world.entry_bytes_max:
+            with refuses(InvalidArgument):
+                writer.append_run(large, 2 * len(large[0]))
+        await world.settle()
+        assert await read_all(store, writer.ledger_id) == expected
+        info = await writer.close()
+        assert (info.last_entry, info.size_bytes) == (8, 2 * size + 11)
+        with refuses(LedgerClosed):
+            writer.append_run(payloads, size)
+
+    @item
+    async def test_28_a_crash_keeps_whole_runs(self, world: LedgerWorld) -> None:
+        for crash in range(CRASHES):
+            store = await world.connect()
+            writer = await store.create()
+            runs = [[b"%d-%d" % (number, n) for n in range(RUN)] for number in range(20)]
+            appends = [writer.append_run(each, sum(map(len, each))) for each in runs]
+            for _ in range(3 * crash):
+                await asyncio.sleep(0)
+            done = sum(each.done() and not each.exception() for each in appends)
+            await world.crash()
+            await outcomes(appends)
+            store = await world.connect()
+            await store.fence(writer.ledger_id)
+            found = await read_all(store, writer.ledger_id)
+            assert len(found) % RUN == 0, "a part of a run"
+            assert len(found) >= done * RUN
+            assert found == [payload for each in runs for payload in each][: len(found)]
 
 
 class _RandomRun:

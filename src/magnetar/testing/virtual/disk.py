@@ -23,8 +23,15 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from magnetar.errors import FolderInUse
-from magnetar.runtime.disk import SECTOR_BYTES, Database, File, FolderLock, disk_errors
+from magnetar.errors import DiskFull, FolderInUse
+from magnetar.runtime.disk import (
+    SECTOR_BYTES,
+    Database,
+    File,
+    FolderLock,
+    SpaceLeft,
+    disk_errors,
+)
 from magnetar.runtime.signal import Signal
 from magnetar.testing.virtual.disk_model import DiskModel, ModelFile
 from magnetar.testing.virtual.faults import FaultPlan, Operation, SimulatedCrash
@@ -47,6 +54,10 @@ class SimulatedDisk:
         self.model = model or DiskModel()
         self.stopped = Signal()
         self.open_files = 0
+        self.capacity: int | None = None
+        """Bytes that fit, others' included; None: it does not say, and takes what comes."""
+        self.others_bytes = 0
+        """Taken by somebody else."""
         # For torn writes and failed syncs; apart from the plan's
         # chance, whose draws stay what they are.
         self._random = Random(seed)
@@ -124,6 +135,32 @@ class SimulatedDisk:
         self._locked.add(name)
         return _Lock(self._locked, name)
 
+    def space(self, folder: Path) -> SpaceLeft:
+        self.check_running()
+        if self.capacity is None:
+            return SpaceLeft(0, 0)
+        used = self.others_bytes + self.model.bytes_used()
+        return SpaceLeft(max(0, self.capacity - used), self.capacity)
+
+    def reserve(self, path: Path, size: int) -> int:
+        if not size:
+            self.remove(path)
+            return 0
+        file = self.open(path, create=True)
+        try:
+            file.truncate(size)
+        except DiskFull:
+            pass  # as large as it was
+        finally:
+            has = file.size()
+            file.close()
+        return has
+
+    def take(self, size: int) -> None:
+        """Let something grow by so many bytes; raise if they do not fit."""
+        if size > 0 and self.capacity is not None and size > self.space(ROOT).free:
+            raise OSError(errno.ENOSPC, "ENOSPC", "")
+
     # --- faults and the end
 
     @property
@@ -156,7 +193,9 @@ class SimulatedDisk:
         self.close()
         # A killed process leaves all that it wrote, but what was not synced is still at risk.
         model = DiskModel(self.model.survive(chance)) if power_loss else self.model
-        return SimulatedDisk(model=model, seed=chance.randrange(1 << 32))
+        following = SimulatedDisk(model=model, seed=chance.randrange(1 << 32))
+        following.capacity, following.others_bytes = self.capacity, self.others_bytes
+        return following
 
     def close(self) -> None:
         """Let go of SQLite and its scratch folder; nothing of that is a change of the disk."""
@@ -229,9 +268,10 @@ class SimulatedFile:
         data = b"".join(buffers)
         with disk_errors("write", self._path):
             self._check_open()
-            grows = offset + len(data) > self._file.size()
+            grows = offset + len(data) - self._file.size()
             try:
-                self._disk.step(Operation.WRITE, self._name, takes_space=grows)
+                self._disk.step(Operation.WRITE, self._name, takes_space=grows > 0)
+                self._disk.take(grows)
             # Invariant 2: neither an error nor a crash says how much of it was written.
             except (OSError, SimulatedCrash):
                 self._disk.write_part(self._file, offset, data)
@@ -252,8 +292,9 @@ class SimulatedFile:
     def truncate(self, size: int) -> None:
         with disk_errors("truncate", self._path):
             self._check_open()
-            grows = size > self._file.size()
-            self._disk.step(Operation.WRITE, self._name, takes_space=grows)
+            grows = size - self._file.size()
+            self._disk.step(Operation.WRITE, self._name, takes_space=grows > 0)
+            self._disk.take(grows)
             self._file.truncate(size)
 
     def close(self) -> None:
@@ -312,9 +353,10 @@ class _Mirror:
     def write(self, path: Path, offset: int, data: bytes) -> None:
         name = self._name(path)
         file = self._disk.model.open(name)
-        grows = offset + len(data) > file.size()
+        grows = offset + len(data) - file.size()
         try:
-            self._disk.step(Operation.WRITE, name, takes_space=grows)
+            self._disk.step(Operation.WRITE, name, takes_space=grows > 0)
+            self._disk.take(grows)
         # Only a crash tears the write: after an error neither the
         # real file nor the model has changed.
         except SimulatedCrash:

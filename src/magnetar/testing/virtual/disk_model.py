@@ -252,6 +252,10 @@ class DiskModel:
         parent, name = self._parent(path)
         parent.change({name: None})
 
+    def bytes_used(self) -> int:
+        """The sizes of all files that have a name."""
+        return _size_of(self._root)
+
     # --- images
 
     def image(self) -> dict[str, bytes]:
@@ -301,6 +305,13 @@ def _apply(entries: dict[str, _Entry], change: Mapping[str, _Entry | None]) -> N
             entries.pop(name, None)
         else:
             entries[name] = entry
+
+
+def _size_of(folder: _Folder) -> int:
+    return sum(
+        _size_of(each) if isinstance(each, _Folder) else each.size()
+        for each in folder.entries.values()
+    )
 
 
 def _files(folder: _Folder, prefix: str, chance: Chance | None) -> list[tuple[str, bytes]]:

@@ -36,7 +36,7 @@ from magnetar.txn.buffer.visibility import Visibility
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import State
 from magnetar.txn.store import StoredOp
-from magnetar.wire.messages import TxnId, TxnSend, txn_trailer
+from magnetar.wire.messages import SendRun, TxnId, TxnSend, metadata_ends_with, txn_trailer
 
 Answered = Callable[[TxnId, NotAllowed | None], None]
 """Told whether a transaction may write; from no task of its own, so that it must not raise."""
@@ -127,6 +127,21 @@ class TxnFastPath:
         runs.pushed = sequence_id
         runs.plain += 1
         return True
+
+    def fits(self, run: SendRun) -> bool:
+        """Whether all sends of a run are so."""
+        segment_txn, trailer = self.segment_txn, self.trailer
+        return (
+            run.sequence_ids[0] > self.runs.pushed
+            and segment_txn.decision is None
+            and segment_txn.is_admitted
+            and all(metadata_ends_with(each, trailer) for each in run.payloads)
+        )
+
+    def push(self, sequence_ids: list[int]) -> None:
+        """Note a run that `fits`: it is in flight now, and `settled` is owed for each."""
+        self.runs.pushed = sequence_ids[-1]
+        self.runs.plain += len(sequence_ids)
 
     def sent(self, sequence_id: int) -> Sent:
         """A send that does not go this way any more."""

@@ -92,6 +92,17 @@ class TxnRuns:
         else:
             self.add(sequence_id, sequence_id)
 
+    def plain_run_stored(self, sequence_ids: list[int]) -> None:
+        """The next plain sends, which came together, are durable."""
+        first, last, count = sequence_ids[0], sequence_ids[-1], len(sequence_ids)
+        # They ascend: so many between the two are all of them.
+        if last - first == count - 1:
+            self.plain -= count
+            self.add(first, last)
+        else:
+            for sequence_id in sequence_ids:
+                self.plain_stored(sequence_id)
+
     def add(self, first: int, last: int) -> None:
         """Note sequences that are in the log."""
         self.pushed = max(self.pushed, last)

@@ -26,7 +26,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.signal import Signal
 from magnetar.testing.virtual.virtual_time import run
-from tests.unit.broker.world import EPOCH_MS, message, options, rare, receipts
+from tests.unit.broker.world import EPOCH_MS, due, message, options, rare, receipts, run_of
 
 
 class Bench:
@@ -73,14 +73,14 @@ def test_receipts_come_in_order_and_together() -> None:
         producer = bench.producer
         for number in range(4):
             producer.send(message(number))
-        waiting = asyncio.create_task(producer.receipts())
+        waiting = asyncio.create_task(due(producer))
         await asyncio.sleep(0)
         bench.store(0, 1, 2)
         found = await waiting
         assert found == [Receipt(n, None, Position(1, n)) for n in range(3)]
         assert producer.pending == 1
         bench.store(3)
-        assert [each.sequence_id for each in await producer.receipts()] == [3]
+        assert [each.sequence_id for each in await due(producer)] == [3]
         assert (producer.messages_in, producer.pending) == (4, 0)
 
     on_bench(scenario)
@@ -88,7 +88,7 @@ def test_receipts_come_in_order_and_together() -> None:
 
 def test_a_waiter_sees_a_send_that_comes_later() -> None:
     async def scenario(bench: Bench) -> None:
-        waiting = asyncio.create_task(bench.producer.receipts())
+        waiting = asyncio.create_task(due(bench.producer))
         await asyncio.sleep(0)
         bench.producer.send(message(5, batch=3))
         bench.store(0)
@@ -101,13 +101,13 @@ def test_a_waiter_sees_a_send_that_comes_later() -> None:
 def test_a_cancelled_waiter_loses_nothing() -> None:
     async def scenario(bench: Bench) -> None:
         bench.producer.send(message(1))
-        waiting = asyncio.create_task(bench.producer.receipts())
+        waiting = asyncio.create_task(due(bench.producer))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait({waiting})
         assert not bench.futures[0].cancelled()
         bench.store(0)
-        assert [each.sequence_id for each in await bench.producer.receipts()] == [1]
+        assert [each.sequence_id for each in await due(bench.producer)] == [1]
 
     on_bench(scenario)
 
@@ -137,7 +137,7 @@ def test_a_waiting_producer_may_not_send() -> None:
             "w", options(), bench.append, clock=LoopClock(EPOCH_MS), trouble=bench.trouble
         )
         waiting.send(message(1))
-        (refused,) = await waiting.receipts()
+        (refused,) = await due(waiting)
         assert isinstance(refused.error, NotAllowed)
         assert not bench.futures
 
@@ -152,8 +152,8 @@ def test_a_failed_append_ends_the_producer_without_later_receipts() -> None:
         bench.store(0)
         bench.fail(1)
         bench.store(2)
-        assert [each.sequence_id for each in await producer.receipts()] == [0]
-        assert await producer.receipts() == []
+        assert [each.sequence_id for each in await due(producer)] == [0]
+        assert await due(producer) == []
         assert isinstance(producer.failure, DiskFailed)
         assert bench.trouble.version == 1
         producer.send(message(9))
@@ -173,8 +173,8 @@ def test_a_send_after_an_unnoticed_failure_is_not_appended() -> None:
         bench.fail(1)
         bench.producer.send(message(2))
         assert len(bench.futures) == 2
-        assert [each.sequence_id for each in await bench.producer.receipts()] == [0]
-        assert await bench.producer.receipts() == []
+        assert [each.sequence_id for each in await due(bench.producer)] == [0]
+        assert await due(bench.producer) == []
 
     on_bench(scenario)
 
@@ -190,8 +190,8 @@ def test_an_append_that_is_refused_at_once(dedup: Dedup | None) -> None:
         producer.send(message(3))
         assert len(bench.futures) == 1
         bench.store(0)
-        assert [each.sequence_id for each in await producer.receipts()] == [1]
-        assert await producer.receipts() == []
+        assert [each.sequence_id for each in await due(producer)] == [1]
+        assert await due(producer) == []
         assert isinstance(producer.failure, TooManyRequests)
         assert bench.trouble.version == 0, "a full queue is no reason to fence the topic"
         if dedup is not None:
@@ -204,7 +204,7 @@ def test_a_terminated_topic_is_answered_and_the_producer_lives() -> None:
     async def scenario(bench: Bench) -> None:
         bench.refusal = ManagedLedgerSealed("sealed")
         bench.producer.send(message(1))
-        (found,) = await bench.producer.receipts()
+        (found,) = await due(bench.producer)
         assert isinstance(found.error, TopicTerminated)
         assert not bench.producer.stopped
 
@@ -216,7 +216,7 @@ def test_duplicates_get_an_empty_receipt_in_their_turn() -> None:
         producer = bench.producer
         producer.send(message(1))
         bench.store(0)
-        await producer.receipts()
+        await due(producer)
         producer.send(message(2))
         producer.send(message(1))
         producer.send(message(2))
@@ -256,8 +256,8 @@ def test_stopping_still_gives_the_receipts_owed() -> None:
         await asyncio.sleep(0)
         bench.store(0)
         await closing
-        assert [each.sequence_id for each in await producer.receipts()] == [1]
-        assert await producer.receipts() == []
+        assert [each.sequence_id for each in await due(producer)] == [1]
+        assert await due(producer) == []
         assert isinstance(producer.failure, NotAllowed)
 
     on_bench(scenario)
@@ -293,7 +293,7 @@ def test_receipts_are_a_prefix_of_what_was_stored(steps: list[str]) -> None:
             elif step == "take":
                 producer.settle()
                 if producer._receipts:
-                    got += await producer.receipts()
+                    got += await due(producer)
             elif done < len(bench.futures):
                 (bench.store if step == "store" else bench.fail)(done)
                 failed = failed or step == "fail"
@@ -306,10 +306,126 @@ def test_receipts_are_a_prefix_of_what_was_stored(steps: list[str]) -> None:
                 good.append(number)
         producer.settle()
         await producer.close(1.0)
-        while some := await producer.receipts():
+        while some := await due(producer):
             got += some
         assert [each.position.entry_id for each in got] == good
         assert producer.pending == 0
         assert (producer.failure is not None) == failed
 
     on_bench(scenario)
+
+
+# --- runs
+
+
+class RunBench(Bench):
+    """A log that takes runs too; what it stored, and the receipts, can be compared."""
+
+    def __init__(self, dedup: Dedup | None, *, takes_runs: bool) -> None:
+        super().__init__(dedup)
+        self.stored: list[bytes] = []
+        self.got: list[Receipt] = []
+        self.runs = 0
+        self._queued: list[tuple[asyncio.Future[Position], list[bytes]]] = []
+        self._next = 0
+        self.producer = Producer(
+            "p",
+            options(),
+            self.append,
+            clock=LoopClock(EPOCH_MS),
+            trouble=self.trouble,
+            dedup=dedup,
+            append_run=self.append_run if takes_runs else None,
+        )
+        self.producer.grant(None)
+
+    def append(self, payload: bytes) -> asyncio.Future[Position]:
+        future = super().append(payload)
+        self._queued.append((future, [payload]))
+        return future
+
+    def append_run(self, payloads: list[bytes], size: int) -> asyncio.Future[Position] | None:
+        assert size == sum(map(len, payloads))
+        # As a ledger that is about to roll over: so many it takes, but not together.
+        if len(payloads) > 5:
+            return None
+        self.runs += 1
+        future = super().append(b"")
+        self._queued.append((future, payloads))
+        return future
+
+    def commit(self, *, fails: bool) -> None:
+        """All that is queued is durable, or is not."""
+        queued, self._queued = self._queued, []
+        for future, payloads in queued:
+            if fails:
+                future.set_exception(DiskFailed("broken"))
+                continue
+            future.set_result(Position(1, self._next))
+            self.stored += payloads
+            self._next += len(payloads)
+
+    async def take(self) -> None:
+        self.producer.settle()
+        if self.producer._receipts:
+            self.got += await due(self.producer)
+
+
+RUN_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "send", "send", "resend", "commit", "take", "fail", "refuse"]),
+        st.integers(1, 7),
+        st.integers(0, 2),
+    ),
+    max_size=25,
+)
+
+
+@given(RUN_STEPS, st.booleans())
+def test_a_run_has_the_outcome_of_its_sends(
+    steps: list[tuple[str, int, int]], has_dedup: bool
+) -> None:
+    """Invariant 7: the same input as runs and one by one gives the same log and receipts."""
+
+    async def play(*, takes_runs: bool) -> RunBench:
+        dedup = Dedup(10) if has_dedup else None
+        bench = RunBench(dedup, takes_runs=takes_runs)
+        bench.producer.dedup = dedup
+        if dedup is not None:
+            bench.producer.send(message(0))  # from here on its name has a fast path
+        sequence = 1
+        for step, count, gap in steps:
+            if step in ("send", "resend"):
+                first = max(0, sequence - count) if step == "resend" else sequence + gap
+                sequence = max(sequence, first + count)
+                sends = [message(first + number) for number in range(count)]
+                bench.producer.send_run(run_of(sends))
+            elif step == "take":
+                await bench.take()
+            elif step == "refuse":
+                bench.refusal = TooManyRequests("full") if gap == 0 else None
+            else:
+                bench.commit(fails=step == "fail")
+        bench.commit(fails=False)
+        await bench.producer.close(1.0)
+        await bench.take()
+        return bench
+
+    async def main() -> None:
+        runs, singles = await play(takes_runs=True), await play(takes_runs=False)
+        assert singles.runs == 0
+        assert runs.stored == singles.stored
+        assert [str(each) for each in runs.got] == [str(each) for each in singles.got]
+        assert runs.producer.messages_in == singles.producer.messages_in
+        assert runs.producer.bytes_in == singles.producer.bytes_in
+        assert str(runs.producer.failure) == str(singles.producer.failure)
+        assert runs.producer.pending == 0
+        if has_dedup:
+            one, other = (each.producer.dedup for each in (runs, singles))
+            assert one is not None
+            assert other is not None
+            one.check_invariants()
+            assert one.snapshot(DROPPED) == other.snapshot(DROPPED)
+            assert one.last_sequence_id("p") == other.last_sequence_id("p")
+
+    run(main())

@@ -30,7 +30,7 @@ from tests.unit.broker.txn_world import (
     read_all,
     sent,
 )
-from tests.unit.broker.world import message, receipts
+from tests.unit.broker.world import message, receipts, run_of
 
 UNREADABLE = bytes.fromhex("0e0100000000") + b"\0\0\0\x02\xff\xff"
 
@@ -365,3 +365,45 @@ def test_without_taking_the_news_a_committed_message_is_stored_again(
     news.ended("COMMITTED", "p", runs)
     monkeypatch.setattr(Dedup, "catch_up", lambda _: None)
     assert dedup.decide("p", 7) is SendVerdict.STORE
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_run_in_a_transaction_has_the_outcome_of_its_sends(commit: bool, carried: bool) -> None:
+    """Also where it was pushed before, or the transaction is decided while it is in flight."""
+    stories: list[list[object]] = []
+
+    async def scenario(world: TxnWorld) -> None:
+        broker = world.broker()
+        topic = await broker.topic()
+        producer = await joined(topic)
+        await broker.begin(T1)
+        await publish(producer, T1, "first")
+        appends, append_run = 0, topic.ledger.append_run
+
+        def counted(payloads: list[bytes], size: int) -> asyncio.Future[Position] | None:
+            nonlocal appends
+            appends += 1
+            return append_run(payloads, size)
+
+        producer._append_run = None if stories else counted
+        ranges = [range(1, 5), range(3, 7), range(9, 12)]
+        runs = [[sent(n, T1, str(n), is_carried=carried) for n in each] for each in ranges]
+        found = []
+        for each in runs[:2]:
+            producer.send_run(run_of(each))
+            found += await receipts(producer, len(each))
+        producer.send_run(run_of(runs[2]))
+        await (broker.commit(T1) if commit else broker.abort(T1))
+        found += await receipts(producer, len(runs[2]))
+        producer.send_run(run_of([message(number, f"plain {number}") for number in range(20, 23)]))
+        found += await receipts(producer, 3)
+        await quiet()
+        told = [(each.sequence_id, each.position[1], str(each.error)) for each in found]
+        stories.append([told, await log_of(topic), await read_all(topic, "after")])
+        # The second run was pushed in part; without the id in its metadata none goes as a whole.
+        assert appends == (0 if len(stories) == 2 else 1 + 2 * carried)
+
+    in_txn_world(scenario)
+    in_txn_world(scenario)
+    assert stories[0] == stories[1]

@@ -35,6 +35,7 @@ from tests.unit.broker.world import (
     EPOCH_MS,
     World,
     consumer,
+    due,
     entry,
     message,
     options,
@@ -202,7 +203,7 @@ def test_dedup_is_switched_on_and_off() -> None:
         producer = await topic.add_producer(options())
         await send_all(topic, producer, 1, 1)
         await topic.apply(TopicPolicies(deduplication=True))
-        assert await producer.receipts() == []
+        assert await due(producer) == []
         assert isinstance(producer.failure, ServiceNotReady)
         await topic.remove_producer(producer)
 
@@ -258,9 +259,9 @@ def test_a_failed_write_fences_the_topic_and_clients_come_back() -> None:
         await send_all(topic, one, 1)
         world.ledgers.fail_next(DiskFailed("broken"))
         one.send(message(2))
-        assert await one.receipts() == []
+        assert await due(one) == []
         await settled(lambda: two.stopped)
-        assert await two.receipts() == []
+        assert await due(two) == []
         with pytest.raises(ServiceNotReady):
             await topic.add_producer(options(3, "three"))
         for producer in (one, two):
@@ -281,7 +282,7 @@ def test_a_storage_that_is_fenced_takes_the_topic_with_it() -> None:
         producer = await topic.add_producer(options())
         world.ledgers.fail_next(StorageFenced("sync failed"), stored=True)
         producer.send(message(1))
-        assert await producer.receipts() == []
+        assert await due(producer) == []
         await asyncio.sleep(1)
         assert topic.lost is not None
         with pytest.raises(ServiceNotReady):
@@ -301,7 +302,7 @@ def test_another_owner_ends_the_topic_here() -> None:
         later = await world.topic(world.parts())
         producer = await topic.add_producer(options())
         producer.send(message(1))
-        assert await producer.receipts() == []
+        assert await due(producer) == []
         await asyncio.sleep(1)
         assert isinstance(topic.lost, ManagedLedgerFenced)
         assert reading.is_stopped
@@ -474,8 +475,8 @@ def test_unloading_gives_receipts_owed_and_writes_cursors() -> None:
         topic.subscriptions["s"].cursor.ack(first.position)
         await topic.close()
         await topic.close()
-        assert [each.sequence_id for each in await producer.receipts()] == [2]
-        assert await producer.receipts() == []
+        assert [each.sequence_id for each in await due(producer)] == [2]
+        assert await due(producer) == []
         assert isinstance(producer.failure, ServiceNotReady)
 
         topic = await world.topic(world.parts())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -315,8 +317,20 @@ def test_lists_and_their_signal() -> None:
         await topics.delete(NAME)
         assert changed.version > seen
         assert other.version == 0
-        with pytest.raises(TopicNotFound):
-            await topics.names(NamespaceName("public", "none"), ListMode.ALL)
+        assert await topics.names(NamespaceName("public", "none"), ListMode.ALL) == []
+
+    with_topics(scenario)
+
+
+def test_signals_of_lists_go_with_those_who_watch() -> None:
+    """A client may name any namespaces, one after the other: they must not add up."""
+
+    async def scenario(world: World, topics: Topics) -> None:
+        kept = [weakref.ref(topics.list_changed(NamespaceName("t", str(n)))) for n in range(3)]
+        gc.collect()
+        assert [each() for each in kept] == [None, None, None]
+        held = topics.list_changed(DEFAULT)
+        assert topics.list_changed(DEFAULT) is held
 
     with_topics(scenario)
 

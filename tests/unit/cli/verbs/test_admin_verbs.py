@@ -222,6 +222,17 @@ def test_what_the_server_refuses(running: Running) -> None:
     assert "does not exist" in missing.stderr
 
 
+def test_the_port_and_the_url_of_the_other_protocol_are_named(running: Running) -> None:
+    port = running.url.rpartition(":")[2]
+    met = CliRunner().invoke(main, ["topics", "list", "--admin-url", f"http://127.0.0.1:{port}"])
+    assert met.exit_code == 1
+    assert "speaks Pulsar's binary protocol" in met.stderr
+    assert "admin_port" in met.stderr
+    refused = CliRunner().invoke(main, ["topics", "list", "--admin-url", running.url])
+    assert refused.exit_code == 1
+    assert "not the URL of an admin interface (use http://host:port)" in refused.stderr
+
+
 def findings(
     arguments: list[str], env: dict[str, str] | None = None
 ) -> tuple[int, dict[str, dict[str, str]]]:

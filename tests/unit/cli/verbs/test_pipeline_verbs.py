@@ -67,6 +67,17 @@ def test_what_init_writes_is_valid(tmp_path: Path, kind: str) -> None:
     assert (code, "exists" in said) == (1, True)
 
 
+@pytest.mark.parametrize("kind", ["yaml", "toml"])
+def test_what_init_writes_names_the_server_of_the_environment(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGNETAR_SERVICE_URL", "pulsar://broker.example.org:6650")
+    file = tmp_path / f"settled.{kind}"
+    assert _called("init", file)[0] == 0
+    assert "pulsar://broker.example.org:6650" in file.read_text()
+    assert "localhost" not in file.read_text()
+
+
 def test_mistakes_in_files_are_one_line(tmp_path: Path) -> None:
     file = tmp_path / "settled.yaml"
     assert "No such file" in _called("validate", file)[1]

@@ -6,12 +6,14 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.cli.verbs.txn import _duration, _shortened
 from magnetar.txn.ids import to_text
 from magnetar.txn.legacy.coordinators import LegacyCoordinators
+from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 from tests.unit.cli.admin_server import Running, running_server
 from tests.unit.server.admin.txn_client import COMMIT, txn_client
@@ -194,8 +196,16 @@ def test_abort_on_a_topic_frees_what_no_coordinator_knows(
 
 @pytest.mark.parametrize("scalable", [True, False])
 def test_abort_on_a_topic_aborts_open_transactions_as_a_whole(
-    running: Running, scalable: bool
+    running: Running, scalable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = TxnStore.write_aborted
+
+    # A store that takes its time: the topic is free once it is told to be, all the same.
+    async def slow(*given: Any, **fields: Any) -> None:
+        await asyncio.sleep(0.2)
+        await write(*given, **fields)
+
+    monkeypatch.setattr(TxnStore, "write_aborted", slow)
     txn = opened(running, scalable=scalable)
     assert running.done("txn", "abort", txn, "--on", T) == f"aborted {txn} on {T}\n"
     assert "ABORTED" in running.done("txn", "show", txn)

@@ -27,7 +27,8 @@ def test_every_option_can_be_given_and_is_documented() -> None:
     "wrong",
     [{"max_pending": 0}, {"batch_bytes": 0}, {"send_timeout": -1.0}, {"batch_delay": float("nan")},
      {"initial_sequence_id": -1}, {"compression": "zstd"}, {"routing": "ring"},
-     {"access_mode": 1}, {"properties": {"a": 1}}, {"batch_messages": "10"}],
+     {"access_mode": 1}, {"properties": {"a": 1}}, {"batch_messages": "10"},
+     {"batching": "off"}, {"chunking": 1}],
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
@@ -42,7 +43,8 @@ def test_a_compression_by_its_name_is_told_how_it_is_given() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"initial_position": "earliest"}, {"properties": {"a": 1}}, {"queue_size": 0},
-     {"subscription_properties": [("a", "b")]}, {"processing_timeout": "1"}],
+     {"subscription_properties": [("a", "b")]}, {"processing_timeout": "1"},
+     {"retries": "yes"}, {"fail_on_data_loss": None}],
 )  # fmt: skip
 def test_wrong_options_of_consumers_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):

@@ -12,15 +12,20 @@ import pytest
 
 from harness.simulation.seeds import EPOCH_MS
 from magnetar.client.client import Client
+from magnetar.client.connection.server_errors import refusal
 from magnetar.client.connection.settings import TokenAuth
 from magnetar.errors import (
     AuthorizationFailed,
+    ConnectionLost,
     InvalidSetting,
     NotAllowed,
     NotConnected,
     ProducerFenced,
+    RequestError,
     SendTimedOut,
+    ServerDiskFull,
     TopicNotFound,
+    WireCode,
 )
 from magnetar.model.ids import MessageId
 from magnetar.runtime.clock import LoopClock
@@ -366,3 +371,73 @@ def test_the_error_of_a_token_function_is_told(
             assert not broker.said("CONNECT")
 
     play(story)
+
+
+FULL = "the disk of the server is full: 0.5 of 40.0 MiB are left (free some space on it)"
+
+
+def full(broker: FakeBroker) -> None:
+    """From now on PRODUCER is refused, for the disk is full."""
+    broker.handlers["PRODUCER"] = lambda peer, body: peer.say(
+        "ERROR",
+        request_id=body.request_id,
+        error=pb.ProducerBlockedQuotaExceededException,
+        message=FULL,
+    )
+
+
+def test_a_full_disk_fails_each_message_by_name_and_at_once_until_there_is_room() -> None:
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        broker.handlers["SEND"] = receipt
+        opens = broker.handlers["PRODUCER"]
+        loop = asyncio.get_running_loop()
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR)
+            await producer.send(b"stored")
+            full(broker)
+            number = broker.said("PRODUCER")[-1].producer_id
+            broker.peers[-1].say("CLOSE_PRODUCER", producer_id=number, request_id=2**64 - 1)
+            await asyncio.sleep(1)
+            before = len(broker.said("PRODUCER"))
+            for _ in range(20):
+                begun = loop.time()
+                with pytest.raises(ServerDiskFull, match="the disk of the server is full"):
+                    await producer.send(b"refused")
+                assert loop.time() - begun < 0.5
+            # One question for each message: no loop without a breath.
+            assert len(broker.said("PRODUCER")) - before <= 25
+            with pytest.raises(ServerDiskFull):
+                await client.producer(REGULAR)
+            # Nothing to send, and hours on the full disk: the pauses grow.
+            before = len(broker.said("PRODUCER"))
+            await asyncio.sleep(3600)
+            assert len(broker.said("PRODUCER")) - before < 200
+            broker.handlers["PRODUCER"] = opens
+            begun = loop.time()
+            await producer.send(b"goes on")
+            assert loop.time() - begun < 1
+
+    play(story)
+
+
+def test_on_a_full_disk_what_may_be_stored_is_not_called_refused() -> None:
+    async def story(broker: FakeBroker) -> None:
+        older(broker)
+        async with client_of(broker) as client:
+            producer = await client.producer(REGULAR, batching=False)
+            broker.handlers["SEND"] = lambda peer, send: None
+            in_doubt = await producer.submit(b"in doubt")
+            await asyncio.sleep(1)
+            full(broker)
+            broker.peers[-1].transport.abort()
+            with pytest.raises(ConnectionLost, match="the disk of the server is full"):
+                await in_doubt
+
+    play(story)
+
+
+def test_a_quota_of_another_broker_is_not_called_a_full_disk() -> None:
+    error = refusal("PRODUCER", pb.ProducerBlockedQuotaExceededException, "the backlog is full")
+    assert type(error) is RequestError
+    assert error.wire_code is WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from magnetar.server.app import Server
+from magnetar.txn.coordinator_partitions import CoordinatorAssignment
 from tests.unit.server.admin.world import FULL, TOPIC, World, run
 
 
@@ -226,6 +228,29 @@ def test_policies_reach_topics(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_coordinators_are_found_over_http(tmp_path: Path) -> None:
+    """A client with an http:// address counts coordinators and looks each up, nothing is stored."""
+
+    async def scenario(world: World) -> None:
+        assign = "persistent/pulsar/system/transaction_coordinator_assign"
+        for query in ({}, {"checkAllowAutoCreation": "true"}):
+            assert await world.get(f"{assign}/partitions", **query) == {"partitions": 16}
+        found = await world.get(f"/lookup/v2/topic/{assign}-partition-3")
+        assert found["brokerUrl"] == world.server.service_url
+        # A leader at another broker is named, as the binary lookup names it.
+        leaders = world.server.coordinators.partitions
+        elsewhere = [CoordinatorAssignment(each, "pulsar://other:6650") for each in range(16)]
+        with patch.object(leaders, "assignments", lambda: elsewhere):
+            found = await world.get(f"/lookup/v2/topic/{assign}-partition-3")
+            assert found["brokerUrl"] == "pulsar://other:6650"
+        nobody = [CoordinatorAssignment(each, None) for each in range(16)]
+        with patch.object(leaders, "assignments", lambda: nobody):
+            await world.refuse(503, "GET", f"/lookup/v2/topic/{assign}-partition-3")
+        assert await world.get("persistent/pulsar/system") == []
+
+    run(tmp_path, scenario)
+
+
 def test_lookup(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         found = await world.get(f"/lookup/v2/topic/{TOPIC}")
@@ -258,7 +283,6 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
         unbuilt = (
             f"{TOPIC}/compaction",
             f"{TOPIC}/messageTTL",
-            f"{TOPIC}/ledger/1/entry/2",
             "namespaces/public/default/permissions",
             "namespaces/public/default/permissions/me",
             "namespaces/public/default/schemaCompatibilityStrategy",

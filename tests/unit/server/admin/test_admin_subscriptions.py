@@ -6,7 +6,9 @@ import zlib
 from pathlib import Path
 
 from magnetar.cli.link import ServerConnection
+from magnetar.model.names import TopicName
 from magnetar.wire.commands import TYPES
+from magnetar.wire.frames import base_command, encode_with_payload
 from magnetar.wire.messages import Received, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.admin.world import FULL, PUBLISHED_MS, TOPIC, World, run
@@ -169,9 +171,62 @@ def test_peek(tmp_path: Path) -> None:
         assert headers["X-Pulsar-publish-time"] == "2023-11-14T22:13:22.000+00:00"
         assert headers["Content-Type"] == "application/octet-stream"
         assert "X-Pulsar-num-batch-message" not in headers
+        ledger, _, entry = ids[2].partition(":")
+        same = await world.ask("GET", f"{TOPIC}/ledger/{ledger}/entry/{entry}")
+        shown = [name for name in headers if name.startswith("X-Pulsar")]
+        assert same.data == b"m2"
+        assert [same.headers[name] for name in shown] == [headers[name] for name in shown]
         await world.refuse(404, "GET", f"{SUB}/position/3")
         await world.refuse(412, "GET", f"{SUB}/position/0")
         assert await backlog(world) == 2
+
+    run(tmp_path, scenario)
+
+
+def test_an_entry_that_there_is_not_is_not_the_next_one(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        ids = await world.produce(FULL, 2)
+        ledger = int(ids[0].partition(":")[0])
+        for place in (f"{ledger - 1}/entry/0", f"{ledger}/entry/2", f"{10**30}/entry/0"):
+            await world.refuse(404, "GET", f"{TOPIC}/ledger/{place}")
+        await world.refuse(412, "GET", f"{TOPIC}/ledger/{ledger}/entry/-1")
+        await world.refuse(412, "GET", f"{TOPIC}/ledger/x/entry/0")
+        await world.refuse(404, "GET", f"persistent/public/default/none/ledger/{ledger}/entry/0")
+        await world.change("PUT", "persistent/public/default/parts/partitions", 2)
+        await world.refuse(412, "GET", f"persistent/public/default/parts/ledger/{ledger}/entry/0")
+        loose = "non-persistent/public/default/loose"
+        await world.server.topics.get(TopicName.parse("non-persistent://public/default/loose"))
+        await world.refuse(412, "GET", f"{loose}/ledger/{ledger}/entry/0")
+
+    run(tmp_path, scenario)
+
+
+def test_an_entry_of_a_transaction_says_so(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", TOPIC)
+        async with world.link() as link:
+            await link.request("PRODUCER", topic=FULL, producer_id=1, producer_name="p")
+            begun = await link.request("NEW_TXN", tc_id=0, txn_ttl_millis=60_000)
+            txn = {"txnid_most_bits": begun.txnid_most_bits}
+            txn["txnid_least_bits"] = begun.txnid_least_bits
+            await link.request("ADD_PARTITION_TO_TXN", partitions=[FULL], **txn)
+            metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, **txn)
+            send = {"producer_id": 1, "sequence_id": 0, **txn}
+            for piece in encode_with_payload(
+                base_command("SEND", **send), encode_entry(metadata, b"m")
+            ):
+                link.write(piece)
+            receipt = await link.next()
+            assert isinstance(receipt, Received)
+            where = getattr(receipt.body, "message_id")  # noqa: B009  typed as any message
+            path = f"{TOPIC}/ledger/{where.ledgerId}/entry/{where.entryId}"
+            undecided = await world.ask("GET", path)
+            assert undecided.data == b"m"
+            assert undecided.headers["X-Pulsar-txn-uncommitted"] == "true"
+            await link.request("END_TXN", txn_action=pb.ABORT, **txn)
+            aborted = await world.ask("GET", path)
+            assert aborted.headers["X-Pulsar-txn-aborted"] == "true"
+            assert "X-Pulsar-txn-uncommitted" not in aborted.headers
 
     run(tmp_path, scenario)
 
@@ -198,6 +253,8 @@ def test_peek_shows_batches_and_compression(tmp_path: Path) -> None:
         opened, closed, damaged = [
             await world.ask("GET", f"{SUB}/position/{number}") for number in (1, 2, 3)
         ]
+        place = opened.headers["X-Pulsar-Message-ID"].replace(":", "/entry/")
+        assert (await world.ask("GET", f"{TOPIC}/ledger/{place}")).data == b"hello"
         assert opened.data == b"hello"
         assert "X-Pulsar-compression" not in opened.headers
         assert closed.data == b"?????"

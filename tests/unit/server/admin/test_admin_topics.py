@@ -7,9 +7,11 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from tests.unit.server.admin.world import FULL, TOPIC, World, run
+from magnetar.wire.frames import command
+from tests.unit.server.admin.world import FULL, PUBLISHED_MS, TOPIC, World, run
 
 PARTED = "persistent/public/default/p"
+PARTED_FULL = "persistent://public/default/p"
 PASSING = "non-persistent/public/default/n"
 
 
@@ -136,6 +138,95 @@ def test_stats(tmp_path: Path) -> None:
             assert field in found
         await world.refuse(404, "GET", "persistent/public/default/none/stats")
         await world.refuse(404, "GET", f"{TOPIC}/partitioned-stats")
+
+    run(tmp_path, scenario)
+
+
+def test_stats_without_publishers_or_consumers(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        for domain in ("persistent", "non-persistent"):
+            path, name = f"{domain}/public/default/t", f"{domain}://public/default/t"
+            async with world.link() as link:
+                await link.request("PRODUCER", topic=name, producer_id=1)
+                await world.subscribe(link, name, "s", 2)
+                counts = {
+                    (without, kept): await _counts(world, path, without, kept)
+                    for without in ("excludePublishers", "excludeConsumers")
+                    for kept in ("true", "false")
+                }
+            assert counts == {
+                ("excludePublishers", "true"): (0, 1),
+                ("excludePublishers", "false"): (1, 1),
+                ("excludeConsumers", "true"): (1, 0),
+                ("excludeConsumers", "false"): (1, 1),
+            }
+        await world.refuse(412, "GET", f"{TOPIC}/stats", excludePublishers="perhaps")
+        await world.change("PUT", f"{PARTED}/partitions", 2)
+        async with world.link() as link:
+            await link.request("PRODUCER", topic=f"{PARTED_FULL}-partition-1", producer_id=1)
+            assert len((await world.get(f"{PARTED}/partitioned-stats"))["publishers"]) == 1
+            found = await world.get(f"{PARTED}/partitioned-stats", excludePublishers="true")
+        every = [found, *found["partitions"].values()]
+        assert [each["publishers"] for each in every] == [[], [], []]
+
+    run(tmp_path, scenario)
+
+
+async def _counts(world: World, path: str, query: str, value: str) -> tuple[int, int]:
+    """How many publishers and consumers are shown."""
+    found = await world.get(f"{path}/stats", **{query: value})
+    return len(found["publishers"]), len(found["subscriptions"]["s"]["consumers"])
+
+
+def test_times_in_stats(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        now = world.server.clock.now_ms
+        before = now()
+        await world.change("PUT", TOPIC)
+        found = await world.get(f"{TOPIC}/stats")
+        created = found["topicCreationTimeStamp"]
+        assert before <= created <= now()
+        assert found["lastPublishTimeStamp"] == 0
+        before = now()
+        await world.produce(FULL, 2)
+        published = (await world.get(f"{TOPIC}/stats"))["lastPublishTimeStamp"]
+        assert before <= published <= now()
+        async with world.link() as link:
+            await world.subscribe(link, FULL, "s", 2)
+            subscription = (await world.get(f"{TOPIC}/stats"))["subscriptions"]["s"]
+            assert subscription["lastConsumedFlowTimestamp"] == 0
+            assert subscription["consumers"][0]["lastConsumedFlowTimestamp"] == 0
+            assert subscription["consumersAfterMarkDeletePosition"] == {}
+            before = now()
+            link.write(command("FLOW", consumer_id=2, messagePermits=1))
+            await link.request("GET_LAST_MESSAGE_ID", consumer_id=2)
+            subscription = (await world.get(f"{TOPIC}/stats"))["subscriptions"]["s"]
+            flow = subscription["lastConsumedFlowTimestamp"]
+            assert before <= flow <= now()
+            assert subscription["consumers"][0]["lastConsumedFlowTimestamp"] == flow
+            await link.request("CLOSE_CONSUMER", consumer_id=2)
+        found = await world.get(f"{TOPIC}/stats")
+        assert found["subscriptions"]["s"]["lastConsumedFlowTimestamp"] == flow
+        # Loaded anew: of an entry from before, what its producer said.
+        await world.change("PUT", f"{TOPIC}/unload")
+        found = await world.get(f"{TOPIC}/stats")
+        assert found["topicCreationTimeStamp"] == created
+        assert found["lastPublishTimeStamp"] == PUBLISHED_MS + 1000
+
+    run(tmp_path, scenario)
+
+
+def test_times_of_partitions(tmp_path: Path) -> None:
+    """The oldest creation and the latest message, not their sums."""
+
+    async def scenario(world: World) -> None:
+        await world.change("PUT", f"{PARTED}/partitions", 3)
+        await world.produce(f"{PARTED_FULL}-partition-1", 1)
+        found = await world.get(f"{PARTED}/partitioned-stats")
+        parts = found["partitions"].values()
+        for name, chosen in (("topicCreationTimeStamp", min), ("lastPublishTimeStamp", max)):
+            assert found[name] == chosen(each[name] for each in parts)
+        assert found["lastPublishTimeStamp"] > 0
 
     run(tmp_path, scenario)
 

@@ -67,6 +67,13 @@ def test_variables_come_from_the_environment() -> None:
         _parsed(text)
 
 
+def test_the_server_of_the_environment_is_taken_where_the_file_names_none() -> None:
+    here, there = "pulsar://here:6650", "pulsar://localhost:6650"
+    assert _parsed(SMALLEST, MAGNETAR_SERVICE_URL=here).service_url == there
+    text = SMALLEST.replace(f"service_url: {there}", "")
+    assert _parsed(text, MAGNETAR_SERVICE_URL=here).service_url == here
+
+
 @pytest.mark.parametrize(
     ("wrong", "right", "said"),
     [

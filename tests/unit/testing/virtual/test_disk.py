@@ -189,3 +189,21 @@ def test_a_crash_inside_sqlite_comes_through(disk: SimulatedDisk) -> None:
     after = disk.crash(Random(1), power_loss=False)
     assert _count(after) == 1
     after.close()
+
+
+def test_a_disk_with_a_capacity_is_full_at_it() -> None:
+    disk = SimulatedDisk()
+    disk.capacity = 10_000
+    file = disk.open(ROOT / "file", create=True)
+    file.write(0, [bytes(6000)])
+    assert disk.space(ROOT) == (4000, 10_000)
+    assert disk.reserve(ROOT / "reserve", 5000) == 0, "it does not fit"
+    assert disk.reserve(ROOT / "reserve", 1000) == 1000
+    disk.others_bytes = 3000
+    with pytest.raises(DiskFull):
+        file.write(6000, [bytes(1)])
+    file.write(0, [b"written over"])
+    assert disk.reserve(ROOT / "reserve", 0) == 0
+    assert disk.space(ROOT).free in (999, 1000), "the failed write may have had its byte"
+    file.close()
+    disk.close()

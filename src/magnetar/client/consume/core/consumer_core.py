@@ -31,6 +31,7 @@ from magnetar.client.consume.segment.segment_consumer import (
 )
 from magnetar.client.consume.segment.settings import ConsumerSettings
 from magnetar.client.message.message import AnyMessageId, Message, MessageId
+from magnetar.client.message.options import check_schema
 from magnetar.client.schema.info import Schema
 from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
 from magnetar.model.ids import ScalableMessageId
@@ -50,6 +51,8 @@ class ConsumerCore(ABC, Generic[T]):
     def __init__(
         self, connections: Connections, schema: Schema[T], settings: ConsumerSettings, name: str
     ) -> None:
+        # Before anything is begun that would have to be closed.
+        check_schema(schema)
         self.on_close: Callable[[], None] | None = None
         """Called once, when it is closed."""
         self.name = name

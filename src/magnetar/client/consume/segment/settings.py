@@ -13,7 +13,7 @@ from typing import Final
 
 from magnetar.client.consume.segment.nacks import RedeliveryDelay
 from magnetar.client.message.chunks import EXPIRE_S, PENDING_MESSAGES_MAX
-from magnetar.client.message.options import check_kinds, check_numbers, check_texts
+from magnetar.client.message.options import check_kinds, check_numbers, check_switches, check_texts
 from magnetar.errors import InvalidSetting
 from magnetar.model.subscriptions import InitialPosition
 
@@ -26,6 +26,7 @@ RELEASE_TIMEOUT_S: Final = 30.0
 
 _POSITIVE: Final = ("queue_size", "queue_bytes", "unacked_max", "chunked_messages_max")
 _NOT_NEGATIVE: Final = ("processing_timeout", "release_timeout", "chunk_timeout", "priority_level")
+_SWITCHES: Final = ("retries", "read_compacted", "fail_on_data_loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         check_numbers(self, _POSITIVE, _NOT_NEGATIVE)
         check_kinds(self, {"initial_position": InitialPosition})
+        check_switches(self, _SWITCHES)
         check_texts("properties", self.properties)
         check_texts("subscription_properties", self.subscription_properties)
         if self.retries and self.dead_letter is None:

@@ -32,7 +32,7 @@ from magnetar.server.admin.scalable.state import (
     read_view,
     subscription_json,
 )
-from magnetar.server.admin.topics.peek import PEEKS, as_response
+from magnetar.server.admin.topics.peek import as_response
 
 # Checkpoint consumers have no subscription: their client keeps the positions.
 _KINDS: Final = ("STREAM", "QUEUE")
@@ -132,8 +132,7 @@ async def peek(request: web.Request) -> web.Response:
     entry = await found.peek(number)
     if entry is None:
         return refused(NOT_FOUND, f"the backlog of segment {segment_id} has no message {number}")
-    bytes_max = server_of(request).config.max_message_bytes
-    return await as_response(entry, request.app[PEEKS], bytes_max)
+    return await as_response(request, entry)
 
 
 _SUBSCRIPTION: Final = f"{SCALABLE}/subscriptions/{{subscription}}"

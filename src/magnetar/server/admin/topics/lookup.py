@@ -6,14 +6,13 @@ from typing import Final
 
 from aiohttp import web
 
-from magnetar.model.names import TopicName
-from magnetar.server.admin.exchange import server_of, shown, topic_of, topics_of
+from magnetar.server.admin.exchange import server_of, shown, topic_of
+from magnetar.server.context import lookup_urls
 
 
 async def look_up(request: web.Request) -> web.Response:
     server = server_of(request)
-    name = await _checked(request)
-    urls = await server.context.owner_urls(name)
+    urls = await lookup_urls(server.context, topic_of(request))
     # nativeUrl and brokerUrlSsl are the names that older clients read.
     return shown(
         {
@@ -29,18 +28,9 @@ async def look_up(request: web.Request) -> web.Response:
 
 async def bundle_of(request: web.Request) -> web.Response:
     """A namespace is not divided: every topic is in its one bundle."""
-    await _checked(request)
+    await lookup_urls(server_of(request).context, topic_of(request))
     # Pulsar's name for the bundle that spans the whole hash range.
     return web.Response(text="0x00000000_0xffffffff", content_type="text/plain")
-
-
-async def _checked(request: web.Request) -> TopicName:
-    """There need not be such a topic yet: whoever asks is about to use it."""
-    name = topic_of(request)
-    if name.domain.is_scalable:
-        server_of(request).context.check_scalable()
-    await topics_of(request).namespaces.policies(name.namespace)
-    return name
 
 
 _TOPIC: Final = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"

@@ -17,13 +17,16 @@ import asyncio
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
 
 from magnetar.broker.entries import EntryView
 from magnetar.ledger.api import Entry
+from magnetar.server.admin.exchange import server_of
 from magnetar.wire.messages import payload_offset
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -34,11 +37,16 @@ _VALUE: Final = re.compile(r"[\x20-\x7e]*")
 PEEKS: Final = web.AppKey("peeks", asyncio.Lock)
 """Held by the one peek that undoes a compression."""
 
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
-async def as_response(entry: Entry, turn: asyncio.Lock, bytes_max: int) -> web.Response:
-    """The answer to a peek; a payload that says it is larger than `bytes_max` stays compressed."""
+
+async def as_response(
+    request: web.Request, entry: Entry, more: Mapping[str, str] = NO_HEADERS
+) -> web.Response:
+    """The answer to a peek; one that says it is larger than a message may be stays compressed."""
+    turn, bytes_max = request.app[PEEKS], server_of(request).config.max_message_bytes
     view = EntryView.of(entry)
-    headers = _headers(view)
+    headers = {**_headers(view), **more}
     # Shown as it is: whoever peeks at a damaged entry wants to see it.
     if not view.readable:
         return _response(entry.payload, headers)

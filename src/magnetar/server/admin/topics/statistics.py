@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from magnetar.broker.policy.stats import TopicStats, summed
+from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.managed_ledger.cursor import Cursor
@@ -22,7 +23,7 @@ _NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": Fal
 
 async def stats(request: web.Request) -> web.Response:
     topic = await topics_of(request).get(await whole_topic(request), create=False)
-    return shown(as_json(topic.stats()))
+    return shown(as_json(await _asked(request, topic)))
 
 
 async def partitioned_stats(request: web.Request) -> web.Response:
@@ -34,13 +35,21 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     parts = {}
     for partition in await existing(request, name):
         # Created if it is missing: a crash may have prevented its record, but the topic has it.
-        parts[str(partition)] = (await topics.get(partition)).stats()
+        parts[str(partition)] = await _asked(request, await topics.get(partition))
     found = as_json(summed(list(parts.values())))
     found["metadata"] = {"partitions": record.partitions, "deleted": False}
     # Java's default: tools that do not ask get all partitions.
     each = flag_of(request, "perPartition", default=True)
     found["partitions"] = {key: as_json(part) for key, part in parts.items()} if each else {}
     return shown(found)
+
+
+async def _asked(request: web.Request, topic: LoadedTopic) -> TopicStats:
+    """Statistics, without producers or consumers where the request says so: there may be many."""
+    publishers = not flag_of(request, "excludePublishers")
+    consumers = not flag_of(request, "excludeConsumers")
+    await topic.last_publish_ms()
+    return topic.stats(publishers=publishers, consumers=consumers)
 
 
 async def internal_stats(request: web.Request) -> web.Response:

@@ -29,13 +29,12 @@ from magnetar.server.admin.exchange import (
     needed_body_of,
     part_of,
     refused,
-    server_of,
     shown,
     topic_of,
     topics_of,
     whole_number,
 )
-from magnetar.server.admin.topics.peek import PEEKS, as_response
+from magnetar.server.admin.topics.peek import as_response
 from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
 
 # MessageId.earliest and MessageId.latest: they mean an end of the topic, not a position.
@@ -160,8 +159,7 @@ async def peek(request: web.Request) -> web.Response:
     entry = await subscription.peek(number)
     if entry is None:
         return refused(NOT_FOUND, f"the backlog has no message {number}")
-    bytes_max = server_of(request).config.max_message_bytes
-    return await as_response(entry, request.app[PEEKS], bytes_max)
+    return await as_response(request, entry)
 
 
 # --- parts

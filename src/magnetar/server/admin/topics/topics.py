@@ -12,11 +12,13 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from magnetar.broker.entries import EntryView
+from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
-from magnetar.server.admin.errors import CONFLICT
+from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
 from magnetar.server.admin.exchange import (
     body_of,
     converted,
@@ -26,10 +28,14 @@ from magnetar.server.admin.exchange import (
     needed_body_of,
     part_of,
     refused,
+    server_of,
     shown,
     topic_of,
     topics_of,
+    whole_number,
 )
+from magnetar.server.admin.topics.peek import as_response
+from magnetar.server.context import coordinator_count
 
 _MODES: Final = {
     Domain.PERSISTENT.value: ListMode.PERSISTENT,
@@ -49,7 +55,14 @@ class PartitionsBody(msgspec.Struct, frozen=True):
 
 async def names(request: web.Request) -> web.Response:
     mode = _MODES[part_of(request, "domain")]
-    return shown(await topics_of(request).names(namespace_of(request), mode))
+    return shown(await names_in(request, mode))
+
+
+async def names_in(request: web.Request, mode: ListMode) -> list[str]:
+    """The topics of a namespace; one that does not exist is a 404 here, not an empty list."""
+    topics, namespace = topics_of(request), namespace_of(request)
+    await topics.namespaces.policies(namespace)
+    return await topics.names(namespace, mode)
 
 
 async def partitioned_names(request: web.Request) -> web.Response:
@@ -116,6 +129,27 @@ async def last_message_id(request: web.Request) -> web.Response:
     return shown(last_id_json(await topic.last_message(), name))
 
 
+async def entry_by_id(request: web.Request) -> web.Response:
+    """An entry of a topic, as a peek shows it, whether or not consumers may see it."""
+    name = await whole_topic(request)
+    numbers = [whole_number(part_of(request, each), each) for each in ("ledger_id", "entry_id")]
+    position = Position(*numbers)
+    topic = await topics_of(request).get(name, create=False)
+    if not isinstance(topic, Topic):
+        raise NotAllowed(f"{name} is not persistent: it keeps no messages")
+    # A read begins at the next entry that there is: another one is no answer.
+    entries = await topic.ledger.read(position, 1)
+    if not entries or entries[0].position != position:
+        return refused(NOT_FOUND, f"{name} has no entry {position}")
+    headers = {}
+    # Whoever names an entry sees it, and is told if it is for nobody, or not yet.
+    if position > topic.max_read_position():
+        headers["X-Pulsar-txn-uncommitted"] = "true"
+    elif not topic.is_visible(entries[0]) and EntryView.of(entries[0]).txn_id is not None:
+        headers["X-Pulsar-txn-aborted"] = "true"
+    return await as_response(request, entries[0], headers)
+
+
 def last_id_json(last: tuple[Position, int], name: TopicName) -> dict[str, int]:
     position, batch_index = last
     found = message_id(position, name)
@@ -129,9 +163,13 @@ def last_id_json(last: tuple[Position, int], name: TopicName) -> dict[str, int]:
 
 
 async def partitions(request: web.Request) -> web.Response:
+    name = topic_of(request)
     # A look creates nothing unless it is asked to.
     create = flag_of(request, "checkAllowAutoCreation")
-    found = await topics_of(request).partitions(topic_of(request), create=create)
+    # Clients with an http:// address count the coordinators of transactions here, too.
+    found = coordinator_count(server_of(request).context, name)
+    if found is None:
+        found = await topics_of(request).partitions(name, create=create)
     return shown({"partitions": found})
 
 
@@ -224,6 +262,7 @@ ROUTES: Final = (
     web.post(f"{TOPIC}/terminate", terminate),
     web.post(f"{TOPIC}/terminate/partitions", terminate_partitions),
     web.get(f"{TOPIC}/lastMessageId", last_message_id),
+    web.get(f"{TOPIC}/ledger/{{ledger_id}}/entry/{{entry_id}}", entry_by_id),
     web.get(f"{TOPIC}/partitions", partitions),
     web.put(f"{TOPIC}/partitions", create_partitioned),
     web.post(f"{TOPIC}/partitions", grow),

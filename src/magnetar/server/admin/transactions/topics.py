@@ -11,8 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -67,6 +68,8 @@ from magnetar.wire.messages import TxnId
 NO_WATERMARK: Final = -1
 """An end that says nothing of other transactions."""
 
+_APPLIED_SECONDS: Final = 5.0
+"""For a topic to carry out the end of a transaction."""
 _SUMMED_MAX: Final = 20_000
 """Ack ops that are looked at for a sum."""
 
@@ -249,6 +252,7 @@ async def abort_on(request: web.Request) -> web.Response:
             for txn in await _undecided(topic):
                 if only in (None, txn):
                     state = await _end_on(request, topic, txn)
+                    await _carried_out(topic, txn)
                     ended.append({"id": to_text(txn), "segment": str(segment), "status": state})
     if only is not None and not ended:
         raise TransactionNotFound(f"transaction {named} is not undecided on {topic_of(request)}")
@@ -294,6 +298,15 @@ async def _end_on(request: web.Request, topic: Topic, txn: TxnId) -> str | None:
                 name, each, txn, commit=commit, low_watermark=NO_WATERMARK
             )
     return "COMMITTED" if commit else "ABORTED"
+
+
+async def _carried_out(topic: Topic, txn: TxnId) -> None:
+    """Wait until consumers of a topic wait for a transaction no longer: a moment after its end."""
+    with suppress(TimeoutError):  # it is decided, and will be carried out
+        async with asyncio.timeout(_APPLIED_SECONDS):
+            for buffer in (topic.transactions, topic.legacy_transactions):
+                while buffer is not None and buffer.tracks(txn):
+                    await buffer.moved.past(buffer.moved.version)
 
 
 _HANDLERS: Final[dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = {
