@@ -23,6 +23,7 @@ from magnetar.errors import (
     InvalidValue,
     MagnetarError,
     NotAllowed,
+    ServerDiskFull,
     TransactionEnded,
 )
 from magnetar.model.subscriptions import InitialPosition
@@ -134,6 +135,27 @@ async def _(stage: Stage) -> None:
         await producer.submit(b"2", key="k")
     assert client._connections.count == 0
     assert await payloads(stage) == [b"1", b"2"]
+
+
+@mistake("the disk of the server is full")
+async def _(stage: Stage) -> None:
+    gate = stage.host.server.storage.publish_gate
+    async with new_client(stage) as client:
+        producer = await client.producer(NAME)
+        await producer.send(b"before", key="k")
+        gate.refusal = ServerDiskFull("the disk of the server is full: a test says so")
+        gate.changed.advance()
+        with pytest.raises(ServerDiskFull):
+            await producer.send(b"meanwhile", key="k")
+        async with await client.queue_consumer(NAME, "s", initial_position=FIRST) as consumer:
+            await drain(consumer, 1, consumer.ack)
+        gate.refusal = None
+        gate.changed.advance()
+        await producer.send(b"after", key="k")
+        assert await payloads(stage) == [b"before", b"after"]
+        gate.refusal = ServerDiskFull("the disk of the server is full: a test says so")
+        gate.changed.advance()
+        await client.producer(NAME)
 
 
 @mistake("to close the client")

@@ -142,7 +142,7 @@ def test_what_a_message_says_beside_its_value() -> None:
                 await producer.send(b"x", deliver_at=1, deliver_after=1)
             with pytest.raises(InvalidValue, match="time zone"):
                 await producer.send(b"x", event_time=moment.replace(tzinfo=None))
-            with pytest.raises(InvalidValue, match="negative"):
+            with pytest.raises(InvalidValue, match="0 or more, not -1"):
                 await producer.send(b"x", sequence_id=-1)
             with pytest.raises(InvalidValue, match="1970"):
                 await producer.send(b"x", event_time=-1)
