@@ -63,7 +63,7 @@ lint: $(STAMP) ## formatting, lint, types and import contracts
 
 .PHONY: check
 check: lint ## lint and the fast tests: below a minute, before every commit
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow" --hypothesis-profile=quick \
+	$(BIN)/pytest -q -n 3 --dist loadgroup -m "not slow" --hypothesis-profile=quick \
 		tests/unit tests/meta tests/kits
 
 .PHONY: test

@@ -48,6 +48,7 @@ def test_every_metric_is_documented() -> None:
 MOVES = {"inc", "dec", "set", "observe", "set_function", "time"}
 
 
+@pytest.mark.slow
 def test_every_metric_is_moved_by_the_product() -> None:
     defined: dict[str, str] = {}
     moved: set[str] = set()

@@ -24,6 +24,7 @@ def test_every_point_is_listed_once_and_has_a_test() -> None:
     assert [name for name, tests in rows().items() if not tests] == []
 
 
+@pytest.mark.slow
 def test_every_test_that_is_named_exists() -> None:
     assert missing(PAGE) == []
     assert missing("`tests/meta/test_spark_faults.py::test_of_nothing`") != []

@@ -91,6 +91,7 @@ def test_a_taken_folder_or_port_is_named(tmp_path: Path) -> None:
     run(scene())
 
 
+@pytest.mark.slow
 def test_storage_that_failed_ends_the_server(tmp_path: Path) -> None:
     async def scene() -> None:
         server = Server(ServerConfig(data=str(tmp_path), port=0, limits=LIMITS))
@@ -132,6 +133,7 @@ def test_the_advertised_address(tmp_path: Path, config: ServerConfig, url: str) 
 
 
 # SIGHUP: the terminal was closed. It is an orderly stop, as the other two are.
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
 def test_serve_says_where_it_is_and_stops_when_told(tmp_path: Path, number: signal.Signals) -> None:
     command = [str(MAGNETAR), "serve", "--data", str(tmp_path), "--port", "0", "--admin-port", "0"]
@@ -148,6 +150,7 @@ def test_serve_says_where_it_is_and_stops_when_told(tmp_path: Path, number: sign
         assert process.returncode == 0, errors
 
 
+@pytest.mark.slow
 def test_a_busy_admin_port_is_found_before_clients_are_served(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -330,6 +330,7 @@ def test_too_many_hash_ranges_are_refused_before_they_are_looked_at(tmp_path: Pa
     run(scene())
 
 
+@pytest.mark.slow
 def test_commands_behind_a_long_acknowledgement_wait_for_its_end(tmp_path: Path) -> None:
     async def scene() -> None:
         async with serving(tmp_path) as server:

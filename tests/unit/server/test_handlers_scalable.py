@@ -560,6 +560,7 @@ def test_a_name_without_bound_does_not_join_a_group(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_a_closed_connection_leaves_no_memory_to_the_garbage_collector(tmp_path: Path) -> None:
     async def scene(server: Server, driver: Driver) -> None:
         await looked_up(driver, 1)

@@ -59,6 +59,7 @@ def test_who_began_is_told_by_the_client_while_nobody_is_identified(
     run(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @KINDS
 def test_who_decided_is_kept(tmp_path: Path, scalable: bool) -> None:
     """By a client, by an operator, by the deadline: the next process knows it as well."""
