@@ -25,9 +25,10 @@ import org.apache.pulsar.client.api.v5.schema.Schema;
 /** The server under test: its admin interface, the official client, names that nobody else uses. */
 final class Server implements AutoCloseable {
     static final String NAMESPACE = Admin.NAMESPACE;
-    private static final Duration OPERATION = Duration.ofSeconds(10);
+    /** As applications have it, which leave it at what the client comes with. */
+    private static final Duration OPERATION = Duration.ofSeconds(30);
     /** Longer than any scenario: a transaction of it ends only when it is told to. */
-    private static final Duration PATIENT = Duration.ofMinutes(2);
+    private static final Duration PATIENT = Duration.ofMinutes(10);
 
     /** What this client says of a connection that it has lost, whenever it notices. */
     private static final List<String> LOST = List.of(

@@ -2,8 +2,8 @@ package magnetar.interop;
 
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
 import magnetar.interop.common.Expect;
+import magnetar.interop.common.Limits;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
 
@@ -63,7 +63,7 @@ class StreamsShare implements Scenario {
     private static void takeBoth(
             StreamConsumer<String> one, Received ofOne,
             StreamConsumer<String> two, Received ofTwo, Sent sent) throws Exception {
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(30);
+        long deadline = System.nanoTime() + Limits.PATIENCE.toNanos();
         Duration turn = Duration.ofMillis(5);
         while (ofOne.values().size() + ofTwo.values().size() < sent.values().size()) {
             Expect.that(System.nanoTime() < deadline, "of " + sent.values().size()

@@ -5,13 +5,11 @@ import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
-import java.time.Duration;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /** The admin interface of the server under test, and names that nobody else uses there. */
 public final class Admin {
     public static final String NAMESPACE = "public/default";
-    private static final Duration OPERATION = Duration.ofSeconds(10);
 
     private final String url;
     private final HttpClient http = HttpClient.newHttpClient();
@@ -44,7 +42,7 @@ public final class Admin {
     public void call(String method, String path, String body)
             throws IOException, InterruptedException {
         HttpRequest request = HttpRequest.newBuilder(URI.create(url + "/admin/v2/" + path))
-                .timeout(OPERATION)
+                .timeout(Limits.PATIENCE)
                 .header("Content-Type", "application/json")
                 .method(method, HttpRequest.BodyPublishers.ofString(body))
                 .build();

@@ -24,7 +24,6 @@ import java.util.concurrent.TimeoutException;
  * and then it waits for a line `DONE`.
  */
 public final class Conversation<S> {
-    private static final long SCENARIO_SECONDS = 50;
     private static final BufferedReader INPUT =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
 
@@ -73,11 +72,11 @@ public final class Conversation<S> {
         thread.start();
         String failure = null;
         try {
-            task.get(SCENARIO_SECONDS, TimeUnit.SECONDS);
+            task.get(Limits.SCENARIO.toSeconds(), TimeUnit.SECONDS);
         } catch (ExecutionException error) {
             failure = described(error.getCause());
         } catch (TimeoutException error) {
-            failure = "not done in " + SCENARIO_SECONDS + " s: "
+            failure = "not done in " + Limits.SCENARIO.toSeconds() + " s: "
                     + Arrays.toString(thread.getStackTrace());
             thread.interrupt();
         }

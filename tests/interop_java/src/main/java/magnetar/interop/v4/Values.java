@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import magnetar.interop.common.Expect;
+import magnetar.interop.common.Limits;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
@@ -16,7 +17,7 @@ import org.apache.pulsar.client.api.transaction.Transaction;
 
 /** Values of messages: sent, and looked at when they come. */
 final class Values {
-    private static final int NEXT_SECONDS = 20;
+    private static final int NEXT_SECONDS = (int) Limits.PATIENCE.toSeconds();
     private static final int QUIET_MILLIS = 300;
 
     private Values() {
