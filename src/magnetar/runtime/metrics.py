@@ -160,6 +160,9 @@ RANGE_BYTES = counter("magnetar_range_bytes_total", "Bytes of these entries.")
 OUTBOX_BYTES = gauge(
     "magnetar_outbox_bytes", "Bytes offered to consumers and not yet taken by their connections."
 )
+DELAYED_ENTRIES = gauge(
+    "magnetar_delayed_entries", "Entries that wait for their time of delivery, by subscription."
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

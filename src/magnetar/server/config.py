@@ -50,6 +50,11 @@ _ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
 _PERCENT_MAX: Final = 100
 _MINUTES_MAX: Final = 2**31 - 1  # as in the policy of a namespace, which is Pulsar's
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+_NOT_NEGATIVE: Final = (
+    "delayed_delivery_max_delay_in_millis",
+    "delayed_delivery_fixed_delay_detection_lookahead",
+)
 # A message is in memory several times on its way; clients chunk what is larger.
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -122,6 +127,29 @@ class ServerConfig:
         "|".join(_ON_OFF),
         "how Key_Shared consumers divide the keys: by points of a ring, or by halving ranges",
     )
+    delayed_delivery_enabled: bool = _setting(
+        True,
+        "|".join(_ON_OFF),
+        "whether messages wait for their time of delivery, where no policy says otherwise",
+    )
+    delayed_delivery_tick_time_millis: int = _setting(
+        1000, "milliseconds", "how exact that time is, where no policy says otherwise"
+    )
+    is_delayed_delivery_deliver_at_time_strict: bool = _setting(
+        False,
+        "|".join(_ON_OFF),
+        "whether it is never before its time, and so later by up to a tick; else it is earlier",
+    )
+    delayed_delivery_max_delay_in_millis: int = _setting(
+        0,
+        "milliseconds",
+        "the longest delay that a message may be sent with, where no policy says otherwise; 0: any",
+    )
+    delayed_delivery_fixed_delay_detection_lookahead: int = _setting(
+        50_000,
+        "entries",
+        "that wait on a subscription, all equally late, before it is read no further; 0: no end",
+    )
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -137,6 +165,11 @@ class ServerConfig:
         _check_range(
             "scalable_retention_disk_percent", self.scalable_retention_disk_percent, 0, _PERCENT_MAX
         )
+        _check_range(
+            "delayed_delivery_tick_time_millis", self.delayed_delivery_tick_time_millis, 1, _DAY_MS
+        )
+        for name in _NOT_NEGATIVE:
+            _check_range(name, getattr(self, name), 0, 2**63 - 1)
         _check_choice("log_level", self.log_level, _LOG_LEVELS)
         _check_choice("log_format", self.log_format, _LOG_FORMATS)
         _check_choice("transaction_kind", self.transaction_kind, _TRANSACTION_KINDS)

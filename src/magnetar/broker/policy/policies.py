@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -82,6 +82,52 @@ class InactiveTopicPolicies(msgspec.Struct, frozen=True, rename="camel"):
     delete_while_inactive: bool = False
 
 
+class DelayedDeliveryPolicies(msgspec.Struct, frozen=True, rename="camel"):
+    """The rule for messages that are to be delivered later."""
+
+    active: bool = False
+    tick_time: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    """Milliseconds; 0: the broker's."""
+    max_delivery_delay_in_millis: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    """0: no limit."""
+
+
+class DelayedDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The rule in force for messages that are to be delivered later, on one topic."""
+
+    # Defaults of Pulsar's broker.
+    active: bool = True
+    """False: they are delivered at once."""
+    tick_ms: int = 1000
+    strict: bool = False
+    """True: none is delivered before its time; else a tick before it at most."""
+    max_delay_ms: int = 0
+    """How late a message may be meant to be when it is published; 0: as late as it likes."""
+    fixed_delay_entries: int = 50_000
+    """So many that are equally late are read ahead; 0: all."""
+
+    @property
+    def step_ms(self) -> int:
+        """The largest power of two that is not above the tick."""
+        return 1 << max(self.tick_ms, 1).bit_length() - 1
+
+    def is_due(self, deliver_at_ms: int, now_ms: int) -> bool:
+        early_ms = 0 if self.strict else self.tick_ms
+        return not self.active or deliver_at_ms <= now_ms + early_ms
+
+    def overridden(self, policies: DelayedDeliveryPolicies) -> DelayedDelivery:
+        """What holds where this is the broker's, and a namespace or topic sets something."""
+        return msgspec.structs.replace(
+            self,
+            active=policies.active,
+            tick_ms=policies.tick_time or self.tick_ms,
+            max_delay_ms=policies.max_delivery_delay_in_millis,
+        )
+
+
+DEFAULT_DELAYS: Final = DelayedDelivery()
+
+
 class AuthPolicies(msgspec.Struct, frozen=True):
     """Permissions: who may do what, by role."""
 
@@ -130,6 +176,7 @@ class Policies(msgspec.Struct, frozen=True):
     max_unacked_messages_per_consumer: int | None = None
     max_unacked_messages_per_subscription: int | None = None
     message_ttl_in_seconds: int | None = None
+    delayed_delivery_policies: DelayedDeliveryPolicies | None = None
     scalable_topic_auto_scale_policy: dict[str, object] | None = msgspec.field(
         default=None, name="scalableTopicAutoScalePolicy"
     )
@@ -159,6 +206,7 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
     max_unacked_per_consumer: int | None = None
     """None: the broker's own limit."""
     max_unacked_per_subscription: int | None = None
+    delayed_delivery: DelayedDelivery = DelayedDelivery()
     legacy_in_records: bool = False
     """Whether legacy transactions are kept as metadata-driven ones are, and not by markers."""
 
@@ -169,10 +217,11 @@ def effective(
     *,
     is_segment: bool = False,
     segment_retention: Retention = KEEP_NOTHING,
+    delayed_delivery: DelayedDelivery = DEFAULT_DELAYS,
 ) -> TopicPolicies:
     """The policies of a topic (or segment) from those of its namespace and its own.
 
-    `segment_retention` is the broker's default for segments.
+    `segment_retention` is the broker's default for segments, `delayed_delivery` that for all.
     """
     own = topic or Policies()
 
@@ -191,6 +240,10 @@ def effective(
         given["retention_from"] = "namespace" if own.retention_policies is None else "topic"
     elif is_segment:
         given["retention"] = segment_retention
+    delays = own.delayed_delivery_policies or namespace.delayed_delivery_policies
+    given["delayed_delivery"] = (
+        delayed_delivery if delays is None else delayed_delivery.overridden(delays)
+    )
     created = own.auto_subscription_creation or namespace.auto_subscription_creation
     # Of the namespace alone: all its topics have to agree on how a transaction is kept.
     given["legacy_in_records"] = namespace.transaction_kind == "metadata"

@@ -213,9 +213,13 @@ class Subscription:
         """What the admin interface shows, with or without each consumer."""
         state, active = self._membership.state, self._membership.active
         totals = self._membership.totals()
+        backlog, delayed = self.visible_backlog(), self._dispatcher.delayed
         return SubscriptionStats(
             type=TYPE_NAMES[self.type],
-            msg_backlog=self.visible_backlog(),
+            msg_backlog=backlog,
+            msg_delayed=delayed,
+            msg_backlog_no_delayed=max(backlog - delayed, 0),
+            delayed_message_index_size_in_bytes=self._dispatcher.delayed_bytes,
             unacked_messages=0 if state is None else state.unacked,
             msg_rate_out=self._rate_out.of(totals.messages),
             msg_throughput_out=self._throughput_out.of(totals.bytes),
@@ -471,6 +475,7 @@ class Subscription:
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset already")
         self._seeking = True
+        self._dispatcher.drop_delayed()
         self._membership.stop_all(ServiceNotReady(f"subscription {self.name} was reset"))
 
     def _end_seek(self) -> None:
@@ -485,6 +490,7 @@ class Subscription:
         for some in slices(found):
             for position in some:
                 self.cursor.ack(position)
+                self._dispatcher.drop_delayed(position)
                 # Connected consumers may have these, or wait for them.
                 if self._membership.state is not None:
                     self._membership.state.on_ack(None, position)
@@ -545,6 +551,7 @@ class Subscription:
 
     def _ack_through(self, position: Position) -> None:
         self.cursor.ack_cumulative(position)
+        self._dispatcher.drop_delayed(position)
         if self._membership.state is not None:
             self._membership.state.on_acked_through(self.cursor.mark_delete)
         self._dispatcher.resume()
@@ -577,6 +584,7 @@ class Subscription:
         if self._txn_acks is not None:
             self._txn_acks.close()
         await self._loops.stop()
+        self._dispatcher.drop_delayed()
         if self._txn_acks is not None:
             await self._txn_acks.closed()
         if self.cursor.failure is None:

@@ -38,7 +38,7 @@ from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, Subscribe
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.policies import DEFAULT_DELAYS, DelayedDelivery, TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
 from magnetar.broker.policy.schemas import Schemas, version_bytes
 from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_sums
@@ -140,6 +140,8 @@ class TopicParts:
     """Closed while the disk is too full for messages."""
     segment_retention: Retention = KEEP_NOTHING
     """Of segments of scalable topics, where no policy says otherwise."""
+    delayed_delivery: DelayedDelivery = DEFAULT_DELAYS
+    """Of all topics, where no policy says otherwise."""
 
 
 class Topic:
@@ -256,6 +258,10 @@ class Topic:
     def terminated(self) -> bool:
         return self.ledger.sealed
 
+    def delayed_delivery(self) -> DelayedDelivery:
+        """The rule for messages with a time of delivery."""
+        return self.policies.delayed_delivery
+
     @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
@@ -346,6 +352,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
+        producer.limit_delay(self.policies.delayed_delivery.max_delay_ms)
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -440,6 +447,9 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            if policies.delayed_delivery != before.delayed_delivery:
+                self.producers.limit_delay(policies.delayed_delivery.max_delay_ms)
+                self._subscriptions.wake()  # some may be due by now
             # Everything else is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return

@@ -600,6 +600,7 @@ class Topics(Service):
             None if record is None else policies_of(record),
             is_segment=name.domain is Domain.SEGMENT,
             segment_retention=self._parts.segment_retention,
+            delayed_delivery=self._parts.delayed_delivery,
         )
 
     def _records(

@@ -19,6 +19,7 @@ from aiohttp import web
 from magnetar.broker.policy.policies import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
+    DelayedDeliveryPolicies,
     InactiveTopicPolicies,
     Policies,
     RetentionPolicies,
@@ -100,6 +101,9 @@ POLICIES: Final = (
         "inactive_topic_policies",
         InactiveTopicPolicies,
         InactiveTopicPolicies(),
+    ),
+    Policy(
+        "delayedDelivery", "delayedDelivery", "delayed_delivery_policies", DelayedDeliveryPolicies
     ),
     Policy("maxProducersPerTopic", "maxProducers", "max_producers_per_topic", int, 0),
     Policy("maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic", int, 0),

@@ -12,7 +12,7 @@ from magnetar.server.admin.exchange import refused
 # From Pulsar's REST reference. A name moves out of these lists when its endpoint is built.
 _POLICIES: Final = (
     "antiAffinity|backlogQuota|backlogQuotaMap|bundles|clearBacklog|compactionThreshold|"
-    "deduplicationSnapshotInterval|delayedDelivery|dispatchRate|encryptionRequired|entryFilters|"
+    "deduplicationSnapshotInterval|dispatchRate|encryptionRequired|entryFilters|"
     "isAllowAutoUpdateSchema|maxConsumersPerSubscription|maxMessageSize|maxTopicsPerNamespace|"
     "maxUnackedMessagesOnConsumer|maxUnackedMessagesOnSubscription|maxUnackedMessagesPerConsumer|"
     "maxUnackedMessagesPerSubscription|messageTTL|offloadPolicies|permissions|persistence|"
