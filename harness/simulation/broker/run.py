@@ -29,7 +29,9 @@ from harness.simulation.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, 
 from harness.simulation.storage.actors import BUGS
 from harness.simulation.storage.history import Findings
 from harness.simulation.watched_runs import ended
-from magnetar.broker.policy.policies import Policies, RetentionPolicies
+from magnetar.broker.policy.defaults import PolicyDefaults
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import RetentionPolicies
 from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -219,7 +221,7 @@ class BrokerRun:
             data=str(ROOT),
             host="simulated",
             limits=self._limits,
-            delayed_delivery_tick_time_millis=self._tick_ms,
+            policies=PolicyDefaults(delayed_delivery_tick_time_millis=self._tick_ms),
             is_delayed_delivery_deliver_at_time_strict=self._is_strict,
         )
         return BrokerWorld(

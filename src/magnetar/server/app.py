@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.policy.namespaces import Cluster, Namespaces
-from magnetar.broker.policy.policies import DelayedDelivery
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.publish.producers import ProducerNames
 from magnetar.broker.topic.legacy_txn_ends import LegacyTxnEnds
@@ -120,7 +120,8 @@ class Server(Service):
         self.storage = await self.machine.open_storage(self.folder, config.limits)
         self._storage = self.storage
         self.metadata = self.storage.connect()
-        self.namespaces = Namespaces(self.metadata, config.cluster)
+        policies = config.policies.as_policies(config.limits)
+        self.namespaces = Namespaces(self.metadata, config.cluster, policies)
         self.schemas = Schemas(self.metadata, self.clock)
         # Bound first: only the socket knows which port 0 became, and the address goes into records.
         # It accepts nothing yet (invariant 1).
@@ -198,17 +199,10 @@ class Server(Service):
             consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
             publish_gate=self.storage.publish_gate,
             segment_retention=self._segment_retention(),
-            delayed_delivery=self._delayed_delivery(),
-        )
-
-    def _delayed_delivery(self) -> DelayedDelivery:
-        config = self.config
-        return DelayedDelivery(
-            active=config.delayed_delivery_enabled,
-            tick_ms=config.delayed_delivery_tick_time_millis,
-            strict=config.is_delayed_delivery_deliver_at_time_strict,
-            max_delay_ms=config.delayed_delivery_max_delay_in_millis,
-            fixed_delay_entries=config.delayed_delivery_fixed_delay_detection_lookahead,
+            delays=DelayRule(
+                strict=self.config.is_delayed_delivery_deliver_at_time_strict,
+                fixed_delay_entries=self.config.delayed_delivery_fixed_delay_detection_lookahead,
+            ),
         )
 
     def _segment_retention(self) -> Retention:

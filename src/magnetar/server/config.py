@@ -22,6 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from magnetar.broker.policy.defaults import PolicyDefaults, all_policy_defaults
 from magnetar.errors import ConfigError
 from magnetar.runtime.limits import Limit, Limits, all_limits
 
@@ -48,13 +49,9 @@ _LOG_FORMATS: Final = ("text", "json")
 _TRANSACTION_KINDS: Final = ("auto", "metadata", "markers")
 _ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
+_LOOKAHEAD_MAX: Final = 2**31 - 1
 _PERCENT_MAX: Final = 100
 _MINUTES_MAX: Final = 2**31 - 1  # as in the policy of a namespace, which is Pulsar's
-_DAY_MS: Final = 24 * 60 * 60 * 1000
-_NOT_NEGATIVE: Final = (
-    "delayed_delivery_max_delay_in_millis",
-    "delayed_delivery_fixed_delay_detection_lookahead",
-)
 # A message is in memory several times on its way; clients chunk what is larger.
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -127,29 +124,17 @@ class ServerConfig:
         "|".join(_ON_OFF),
         "how Key_Shared consumers divide the keys: by points of a ring, or by halving ranges",
     )
-    delayed_delivery_enabled: bool = _setting(
-        True,
-        "|".join(_ON_OFF),
-        "whether messages wait for their time of delivery, where no policy says otherwise",
-    )
-    delayed_delivery_tick_time_millis: int = _setting(
-        1000, "milliseconds", "how exact that time is, where no policy says otherwise"
-    )
     is_delayed_delivery_deliver_at_time_strict: bool = _setting(
         False,
         "|".join(_ON_OFF),
         "whether it is never before its time, and so later by up to a tick; else it is earlier",
-    )
-    delayed_delivery_max_delay_in_millis: int = _setting(
-        0,
-        "milliseconds",
-        "the longest delay that a message may be sent with, where no policy says otherwise; 0: any",
     )
     delayed_delivery_fixed_delay_detection_lookahead: int = _setting(
         50_000,
         "entries",
         "that wait on a subscription, all equally late, before it is read no further; 0: no end",
     )
+    policies: PolicyDefaults = field(default_factory=PolicyDefaults)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -165,28 +150,31 @@ class ServerConfig:
         _check_range(
             "scalable_retention_disk_percent", self.scalable_retention_disk_percent, 0, _PERCENT_MAX
         )
+        lookahead = self.delayed_delivery_fixed_delay_detection_lookahead
         _check_range(
-            "delayed_delivery_tick_time_millis", self.delayed_delivery_tick_time_millis, 1, _DAY_MS
+            "delayed_delivery_fixed_delay_detection_lookahead", lookahead, 0, _LOOKAHEAD_MAX
         )
-        for name in _NOT_NEGATIVE:
-            _check_range(name, getattr(self, name), 0, 2**63 - 1)
         _check_choice("log_level", self.log_level, _LOG_LEVELS)
         _check_choice("log_format", self.log_format, _LOG_FORMATS)
         _check_choice("transaction_kind", self.transaction_kind, _TRANSACTION_KINDS)
 
 
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting: those of the server, then one for each limit."""
+    """Every setting: those of the server, one for each default of a policy and for each limit."""
     own = []
     for each in fields(ServerConfig):
-        if isinstance(each.default, str | int):  # `limits` alone is made anew each time
+        if isinstance(each.default, str | int):  # the groups are made anew each time
             words = each.metadata["unit"], each.metadata["doc"]
             own.append(Setting(_variable(each.name), each.name, each.default, *words, None))
     limits = [
         Setting(_variable(limit.name), limit.name, limit.default, limit.unit, limit.doc, limit)
         for limit in all_limits()
     ]
-    return (*own, *limits)
+    policies = [
+        Setting(_variable(each.name), each.name, each.default, each.unit, each.doc, None)
+        for each in all_policy_defaults()
+    ]
+    return (*own, *policies, *limits)
 
 
 def limits_from(environ: Mapping[str, str]) -> Limits:
@@ -205,9 +193,16 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerConfi
     values |= _environment_values(environ)
     for key, value in given.items():
         values[key] = _checked(known[key], f"--{key.replace('_', '-')}", value)
-    own = {key: value for key, value in values.items() if known[key].limit is None}
-    limits = Limits().override(_limits_among(values))
-    return ServerConfig(**own, limits=limits)  # type: ignore[arg-type]  # _checked saw to the types
+    names = {each.name for each in all_policy_defaults()}
+    policies = {key: value for key, value in values.items() if key in names}
+    own = {
+        key: value for key, value in values.items() if known[key].limit is None and key not in names
+    }
+    return ServerConfig(
+        **own,  # type: ignore[arg-type]  # _checked saw to the types
+        policies=PolicyDefaults().override(policies),
+        limits=Limits().override(_limits_among(values)),
+    )
 
 
 # --- where values come from

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer, News
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
-from magnetar.broker.policy.policies import DelayedDelivery
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.ledger.api import Entry
@@ -41,7 +41,7 @@ class Topic:
         self.end: Position | None = None
         self.hidden: set[Position] = set()
         self.subscriptions: dict[str, Subscription] = {}
-        self.delays = DelayedDelivery()
+        self.delays = DelayRule()
 
     def max_read_position(self) -> Position:
         return self.ledger.last_position() if self.end is None else self.end
@@ -53,7 +53,7 @@ class Topic:
     def is_visible(self, entry: Entry) -> bool:
         return entry.position not in self.hidden
 
-    def delayed_delivery(self) -> DelayedDelivery:
+    def delay_rule(self) -> DelayRule:
         return self.delays
 
     def wake(self) -> None:

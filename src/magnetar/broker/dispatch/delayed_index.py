@@ -25,7 +25,7 @@ from typing import Final
 
 from pyroaring import BitMap64
 
-from magnetar.broker.policy.policies import DelayedDelivery
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
 
@@ -72,7 +72,7 @@ class DelayedIndex:
 
     # --- what waits
 
-    def add(self, position: Position, deliver_at_ms: int, rule: DelayedDelivery) -> None:
+    def add(self, position: Position, deliver_at_ms: int, rule: DelayRule) -> None:
         """Put one in that is not due yet; if it is in already, nothing changes."""
         ledgers = self._ledgers
         if not ledgers or ledgers[-1] != position.ledger_id:
@@ -124,12 +124,12 @@ class DelayedIndex:
 
     # --- what is due
 
-    def has_due(self, now_ms: int, rule: DelayedDelivery) -> bool:
+    def has_due(self, now_ms: int, rule: DelayRule) -> bool:
         if self._due:
             return True
         return bool(self._times) and rule.is_due(self._times[0], now_ms)
 
-    def first_due(self, count: int, now_ms: int, rule: DelayedDelivery) -> list[Position]:
+    def first_due(self, count: int, now_ms: int, rule: DelayRule) -> list[Position]:
         """The first of those that are due; they stay in. The work is that of what is given."""
         due, times = self._due, self._times
         while len(due) < count and times and rule.is_due(times[0], now_ms):
@@ -144,14 +144,14 @@ class DelayedIndex:
             for each in islice(due, count)
         ]
 
-    def next_ms(self, rule: DelayedDelivery) -> int | None:
+    def next_ms(self, rule: DelayRule) -> int | None:
         """When to look again for what is due, if nothing is now; None: nothing waits."""
         if not self._times:
             return None
         # Not strict: with the first of the bucket, not with its last.
         return self._times[0] - (0 if rule.strict else rule.step_ms)
 
-    def is_fixed(self, rule: DelayedDelivery) -> bool:
+    def is_fixed(self, rule: DelayRule) -> bool:
         """Whether so many wait, all equally late, that what follows is not due before them."""
         return self._is_fixed and 0 < rule.fixed_delay_entries <= len(self._waiting)
 

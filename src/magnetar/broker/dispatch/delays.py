@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delayed_index import DelayedIndex
 from magnetar.broker.entries import EntryView
-from magnetar.broker.policy.policies import DelayedDelivery
 from magnetar.ledger.api import Entry
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
@@ -34,7 +34,7 @@ _MS_PER_SECOND: Final = 1000
 class Delays:
     """The messages that wait on one subscription. Made when the first one does."""
 
-    def __init__(self, rule: Callable[[], DelayedDelivery], clock: Clock, limits: Limits) -> None:
+    def __init__(self, rule: Callable[[], DelayRule], clock: Clock, limits: Limits) -> None:
         self._rule = rule
         self._clock = clock
         self._entries_max = limits.subscription_delayed_entries
@@ -73,7 +73,7 @@ class Delays:
         self.is_run = len(late) == len(entries)
         return [entry for entry in entries if entry.position not in late] if late else entries
 
-    def _add(self, position: Position, at_ms: int, rule: DelayedDelivery) -> None:
+    def _add(self, position: Position, at_ms: int, rule: DelayRule) -> None:
         before = len(self._index)
         self._index.add(position, at_ms, rule)
         DELAYED_ENTRIES.inc(len(self._index) - before)

@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from magnetar.broker.api import Delivery
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.membership import Membership
 from magnetar.broker.entries import UNPLACED, EntryView, may_be_batch, may_be_delayed
-from magnetar.broker.policy.policies import DelayedDelivery
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -78,7 +78,7 @@ class ReadableTopic(Protocol):
         """Whether an entry up to `max_read_position` is for consumers."""
         ...
 
-    def delayed_delivery(self) -> DelayedDelivery:
+    def delay_rule(self) -> DelayRule:
         """The rule for messages with a time of delivery."""
         ...
 
@@ -111,8 +111,8 @@ class Uncommitted:
     def is_visible(self, entry: Entry) -> bool:
         return not is_txn_marker(entry.payload)
 
-    def delayed_delivery(self) -> DelayedDelivery:
-        return self._topic.delayed_delivery()
+    def delay_rule(self) -> DelayRule:
+        return self._topic.delay_rule()
 
 
 class ReadingCursor(Protocol):
@@ -366,7 +366,7 @@ class Dispatcher:
                 self._delays.is_run = False
             return entries
         if self._delays is None:
-            self._delays = Delays(self._topic.delayed_delivery, self._clock, self._limits)
+            self._delays = Delays(self._topic.delay_rule, self._clock, self._limits)
         return self._delays.sift(entries, marked)
 
     async def _serve_due(self, state: DispatchState, delays: Delays) -> bool:

@@ -36,9 +36,10 @@ import msgspec
 
 from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.delay_rule import BROKER_DELAYS, DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
-from magnetar.broker.policy.policies import DEFAULT_DELAYS, DelayedDelivery, TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
 from magnetar.broker.policy.schemas import Schemas, version_bytes
 from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_sums
@@ -140,8 +141,8 @@ class TopicParts:
     """Closed while the disk is too full for messages."""
     segment_retention: Retention = KEEP_NOTHING
     """Of segments of scalable topics, where no policy says otherwise."""
-    delayed_delivery: DelayedDelivery = DEFAULT_DELAYS
-    """Of all topics, where no policy says otherwise."""
+    delays: DelayRule = BROKER_DELAYS
+    """What the broker alone decides on messages that wait for their time."""
 
 
 class Topic:
@@ -258,9 +259,9 @@ class Topic:
     def terminated(self) -> bool:
         return self.ledger.sealed
 
-    def delayed_delivery(self) -> DelayedDelivery:
+    def delay_rule(self) -> DelayRule:
         """The rule for messages with a time of delivery."""
-        return self.policies.delayed_delivery
+        return self._parts.delays.under(self.policies.delayed_delivery)
 
     @property
     def closing(self) -> bool:
@@ -352,7 +353,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
-        producer.limit_delay(self.policies.delayed_delivery.max_delay_ms)
+        producer.limit_delay(self.policies.delayed_delivery.max_delivery_delay_in_millis)
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -448,7 +449,7 @@ class Topic:
             self._check_open()
             before, self.policies = self.policies, policies
             if policies.delayed_delivery != before.delayed_delivery:
-                self.producers.limit_delay(policies.delayed_delivery.max_delay_ms)
+                self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
                 self._subscriptions.wake()  # some may be due by now
             # Everything else is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:

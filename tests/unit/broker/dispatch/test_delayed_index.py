@@ -7,22 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delayed_index import DelayedIndex
-from magnetar.broker.policy.policies import DelayedDelivery, DelayedDeliveryPolicies
+from magnetar.broker.policy.values import DelayedDeliveryPolicies
 from magnetar.errors import InvariantBroken
 from magnetar.model.ids import Position
 
-LOOSE = DelayedDelivery(tick_ms=1000)
-STRICT = DelayedDelivery(tick_ms=1000, strict=True)
+LOOSE = DelayRule(tick_ms=1000)
+STRICT = DelayRule(tick_ms=1000, strict=True)
 RULES = st.builds(
-    DelayedDelivery,
+    DelayRule,
     active=st.sampled_from((True, True, True, False)),
     tick_ms=st.sampled_from((1, 3, 64, 1000)),
     strict=st.booleans(),
 )
 
 
-def all_due(index: DelayedIndex, now_ms: int, rule: DelayedDelivery) -> list[Position]:
+def all_due(index: DelayedIndex, now_ms: int, rule: DelayRule) -> list[Position]:
     found = index.first_due(1_000_000, now_ms, rule)
     for position in found:
         assert index.remove(position)
@@ -38,7 +39,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.waiting: dict[Position, int] = {}
         self.next = Position(5, 0)
         self.now = 1_000_000
-        self.rule = DelayedDelivery(tick_ms=64)
+        self.rule = DelayRule(tick_ms=64)
 
     @rule(after=st.integers(0, 5000), gap=st.integers(1, 3))
     def comes(self, after: int, gap: int) -> None:
@@ -58,7 +59,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.now += later
 
     @rule(new=RULES)
-    def the_rule_changes(self, new: DelayedDelivery) -> None:
+    def the_rule_changes(self, new: DelayRule) -> None:
         self.rule = new
 
     @rule(count=st.integers(0, 5))
@@ -116,7 +117,7 @@ def test_each_is_due_within_a_tick_of_its_time(
     delays: list[int], tick_ms: int, strict: bool
 ) -> None:
     """Looked at when `next_ms` says: never before what the rule allows, never a tick late."""
-    rule = DelayedDelivery(tick_ms=tick_ms, strict=strict)
+    rule = DelayRule(tick_ms=tick_ms, strict=strict)
     index, now = DelayedIndex(), 1_700_000_000_000
     at = {Position(1, number): now + delay for number, delay in enumerate(delays)}
     for position, moment in at.items():
@@ -149,12 +150,12 @@ def test_what_comes_together_is_in_the_order_of_the_log() -> None:
 
 
 def test_many_that_are_equally_late_are_known_as_such() -> None:
-    rule = DelayedDelivery(tick_ms=1000, fixed_delay_entries=3)
+    rule = DelayRule(tick_ms=1000, fixed_delay_entries=3)
     index = DelayedIndex()
     for number, at in enumerate((10_000, 9500, 12_000)):
         index.add(Position(1, number), at, rule)
     assert index.is_fixed(rule)
-    assert not index.is_fixed(DelayedDelivery(fixed_delay_entries=0))
+    assert not index.is_fixed(DelayRule(fixed_delay_entries=0))
     index.add(Position(1, 3), 10_999, rule)  # more than a tick before the latest
     assert not index.is_fixed(rule)
     index.clear()
@@ -194,14 +195,8 @@ def test_the_size_is_that_of_buckets_and_bitmaps() -> None:
 
 
 def test_a_policy_overrides_the_broker() -> None:
-    broker = DelayedDelivery(tick_ms=500, strict=True, max_delay_ms=7, fixed_delay_entries=9)
-    rule = broker.overridden(DelayedDeliveryPolicies(active=True))
-    assert (rule.tick_ms, rule.strict, rule.max_delay_ms, rule.fixed_delay_entries) == (
-        500,
-        True,
-        0,
-        9,
-    )
-    rule = broker.overridden(DelayedDeliveryPolicies(False, 64, 5))
-    assert (rule.active, rule.tick_ms, rule.max_delay_ms) == (False, 64, 5)
+    broker = DelayRule(tick_ms=500, strict=True, fixed_delay_entries=9)
+    assert broker.under(DelayedDeliveryPolicies(True)) == DelayRule(True, 500, True, 9)
+    rule = broker.under(DelayedDeliveryPolicies(False, 64, 5))
+    assert rule == DelayRule(False, 64, True, 9)
     assert rule.is_due(1 << 62, 0)

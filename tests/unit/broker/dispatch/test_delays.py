@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delayed_index import DelayedIndex
 from magnetar.broker.dispatch.dispatcher import Dispatcher
-from magnetar.broker.policy.policies import DelayedDelivery
 from magnetar.errors import CorruptEntry
 from magnetar.ledger.api import Entry
 from magnetar.model.hashing import FULL_RING
@@ -32,8 +32,8 @@ from tests.unit.broker.subscription_world import (
 )
 from tests.unit.managed_ledger.world import MemoryWorld
 
-STRICT = DelayedDelivery(strict=True)
-LOOSE = DelayedDelivery()
+STRICT = DelayRule(strict=True)
+LOOSE = DelayRule()
 
 
 def waiting() -> float:
@@ -44,7 +44,7 @@ def waiting() -> float:
 
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
 @pytest.mark.parametrize("rule", [LOOSE, STRICT])
-def test_a_message_waits_for_its_time(type_: SubscriptionType, rule: DelayedDelivery) -> None:
+def test_a_message_waits_for_its_time(type_: SubscriptionType, rule: DelayRule) -> None:
     async def scenario(topic: Topic) -> None:
         topic.delays = rule
         subscription = await topic.subscription()
@@ -72,7 +72,7 @@ def test_a_message_waits_for_its_time(type_: SubscriptionType, rule: DelayedDeli
 @pytest.mark.parametrize("strict", [True, False])
 def test_each_comes_within_a_tick_of_its_time(strict: bool) -> None:
     async def scenario(topic: Topic) -> None:
-        topic.delays = DelayedDelivery(strict=strict)
+        topic.delays = DelayRule(strict=strict)
         client = Client(await topic.subscription(), SHARED)
         random, due = Random(4), {}
         now = topic.world.clock.now_ms
@@ -122,7 +122,7 @@ def test_an_inactive_policy_lets_all_go_at_once() -> None:
         await topic.publish("late", after=60)
         await settle()
         assert client.bodies() == []
-        topic.delays = DelayedDelivery(active=False)
+        topic.delays = DelayRule(active=False)
         topic.wake()
         await settle()
         await topic.publish("later", after=60)
@@ -309,7 +309,7 @@ def test_skips_seeks_and_removal_clear_it() -> None:
 
 def test_many_that_are_equally_late_are_not_all_read() -> None:
     async def scenario(topic: Topic) -> None:
-        topic.delays = DelayedDelivery(fixed_delay_entries=10)
+        topic.delays = DelayRule(fixed_delay_entries=10)
         subscription = await topic.subscription()
         client = Client(subscription, SHARED)
         for number in range(40):
@@ -482,9 +482,7 @@ def test_each_comes_once_and_not_early_whatever_happens(type_: SubscriptionType,
 def test_without_the_rule_they_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above see it: an index that says too early that something is due."""
 
-    def at_once(
-        index: DelayedIndex, count: int, now_ms: int, rule: DelayedDelivery
-    ) -> list[Position]:
+    def at_once(index: DelayedIndex, count: int, now_ms: int, rule: DelayRule) -> list[Position]:
         return first_due(index, count, now_ms + 3_600_000, rule)
 
     first_due = DelayedIndex.first_due
