@@ -135,6 +135,10 @@ bench-broker: $(STAMP) ## measure the broker over sockets against a stub that st
 bench-restart: $(STAMP) ## from process start to the first producer, with a million messages stored
 	$(BIN)/python -m bench.restart
 
+.PHONY: bench-delayed
+bench-delayed: $(STAMP) ## a million messages that wait for their time: memory, start, processor, lateness
+	$(BIN)/python -m bench.delayed
+
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
 	$(BIN)/python -m bench.split
