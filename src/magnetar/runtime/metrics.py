@@ -163,6 +163,12 @@ OUTBOX_BYTES = gauge(
 DELAYED_ENTRIES = gauge(
     "magnetar_delayed_entries", "Entries that wait for their time of delivery, by subscription."
 )
+EXPIRED_ENTRIES = counter(
+    "magnetar_expired_entries_total", "Entries that subscriptions passed over because of their age."
+)
+EXPIRED_SUBSCRIPTIONS = counter(
+    "magnetar_expired_subscriptions_total", "Subscriptions deleted because nobody used them."
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

@@ -9,7 +9,9 @@ Invariants (`check_invariants`):
    its messages is due: times are cut to the largest power of two that is not above the tick, and
    rounded up. So a strict rule is late by less than a tick, and the other one early by a tick.
 3. What is due comes in the order of the log, as far as it became due together.
-4. A bucket of one position is a number, since most are where times are spread widely: a million
+4. What was removed leaves its bucket when that is due, or when `sweep` comes to it: it takes memory
+   until then. With a sweep after each `add` no more than what waits does, and some buckets.
+5. A bucket of one position is a number, since most are where times are spread widely: a million
    messages take less than 200 MB, whatever their times.
 
 Relies on: positions that come in the order of the log, and once each between two calls of `clear`,
@@ -19,7 +21,7 @@ as dispatch reads them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final
 
@@ -41,7 +43,17 @@ _ENTRY_BYTES: Final = 2
 class DelayedIndex:
     """Positions by their time."""
 
-    __slots__ = ("_buckets", "_due", "_is_fixed", "_latest_ms", "_ledgers", "_times", "_waiting")
+    __slots__ = (
+        "_buckets",
+        "_due",
+        "_is_fixed",
+        "_latest_ms",
+        "_ledgers",
+        "_placed",
+        "_times",
+        "_unswept",
+        "_waiting",
+    )
 
     def __init__(self) -> None:
         # Positions as numbers: the number of the ledger here, then the entry. Buckets may name some
@@ -51,6 +63,9 @@ class DelayedIndex:
         self._due = BitMap64()
         self._buckets: dict[int, int | BitMap64] = {}
         self._times: list[int] = []
+        self._placed = 0
+        """Numbers in buckets, of what was removed too."""
+        self._unswept: list[int] = []
         # Whether all were due in the order in which they came, as where each is as late as the
         # others; and the latest time so far.
         self._is_fixed = True
@@ -83,12 +98,13 @@ class DelayedIndex:
         if number in self._waiting:
             return
         self._waiting.add(number)
+        self._placed += 1
         step = rule.step_ms
         at = (deliver_at_ms + step - 1) & -step
         bucket = self._buckets.get(at)
         if bucket is None:
             self._buckets[at] = number
-            heappush(self._times, at)
+            heappush(self._times, at)  # where a sweep was it may stand twice: the second is empty
         elif isinstance(bucket, int):
             self._buckets[at] = BitMap64((bucket, number))
         else:
@@ -122,6 +138,33 @@ class DelayedIndex:
         self._waiting.clear()
         self._forget_if_empty()
 
+    def sweep(self, buckets: int) -> None:
+        """If most of what is in buckets was removed, forget it in so many of them."""
+        if not self._unswept:
+            if self._placed < 2 * len(self._waiting) + buckets:
+                return
+            self._unswept = list(self._buckets)
+        for at in self._unswept[-buckets:]:
+            self._sweep_bucket(at)
+        del self._unswept[-buckets:]
+        # The heap is made anew once most of it is needless: rarely, and a few ms for 10^5 times.
+        if not self._unswept and len(self._times) > 2 * len(self._buckets):
+            self._times = list(self._buckets)
+            heapify(self._times)
+
+    def _sweep_bucket(self, at: int) -> None:
+        bucket = self._buckets.get(at)
+        if isinstance(bucket, int):
+            if bucket not in self._waiting:
+                del self._buckets[at]
+                self._placed -= 1
+        elif bucket is not None:
+            before = len(bucket)
+            bucket &= self._waiting
+            self._placed -= before - len(bucket)
+            if not bucket:
+                del self._buckets[at]
+
     # --- what is due
 
     def has_due(self, now_ms: int, rule: DelayRule) -> bool:
@@ -133,12 +176,15 @@ class DelayedIndex:
         """The first of those that are due; they stay in. The work is that of what is given."""
         due, times = self._due, self._times
         while len(due) < count and times and rule.is_due(times[0], now_ms):
-            bucket = self._buckets.pop(heappop(times))
-            # Some may have been removed.
-            if not isinstance(bucket, int):
+            bucket = self._buckets.pop(heappop(times), None)
+            # Some may have been removed, or all.
+            if isinstance(bucket, int):
+                self._placed -= 1
+                if bucket in self._waiting:
+                    due.add(bucket)
+            elif bucket is not None:
+                self._placed -= len(bucket)
                 due |= bucket & self._waiting
-            elif bucket in self._waiting:
-                due.add(bucket)
         return [
             Position(self._ledgers[each >> _ENTRY_BITS], each & _ENTRY_MASK)
             for each in islice(due, count)
@@ -168,12 +214,16 @@ class DelayedIndex:
         if not self._waiting:
             self._due.clear()
             self._buckets, self._times, self._ledgers = {}, [], []
+            self._unswept, self._placed = [], 0
             self._is_fixed, self._latest_ms = True, 0
 
     def check_invariants(self) -> None:
         placed = BitMap64(self._due)
-        if sorted(self._times) != sorted(self._buckets):
-            raise InvariantBroken("the heap of times is not that of the buckets")
+        if not self._buckets.keys() <= set(self._times):
+            raise InvariantBroken("a bucket has no time in the heap")
+        sizes = [1 if isinstance(each, int) else len(each) for each in self._buckets.values()]
+        if sum(sizes) != self._placed:
+            raise InvariantBroken(f"{sum(sizes)} are in buckets, {self._placed} are counted")
         for bucket in self._buckets.values():
             numbers = BitMap64((bucket,)) if isinstance(bucket, int) else bucket
             if numbers & placed:

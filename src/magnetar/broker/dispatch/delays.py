@@ -29,6 +29,8 @@ from magnetar.runtime.metrics import DELAYED_ENTRIES
 # The wall clock may be set, and times are by it: a wait by the other clock is cut in pieces.
 _LOOK_SECONDS: Final = 60.0
 _MS_PER_SECOND: Final = 1000
+# More than one: a sweep that starts when half is needless ends before as much again has come.
+_SWEPT_PER_ENTRY: Final = 4
 
 
 class Delays:
@@ -76,6 +78,7 @@ class Delays:
     def _add(self, position: Position, at_ms: int, rule: DelayRule) -> None:
         before = len(self._index)
         self._index.add(position, at_ms, rule)
+        self._index.sweep(_SWEPT_PER_ENTRY)
         DELAYED_ENTRIES.inc(len(self._index) - before)
 
     # --- going

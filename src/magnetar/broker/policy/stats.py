@@ -106,6 +106,11 @@ class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
     msg_rate_out: float = 0.0
     msg_throughput_out: float = 0.0
     msg_rate_redeliver: float = 0.0
+    msg_rate_expired: float = 0.0
+    total_msg_expired: int = 0
+    """Entries that were too old, since the topic was loaded."""
+    last_expire_timestamp: int = 0
+    """When it was looked for such last; 0: not yet."""
     msg_out_counter: int = 0
     bytes_out_counter: int = 0
     msg_drop_rate: float = 0.0

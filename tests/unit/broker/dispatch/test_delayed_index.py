@@ -92,6 +92,10 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.drop_through(through)
         self.waiting = {each: at for each, at in self.waiting.items() if each > through}
 
+    @rule(buckets=st.integers(1, 5))
+    def it_is_swept(self, buckets: int) -> None:
+        self.index.sweep(buckets)
+
     @rule()
     def a_rewind(self) -> None:
         self.index.clear()
@@ -174,6 +178,20 @@ def test_what_was_removed_is_not_due() -> None:
     assert index.remove(Position(1, 3))
     assert index.first_due(10, 20_000, STRICT) == [Position(1, 0), Position(1, 2)]
     assert not index.has_due(2000, STRICT) or len(index) == 2
+
+
+def test_what_was_removed_takes_no_memory_for_long() -> None:
+    """As where messages live shorter than they wait: all are removed long before they are due."""
+    index = DelayedIndex()
+    for number in range(20_000):
+        index.add(Position(1, number), 10**9 + 700 * number, STRICT)
+        index.sweep(4)
+        if number % 1000 == 999:
+            index.drop_through(Position(1, number - 100))
+    assert len(index) == 100
+    assert len(index._buckets) < 2500
+    assert len(index._times) < 5000
+    index.check_invariants()
 
 
 def test_ledgers_out_of_order_are_refused() -> None:
