@@ -164,6 +164,7 @@ async def passed_over(scene: Scene) -> None:
     await scene.measure("delivery behind held entries", scene.send_one())
     await scene.measure("unload of them", scene.asked("PUT", "persistent/public/default/{}/unload"))
     await scene.measure("load of them", scene.asked("GET", "persistent/public/default/{}/stats"))
+    await scene.end(txn, commit=False, v4=False)
 
 
 async def open_ones(scene: Scene) -> None:

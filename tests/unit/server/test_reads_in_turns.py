@@ -58,7 +58,7 @@ async def filled(server: Server, count: int, **metadata: Any) -> Topic:
     return topic
 
 
-async def begun(driver: Driver, **fields: Any) -> dict[str, int]:
+async def begun(driver: Driver, **fields: Any) -> dict[str, Any]:
     answer = await driver.request("NEW_TXN", tc_id=0, txn_ttl_millis=600_000, **fields)
     names = ("txnid_most_bits", "txnid_least_bits")
     return {name: getattr(answer, name) for name in names}
