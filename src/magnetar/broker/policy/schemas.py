@@ -32,7 +32,7 @@ import msgspec
 from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.avro import Steps
 from magnetar.broker.policy.avro_resolution import Effort
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import schemas_directory
 from magnetar.broker.policy.schema_rules import (
     AUTO_CONSUME_TYPE,

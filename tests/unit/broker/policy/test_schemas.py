@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from magnetar.broker.api import SchemaData
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.schema_rules import AUTO_CONSUME_TYPE
 from magnetar.broker.policy.schemas import (
     Schemas,

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from magnetar.broker.api import SchemaData
-from magnetar.broker.policy.policies import effective
+from magnetar.broker.policy.effective import effective
 from magnetar.broker.policy.schema_rules import (
     KEY_VALUE_TYPE,
     TYPE_NAMES,
@@ -134,7 +134,7 @@ async def _strategy(request: web.Request, name: TopicName) -> str:
     # Tools upload schemas before the first producer comes.
     except TopicNotFound:
         own = None
-    return effective(namespace, own).schema_strategy
+    return effective(namespace, own, topics.namespaces.broker).schema_strategy
 
 
 def _as_json(found: StoredSchema) -> dict[str, Any]:
