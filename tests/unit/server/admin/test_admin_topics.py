@@ -1,10 +1,8 @@
-"""Topics with and without partitions, statistics, the end of topics, schemas, metrics."""
+"""Topics with and without partitions, statistics, the end of topics, metrics."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -288,108 +286,6 @@ def test_terminate_unload_and_last_message(tmp_path: Path) -> None:
         await world.change("PUT", f"{PARTED}/unload")
         both = await world.ask("POST", f"{PARTED}/terminate/partitions")
         assert both.body.keys() == {"0", "1"}
-
-    run(tmp_path, scenario)
-
-
-def _order(*more: str) -> dict[str, Any]:
-    fields: list[dict[str, Any]] = [{"name": "id", "type": "int"}]
-    fields += [{"name": name, "type": "int", "default": 1} for name in more]
-    definition = {"type": "record", "name": "Order", "fields": fields}
-    return {"type": "JSON", "schema": json.dumps(definition), "properties": {}}
-
-
-def test_schemas(tmp_path: Path) -> None:
-    path = "schemas/public/default/t"
-    one, two = {**_order(), "properties": {"a": "b"}}, _order("cost")
-
-    async def scenario(world: World) -> None:
-        await world.refuse(404, "GET", f"{path}/schema")
-        added = await world.ask("POST", f"{path}/schema", one)
-        assert (added.status, added.body) == (200, {"version": {"version": 0}})
-        again = await world.ask("POST", f"{path}/schema", {**one, "schema": f" {one['schema']}"})
-        assert again.body == added.body
-        await world.ask("POST", f"{path}/schema", two)
-        found = await world.get(f"{path}/schema")
-        assert (found["version"], found["type"], found["data"]) == (1, "JSON", two["schema"])
-        first = await world.get(f"{path}/schema/0")
-        assert (first["data"], first["properties"]) == (one["schema"], one["properties"])
-        assert first["timestamp"] > 0
-        listed = await world.get(f"{path}/schemas")
-        assert [each["version"] for each in listed["getSchemaResponses"]] == [0, 1]
-        asked = await world.ask("POST", f"{path}/version", one)
-        assert (asked.status, asked.body) == (200, {"version": 0})
-        asked = await world.ask("POST", f"{path}/version", _order("new"))
-        assert asked.body == {"version": -1}
-        await world.refuse(409, "POST", f"{path}/schema", {"type": "STRING"})
-        await world.refuse(422, "POST", f"{path}/schema", {"type": "STRING", "schema": "x"})
-        await world.refuse(422, "POST", f"{path}/schema", {"type": "NONE"})
-        await world.refuse(412, "POST", f"{path}/schema", {"type": "POEM"})
-        await world.refuse(412, "POST", f"{path}/schema", {})
-        await world.refuse(404, "GET", f"{path}/schema/7")
-        await world.refuse(412, "GET", f"{path}/schema/x")
-        await world.refuse(422, "POST", f"{path}/version", {**two, "schema": "?"})
-        await world.refuse(404, "POST", "schemas/public/none/t/schema", one)
-        gone = await world.ask("DELETE", f"{path}/schema")
-        assert (gone.status, gone.body) == (200, {"version": {"version": 2}})
-        await world.refuse(404, "GET", f"{path}/schema")
-        gone = await world.ask("DELETE", f"{path}/schema")
-        assert (gone.status, gone.body) == (200, {"version": {"version": 2}})
-        # What is read by its number is there still, until it is removed by force.
-        assert (await world.get(f"{path}/schema/1"))["data"] == two["schema"]
-        gone = await world.ask("DELETE", f"{path}/schema?force=true")
-        assert (gone.status, gone.body) == (200, {"version": {"version": 2}})
-        await world.refuse(404, "GET", f"{path}/schema/1")
-        await world.refuse(404, "DELETE", f"{path}/schema")
-        added = await world.ask("POST", f"{path}/schema", two)
-        assert added.body == {"version": {"version": 0}}
-
-    run(tmp_path, scenario)
-
-
-def test_whether_a_schema_is_compatible(tmp_path: Path) -> None:
-    path = "schemas/public/default/t/compatibility"
-
-    async def scenario(world: World) -> None:
-        async def fits(body: object) -> bool:
-            answer = await world.ask("POST", path, body)
-            assert answer.status == 202
-            assert answer.body["schemaCompatibilityStrategy"] == "FULL"
-            assert answer.body.keys() == {"compatibility", "schemaCompatibilityStrategy"}
-            return bool(answer.body["compatibility"])
-
-        assert await fits(_order())
-        await world.ask("POST", "schemas/public/default/t/schema", _order())
-        assert await fits(_order())
-        assert await fits(_order("cost"))
-        text = _order()["schema"].replace("int", "string")
-        assert not await fits({**_order(), "schema": text})
-        assert not await fits({"type": "STRING"})
-        await world.refuse(422, "POST", path, {"type": "JSON", "schema": "{}"})
-        # A look stores nothing.
-        found = await world.get("schemas/public/default/t/schemas")
-        assert len(found["getSchemaResponses"]) == 1
-
-    run(tmp_path, scenario)
-
-
-def test_a_schema_of_two_parts_is_shown_as_both(tmp_path: Path) -> None:
-    path = "schemas/public/default/t/schema"
-    properties = {"key.schema.type": "STRING", "value.schema.type": "JSON"}
-    value = json.loads(_order()["schema"])
-
-    async def scenario(world: World) -> None:
-        body = {"type": "KEY_VALUE", "properties": properties}
-        text = json.dumps({"key": "", "value": value})
-        added = await world.ask("POST", path, {**body, "schema": text})
-        assert added.body == {"version": {"version": 0}}
-        found = await world.get(path)
-        assert (found["type"], found["properties"]) == ("KEY_VALUE", properties)
-        assert json.loads(found["data"]) == {"key": "", "value": value}
-        for wrong in ("", "{}", '{"key": ""}', '{"key": "", "value": 5}', "[" * 2000):
-            await world.refuse(422, "POST", path, {**body, "schema": wrong})
-
-    run(tmp_path, scenario)
 
     run(tmp_path, scenario)
 

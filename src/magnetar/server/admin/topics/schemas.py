@@ -29,6 +29,7 @@ from magnetar.server.admin.exchange import (
     topics_of,
     whole_number,
 )
+from magnetar.server.admin.policies.verbs import targets_of
 
 ACCEPTED: Final = 202
 """As Pulsar answers whether a schema is compatible."""
@@ -130,7 +131,7 @@ async def _strategy(request: web.Request, name: TopicName) -> str:
     topics = topics_of(request)
     namespace = await topics.namespaces.policies(name.namespace)
     try:
-        own = await topics.topic_policies(name)
+        own = await topics.topic_policies((await targets_of(request, name))[0])
     # Tools upload schemas before the first producer comes.
     except TopicNotFound:
         own = None
