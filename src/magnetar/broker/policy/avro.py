@@ -275,7 +275,10 @@ def _symbols(name: str, data: dict[str, Any]) -> list[str]:
     if not isinstance(symbols, list):
         raise NotAvro(f"enum {name!r} has no list of symbols")
     # All at once: there may be a hundred thousand.
-    lines = "".join([f"{each}\n" for each in symbols])
+    try:
+        lines = "\n".join([*symbols, ""])
+    except TypeError as error:
+        raise NotAvro(f"enum {name!r} has a symbol that is no name: {error}") from error
     if not _NAMES.fullmatch(lines) or lines.count("\n") != len(symbols):
         raise NotAvro(f"enum {name!r} has a symbol that is no name")
     if len(set(symbols)) != len(symbols):

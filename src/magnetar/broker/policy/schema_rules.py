@@ -26,7 +26,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
 from magnetar.broker.api import SchemaData
-from magnetar.broker.policy.avro import AvroType, NotAvro, Steps, meaning, parsed
+from magnetar.broker.policy.avro import SLICE_STEPS, AvroType, NotAvro, Steps, meaning, parsed
 from magnetar.broker.policy.avro_resolution import Effort, problem
 from magnetar.errors import DISK_FULL_WORDS, InvalidSchema
 from magnetar.metadata.api import VALUE_BYTES_MAX
@@ -124,7 +124,8 @@ def read(schema: SchemaData) -> Steps[Definition]:
     if schema.type == KEY_VALUE_TYPE:
         return (yield from _read_key_value(schema))
     if schema.type == _PROTOBUF_NATIVE:
-        return Definition(schema.type, raw_digest(schema), root=_root_message(schema.data))
+        root = yield from _root_message(schema.data)
+        return Definition(schema.type, raw_digest(schema), root=root)
     if schema.type == _STRING or schema.type in _EMPTY:
         # Old clients for Python wrote "null" for a text.
         if schema.data and not (schema.type == _STRING and schema.data == b"null"):
@@ -244,7 +245,7 @@ class _Native(msgspec.Struct, rename="camel"):
     root_file_descriptor_name: str
 
 
-def _root_message(data: bytes) -> str:
+def _root_message(data: bytes) -> Steps[str]:
     """The full name of the message, once its file and all that it imports are found to be sound."""
     try:
         definition = msgspec.json.decode(data, type=_Native)
@@ -252,7 +253,10 @@ def _root_message(data: bytes) -> str:
         by_name = {each.name: each for each in files.file}
         # A pool of its own: the default one refuses a second file of a name.
         pool = DescriptorPool()
-        for each in _imports_first(definition.root_file_descriptor_name, by_name):
+        order = _imports_first(definition.root_file_descriptor_name, by_name)
+        for index, each in enumerate(order):
+            if index % SLICE_STEPS == SLICE_STEPS - 1:
+                yield
             pool.AddSerializedFile(each.SerializeToString())
         message = pool.FindMessageTypeByName(definition.root_message_type_name)
     except (ValueError, TypeError, KeyError, RecursionError, DecodeError, binascii.Error) as error:
