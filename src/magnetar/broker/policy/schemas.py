@@ -54,7 +54,7 @@ from magnetar.errors import (
 from magnetar.metadata.api import ABSENT, MetadataStore, Record
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.keyed_lock import KeyedLock
-from magnetar.runtime.slices import in_slices
+from magnetar.runtime.slices import SlicePace, in_slices
 
 VERSIONS_MAX: Final = 1000
 """Of one schema id, deleted ones included; a deletion may come behind the last."""
@@ -63,6 +63,9 @@ VERSIONS_BYTES_MAX: Final = 16 * 1024 * 1024
 
 # Schema ids of which digests are kept; of the others they are read again.
 _INDEXES_MAX: Final = 1000
+
+# Read and compared before others have a turn, if they are small; a large one has slices of its own.
+_SLICE_VERSIONS: Final = 20
 
 # By these a consumer has to read what the newest version writes, and nothing else.
 _READS_LATEST: Final = frozenset(("BACKWARD", "FORWARD", "FORWARD_TRANSITIVE", "FULL"))
@@ -264,13 +267,11 @@ class Schemas:
                     return added
         raise Unavailable(f"schema {schema_id}: lost {_REGISTER_ATTEMPTS} races in a row")
 
-    async def forget(self, schema_id: str) -> int | None:
-        """Remove everything; the number of the last version there was, None: there was none."""
+    async def forget(self, schema_id: str) -> None:
+        """Remove everything, with the topic that it belonged to or by force."""
         async with self._turns.of(schema_id):
-            index = await self._index(schema_id)
             self._indexes.pop(schema_id, None)
             await self._metadata.delete_range(schemas_directory(schema_id))
-        return index.stored[-1].version if index.stored else None
 
     # --- parts, with the lock of the schema id
 
@@ -334,10 +335,12 @@ class Schemas:
 
     async def _same(self, schema_id: str, index: _Index, definition: Definition) -> int | None:
         """The version in force that says what this definition says."""
+        pace = SlicePace(_SLICE_VERSIONS)
         for each in index.in_force:
             if each.type != definition.type:
                 continue
             if each.meaning is None:
+                await pace.after()
                 stored = await self._stored_definition(schema_id, each)
                 each.meaning = b"" if stored is None else stored.meaning
             if each.meaning == definition.meaning:
@@ -353,10 +356,11 @@ class Schemas:
             return
         if strategy == "ALWAYS_INCOMPATIBLE":
             raise IncompatibleSchema("the policy of this topic allows no change of its schema")
-        effort = Effort()
+        effort, pace = Effort(), SlicePace(_SLICE_VERSIONS)
         is_transitive = strategy.endswith("_TRANSITIVE")
         # Newest first: it is the one that most likely differs.
         for each in reversed(index.in_force if is_transitive else index.in_force[-1:]):
+            await pace.after()
             found: str | None
             if each.type != definition.type:
                 found = (

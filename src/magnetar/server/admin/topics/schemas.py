@@ -90,13 +90,12 @@ async def add(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     name = topic_of(request)
     schemas = schemas_of(request)
-    # By force nothing stays, and numbers begin anew; else older versions can still be read.
-    if flag_of(request, "force"):
-        deleted = await schemas.forget(name.schema_id)
-    else:
-        deleted = await schemas.delete(name.schema_id)
+    deleted = await schemas.delete(name.schema_id)
     if deleted is None:
         raise _missing(str(name))
+    # Then nothing stays, and numbers begin anew; else older versions can still be read.
+    if flag_of(request, "force"):
+        await schemas.forget(name.schema_id)
     return shown({"version": {"version": deleted}})
 
 
