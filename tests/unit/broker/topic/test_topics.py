@@ -350,7 +350,7 @@ def test_unloading_and_deleting() -> None:
     async def scenario(world: World, topics: Topics) -> None:
         topic = await loaded(topics)
         producer = await topic.add_producer(
-            ProducerRequest(1, None, "p", schema=SchemaData(4, b"a"))
+            ProducerRequest(1, None, "p", schema=SchemaData(4, b'"int"'))
         )
         producer.send(message(1))
         await topics.unload(NAME)
@@ -364,7 +364,7 @@ def test_unloading_and_deleting() -> None:
             await topics.delete(NAME)
         topic = await loaded(topics)
         assert await stored(topic) == []
-        other = ProducerRequest(1, None, "p", schema=SchemaData(1, b"b"))
+        other = ProducerRequest(1, None, "p", schema=SchemaData(1, b""))
         assert (await topic.add_producer(other)).schema_version == bytes(8)
 
     with_topics(scenario)
