@@ -148,8 +148,8 @@ def test_partitions_move_together(tmp_path: Path) -> None:
         await world.change("POST", f"{sub}/expireMessages/1")
         assert await backlogs() == [0, 0]
         await world.refuse(412, "POST", f"{sub}/resetcursor", as_id(ids[0]))
-        await world.refuse(412, "POST", f"{sub}/skip/1")
-        await world.refuse(412, "GET", f"{sub}/position/1")
+        await world.refuse(405, "POST", f"{sub}/skip/1")
+        await world.refuse(405, "GET", f"{sub}/position/1")
         await world.change("DELETE", sub)
         assert await world.get(f"{path}/subscriptions") == []
 
@@ -193,10 +193,10 @@ def test_an_entry_that_there_is_not_is_not_the_next_one(tmp_path: Path) -> None:
         await world.refuse(412, "GET", f"{TOPIC}/ledger/x/entry/0")
         await world.refuse(404, "GET", f"persistent/public/default/none/ledger/{ledger}/entry/0")
         await world.change("PUT", "persistent/public/default/parts/partitions", 2)
-        await world.refuse(412, "GET", f"persistent/public/default/parts/ledger/{ledger}/entry/0")
+        await world.refuse(405, "GET", f"persistent/public/default/parts/ledger/{ledger}/entry/0")
         loose = "non-persistent/public/default/loose"
         await world.server.topics.get(TopicName.parse("non-persistent://public/default/loose"))
-        await world.refuse(412, "GET", f"{loose}/ledger/{ledger}/entry/0")
+        await world.refuse(405, "GET", f"{loose}/ledger/{ledger}/entry/0")
 
     run(tmp_path, scenario)
 

@@ -13,6 +13,8 @@ from magnetar.broker.policy.stats import RetentionStats
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName, TopicName
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import NAMESPACE
 from magnetar.server.admin.errors import CONFLICT
 from magnetar.server.admin.exchange import (
     body_of,
@@ -160,13 +162,11 @@ _BY_CLUSTER: Final = frozenset(
     }
 )
 
-_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-
 ROUTES: Final = (
-    web.get("/admin/v2/namespaces/{tenant}", names),
-    web.get(_NAMESPACE, show),
-    web.put(_NAMESPACE, create),
-    web.delete(_NAMESPACE, delete),
-    web.get(f"{_NAMESPACE}/topics", topics_in),
-    web.put(f"{_NAMESPACE}/unload", unload),
+    endpoints.get("/admin/v2/namespaces/{tenant}", names),
+    endpoints.get(NAMESPACE, show),
+    endpoints.put(NAMESPACE, create),
+    endpoints.delete(NAMESPACE, delete),
+    endpoints.get(f"{NAMESPACE}/topics", topics_in),
+    endpoints.put(f"{NAMESPACE}/unload", unload),
 )
