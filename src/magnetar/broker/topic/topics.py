@@ -101,6 +101,7 @@ class Topics(Service):
         self.change_broker = self._policies.change_broker
         self.change_namespace = self._policies.change_namespace
         self.change_topic = self._policies.change_topic
+        self.change_topics = self._policies.change_topics
         self.topic_policies = self._policies.topic_policies
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""

@@ -139,8 +139,7 @@ async def change_topic(
         return after
 
     # A partitioned topic's record has no policies: each partition has them.
-    for target in await targets_of(request, name):
-        await topics.change_topic(target, changed)
+    await topics.change_topics(await targets_of(request, name), changed)
     return done()
 
 
@@ -187,6 +186,11 @@ async def _value_of(request: web.Request, policy: Policy, *, by_query: bool = Fa
         value = converted(whole_number(text, name), policy.kind)
     else:
         value = await needed_body_of(request, policy.kind)
+    return checked(request, policy, value)
+
+
+def checked(request: web.Request, policy: Policy, value: Any) -> Any:
+    """A value of the right kind, as it is stored; refused if this server cannot have it."""
     if policy.check is not None:
         value = policy.check(value)
     # After the value itself: whether this server can have it is another kind of refusal.
