@@ -29,9 +29,10 @@ from magnetar.broker.topic.topic import TopicParts
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.runtime.keyed_lock import KeyedLock
+from magnetar.runtime.slices import SLICE_ITEMS, SlicePace
 
-TOPICS_PER_TURN: Final = 50
-"""As many follow before others have their turn: together they take about 2 ms."""
+FOLLOW_ITEMS: Final = SLICE_ITEMS // 25
+"""A topic that follows counts as so many items of work: 25 of them take about 1 ms."""
 
 _WRITES_AT_ONCE: Final = 64
 
@@ -60,7 +61,7 @@ class PolicyChanges:
         async with self._broker_turn:
             self._namespaces.broker = policies
             self.version += 1
-            for namespace in {name.namespace for name in self._loaded}:
+            for namespace in await self._served():
                 async with self._turns.of(namespace):
                     await self._follow(namespace, await self._namespaces.policies(namespace))
 
@@ -104,17 +105,26 @@ class PolicyChanges:
             namespace = await self._namespaces.policies(name.namespace)
             await topic.apply(await self.in_force(name, namespace))
 
+    async def _served(self) -> set[NamespaceName]:
+        pace, found = SlicePace(), set()
+        for name in list(self._loaded):
+            found.add(name.namespace)
+            await pace.after()
+        return found
+
     async def _follow(self, namespace: NamespaceName, policies: Policies) -> None:
         self.version += 1
         problems: list[MagnetarError] = []
-        names = [name for name in self._loaded if name.namespace == namespace]
-        for number, name in enumerate(names, start=1):
-            try:
-                await self._tell(name, policies)
-            except MagnetarError as error:
-                problems.append(error)
-            if number % TOPICS_PER_TURN == 0:
-                await asyncio.sleep(0)
+        pace = SlicePace()
+        # A list: topics come and go in the pauses. Who comes after it was made has seen `version`.
+        for name in list(self._loaded):
+            await pace.after()
+            if name.namespace == namespace:
+                try:
+                    await self._tell(name, policies)
+                except MagnetarError as error:
+                    problems.append(error)
+                await pace.after(FOLLOW_ITEMS)
         # The first of them tells what is wrong; the others have followed (invariant 3).
         if problems:
             raise problems[0]

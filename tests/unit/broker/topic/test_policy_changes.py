@@ -21,6 +21,7 @@ from magnetar.broker.topic.topics import Topics
 from magnetar.errors import ServiceNotReady, TopicNotFound
 from magnetar.model.names import TopicName
 from magnetar.runtime.keyed_lock import KeyedLock
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import NAME, World
 
@@ -196,7 +197,7 @@ def test_others_have_their_turn_while_many_topics_follow() -> None:
                 turns += 1
 
         counting = asyncio.create_task(count_turns())
-        with patch.object(policy_changes, "TOPICS_PER_TURN", 2):
+        with patch.object(policy_changes, "FOLLOW_ITEMS", SLICE_ITEMS // 2):
             await topics.change_namespace(DEFAULT, ttl(7))
         counting.cancel()
         assert turns >= count // 2

@@ -18,6 +18,7 @@ from aiohttp import web
 from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, NamespaceName
+from magnetar.runtime.slices import SlicePace
 from magnetar.server.admin import endpoints
 from magnetar.server.admin.brokers.brokers import broker_id
 from magnetar.server.admin.endpoints import Endpoint
@@ -26,6 +27,7 @@ from magnetar.server.admin.namespaces.bundles import BUNDLE
 from magnetar.server.admin.topics.statistics import as_json
 
 _TOPICS_PER_TURN: Final = 20
+_DOMAINS: Final = (Domain.PERSISTENT, Domain.NON_PERSISTENT)
 
 
 async def topics(request: web.Request) -> web.StreamResponse:
@@ -39,18 +41,21 @@ async def topics(request: web.Request) -> web.StreamResponse:
 
 
 async def _parts(server: AdminServer) -> AsyncIterator[bytes]:
-    by_namespace: dict[NamespaceName, list[LoadedTopic]] = {}
+    by_namespace: dict[NamespaceName, dict[Domain, list[LoadedTopic]]] = {}
+    pace = SlicePace()
     for topic in list(server.topics.loaded.values()):
-        if topic.name.domain is not Domain.SEGMENT:  # those of scalable topics have their own page
-            by_namespace.setdefault(topic.name.namespace, []).append(topic)
+        name = topic.name
+        if name.domain is not Domain.SEGMENT:  # those of scalable topics have their own page
+            of_namespace = by_namespace.setdefault(name.namespace, {each: [] for each in _DOMAINS})
+            of_namespace[name.domain].append(topic)
+        await pace.after()
     opening = b"{"
     for namespace, found in by_namespace.items():
         yield opening + msgspec.json.encode(str(namespace)) + b':{"' + BUNDLE.encode() + b'":{'
         opening = b"}},"
         # The domains one after the other, each an object of topics.
-        for number, domain in enumerate((Domain.PERSISTENT, Domain.NON_PERSISTENT)):
+        for number, (domain, some) in enumerate(found.items()):
             yield (b"," if number else b"") + msgspec.json.encode(domain.value) + b":{"
-            some = [topic for topic in found if topic.name.domain is domain]
             for at in range(0, len(some), _TOPICS_PER_TURN):
                 told = [
                     msgspec.json.encode(str(topic.name)) + b":" + await _stats(topic)
@@ -74,8 +79,9 @@ async def load_report(request: web.Request) -> web.Response:
     server = server_of(request)
     sums = dict.fromkeys(("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut"), 0.0)
     producers = consumers = 0
+    pace = SlicePace(_TOPICS_PER_TURN)
     # A list: topics come and go in the pauses.
-    for number, topic in enumerate(list(server.topics.loaded.values()), start=1):
+    for topic in list(server.topics.loaded.values()):
         stats = topic.stats(consumers=False)
         sums["msgRateIn"] += stats.msg_rate_in
         sums["msgRateOut"] += stats.msg_rate_out
@@ -83,8 +89,7 @@ async def load_report(request: web.Request) -> web.Response:
         sums["msgThroughputOut"] += stats.msg_throughput_out
         producers += len(stats.publishers)
         consumers += sum(len(each.consumers) for each in topic.subscriptions.values())
-        if number % _TOPICS_PER_TURN == 0:
-            await asyncio.sleep(0)
+        await pace.after()
     return shown(
         sums
         | {
@@ -105,13 +110,13 @@ async def owned_namespaces(request: web.Request) -> web.Response:
     # Of another broker nothing is known here.
     if not is_here or part_of(request, "broker") != broker_id(server):
         return shown({})
-    found: set[str] = set()
-    for number, name in enumerate(list(server.topics.loaded), start=1):
-        found.add(str(name.namespace))
-        if number % (100 * _TOPICS_PER_TURN) == 0:
-            await asyncio.sleep(0)
+    found: set[NamespaceName] = set()
+    pace = SlicePace()
+    for name in list(server.topics.loaded):
+        found.add(name.namespace)
+        await pace.after()
     owned = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
-    return shown({f"{namespace}/{BUNDLE}": owned for namespace in sorted(found)})
+    return shown({f"{namespace}/{BUNDLE}": owned for namespace in sorted(found, key=str)})
 
 
 _BASE: Final = "/admin/v2/broker-stats"

@@ -14,6 +14,7 @@ from magnetar.broker.policy.values import BacklogQuota, QuotaType
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName, TopicName
+from magnetar.runtime.slices import SlicePace
 from magnetar.server.admin import endpoints
 from magnetar.server.admin.endpoints import NAMESPACE
 from magnetar.server.admin.errors import CONFLICT
@@ -145,8 +146,11 @@ async def unload(request: web.Request) -> web.Response:
     # 404 for a namespace that does not exist: nothing of it is loaded either.
     await topics.namespaces.policies(namespace)
     # Segments of its scalable topics included; a list, for topics come and go in the pauses.
-    for name in [each for each in topics.loaded if each.namespace == namespace]:
-        await topics.unload(name)
+    pace = SlicePace()
+    for name in list(topics.loaded):
+        if name.namespace == namespace:
+            await topics.unload(name)
+        await pace.after()
     return done()
 
 
