@@ -51,7 +51,7 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
-from magnetar.model.isolation import ReadIsolation
+from magnetar.model.isolation import ReadIsolation, isolation_properties
 from magnetar.model.names import Domain
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
@@ -523,6 +523,19 @@ class Subscription:
         # anybody.
         end = self._topic.max_read_position()
         self._ack_through(end if found is None else min(found.previous, end))
+
+    def expire_through(self, position: Position) -> None:
+        """Acknowledge everything up to an entry, as far as consumers may see it."""
+        self._ack_through(min(position, self._topic.max_read_position()))
+
+    async def change_properties(self, properties: dict[str, str]) -> None:
+        """Replace what it was made with, but for its isolation, which does not change."""
+        if not self.durable:
+            raise NotAllowed(f"subscription {self.name} is not durable: nothing of it is stored")
+        kept = isolation_properties(self.cursor.properties)
+        if isolation_properties(properties) not in ({}, kept):
+            raise NotAllowed(f"the isolation of subscription {self.name} cannot be changed")
+        await self.cursor.change_properties(properties | kept)
 
     async def peek(self, number: int) -> Entry | None:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
