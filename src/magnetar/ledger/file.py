@@ -358,7 +358,7 @@ class FileLedgers(LedgerStore):
             return entries
         # Catching up: from the file, up to the tail at most. A short answer is allowed.
         last = min(last, ledger.moved - 1)
-        payloads = self._cache.get(ledger_id, first)
+        payloads = self._cache.get(ledger_id, first, last, bytes_max)
         source = _FROM_CACHE if payloads else _FROM_FILE
         if not payloads:
             payloads = await self._read_file(ledger_id, first, last, ledger.moved, bytes_max)
