@@ -62,7 +62,7 @@ class Move:
     ledger_id: int
     first: int
     offset: int
-    records: Sequence[bytes]
+    records: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
