@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from magnetar.broker.api import AccessMode, ProducerRequest, Receipt, SubscribeRequest
 from magnetar.broker.entries import EntryView
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.namespaces import Namespaces
-from magnetar.broker.policy.policies import TopicPolicies
 from magnetar.broker.policy.records import TopicRecord
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.publish.producer import Producer

@@ -12,10 +12,10 @@ import pytest
 
 from magnetar.broker.api import ProducerRequest, SchemaData
 from magnetar.broker.policy.namespaces import DEFAULT, SYSTEM, Tenant
-from magnetar.broker.policy.policies import (
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import (
     AutoTopicCreation,
     InactiveTopicPolicies,
-    Policies,
     RetentionPolicies,
 )
 from magnetar.broker.topic.maintenance import CARE_SECONDS
