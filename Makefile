@@ -20,6 +20,7 @@ BASE ?=
 PEERS ?=
 FINISHED ?= 100000
 TRANSACTIONS ?= 100000
+MINUTES ?= 10
 
 # The sample of `make sim` and `make crash` that is a part of `make test`.
 TEST_SEEDS ?= 20
@@ -134,6 +135,10 @@ bench-broker: $(STAMP) ## measure the broker over sockets against a stub that st
 .PHONY: bench-restart
 bench-restart: $(STAMP) ## from process start to the first producer, with a million messages stored
 	$(BIN)/python -m bench.restart
+
+.PHONY: bench-stalls
+bench-stalls: $(STAMP) ## 70 % load for MINUTES=10: receipts, and the longest turn of the loop
+	$(BIN)/python -m bench.stalls --minutes $(MINUTES)
 
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls

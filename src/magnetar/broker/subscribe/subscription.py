@@ -293,10 +293,14 @@ class Subscription:
             if self._held.pending:
                 acks = self._held.plain_parts(acks)
             self._ack_in_cursor(acks)
-            for position, unacked in acks:
+            whole = [position for position, unacked in acks if not unacked]
+            woken = state.on_acks(consumer.key, whole) or woken
+            for position, unacked in acks if len(whole) < len(acks) else ():
+                if not unacked:
+                    continue
                 # Asked of the cursor: others may have acknowledged more of this batch than the
                 # client knows.
-                remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
+                remaining = self.cursor.unacked_indexes(position) or 0
                 if state.on_ack(consumer.key, position, remaining.bit_count()):
                     woken = True
         # Up to the cursor's mark-delete position, which may be lower than what was asked for: what
