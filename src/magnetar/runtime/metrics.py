@@ -175,6 +175,15 @@ RANGE_BYTES = counter("magnetar_range_bytes_total", "Bytes of these entries.")
 OUTBOX_BYTES = gauge(
     "magnetar_outbox_bytes", "Bytes offered to consumers and not yet taken by their connections."
 )
+DELAYED_ENTRIES = gauge(
+    "magnetar_delayed_entries", "Entries that wait for their time of delivery, by subscription."
+)
+EXPIRED_ENTRIES = counter(
+    "magnetar_expired_entries_total", "Entries that subscriptions passed over because of their age."
+)
+EXPIRED_SUBSCRIPTIONS = counter(
+    "magnetar_expired_subscriptions_total", "Subscriptions deleted because nobody used them."
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

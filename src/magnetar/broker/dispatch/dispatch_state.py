@@ -91,6 +91,8 @@ class DispatchState:
         self._keyed = type_ is SubscriptionType.KEY_SHARED
         self._selector = selector_for(key_shared, consistent_hashing)
         bucketed = key_shared.entry_buckets
+        self.delays = not self._single and not bucketed
+        """Whether messages wait here for their time: no consumer counts on the order of all."""
         self._hash_of: Callable[[EntryFacts], int] = _bucket_hash if bucketed else _key_hash
         # Sticky ranges change hands only when their consumer is gone, with all it had: nothing is
         # left to drain. In the other modes a hash can move while its entries are unacknowledged.
@@ -135,6 +137,11 @@ class DispatchState:
     @property
     def waiting(self) -> int:
         return len(self._replay)
+
+    @property
+    def look_ahead(self) -> int:
+        """How many more entries may be read for the queue of those that wait."""
+        return min(self._limits.look_ahead_entries - len(self._replay), self._limits.read_entries)
 
     def redelivery_count(self, position: Position) -> int:
         return self._counts.of(position)
@@ -569,6 +576,13 @@ class DispatchState:
             self._counts.increase(position)
         self._give_back(member, back)
         return Redelivery(len(back), False)
+
+    def on_due(self, positions: Iterable[Position]) -> None:
+        """Entries whose time has come wait like those to be delivered again, uncounted (Shared).
+
+        On Key_Shared they come to `plan`, for their place in the queue is under their hash.
+        """
+        self._replay.add_run(positions, UNKEYED)
 
     def on_withheld(self, position: Position) -> bool:
         """A transaction acknowledged all that is open of it: who has it keeps it; True: it waited.
