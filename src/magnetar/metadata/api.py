@@ -8,7 +8,7 @@ Promises of every backend (the conformance kit checks them):
    linearizable per key. Nothing is atomic over several keys.
 2. `put`, `append` and `delete` are submitted **when called**, not when awaited: program order per
    key is call order. A change is readable and watched once durable, never before; one store
-   object reads its own finished writes.
+   object reads its own finished writes. `delete_seen` is many deletes, each by itself.
 3. A version is opaque, changes at every write and is good for equality only.
 4. `append` gives a key above every existing key of its prefix. Gaps are allowed; numbers may come
    back after the highest record was deleted, so never keep one as a cursor.
@@ -24,6 +24,7 @@ Promises of every backend (the conformance kit checks them):
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from magnetar.errors import InvalidArgument, LimitExceeded
+from magnetar.errors import BadVersion, InvalidArgument, LimitExceeded
 
 ABSENT: Final = -1
 """As `expected`: the record must not exist yet."""
@@ -211,6 +212,13 @@ class MetadataStore(ABC):
         check_key(key)
         return self._delete(key, expected)
 
+    def delete_seen(self, seen: Iterable[tuple[str, int]]) -> Awaitable[None]:
+        """Delete records, each in the version given; one that has another, or is gone, stays so."""
+        places = list(seen)
+        for key, _ in places:
+            check_key(key)
+        return self._delete_seen(places)
+
     async def delete_range(
         self, parent: str, start: str = "", end: str | None = None, *, partition: str | None = None
     ) -> None:
@@ -297,6 +305,10 @@ class MetadataStore(ABC):
     @abstractmethod
     def _delete(self, key: str, expected: int | None) -> Awaitable[bool]: ...
 
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[None]:
+        # Each submitted now, in this order: a backend that can do better does.
+        return _all_deleted([self._delete(key, version) for key, version in seen])
+
     @abstractmethod
     async def _delete_range(
         self, parent: str, start: str, end: str | None, partition: str | None
@@ -340,6 +352,12 @@ class MetadataStore(ABC):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _all_deleted(deletes: list[Awaitable[bool]]) -> None:
+    for result in await asyncio.gather(*deletes, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, BadVersion):
+            raise result
 
 
 # --- argument checks, shared with tests and recipes ---

@@ -84,7 +84,8 @@ def judge_put(
     now_ms: int,
 ) -> StoredRecord:
     """The record after the put, or BadVersion. `version` is one that was never given before."""
-    _check_expected(key, current, expected)
+    if expected is not None:
+        _check_expected(key, current, expected)
     # A record that was deleted before begins again: nothing of its former life is kept.
     if current is None:
         return StoredRecord(value, version, now_ms, now_ms, 0, session, indexes)

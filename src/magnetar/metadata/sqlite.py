@@ -85,6 +85,13 @@ class SqliteStore(MetadataStore):
         self._check_open()
         return self._engine.delete(key, expected)
 
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[None]:
+        self._check_open()
+        if len(seen) <= _DELETE_PAGE:
+            return self._engine.delete_seen(seen)
+        pages = range(0, len(seen), _DELETE_PAGE)
+        return _all([self._engine.delete_seen(seen[at : at + _DELETE_PAGE]) for at in pages])
+
     async def _delete_range(
         self, parent: str, start: str, end: str | None, partition: str | None
     ) -> None:
@@ -219,3 +226,7 @@ def _once(
                 continue
             seen.add(key)
         yield key, record
+
+
+async def _all(futures: list[asyncio.Future[None]]) -> None:
+    await asyncio.gather(*futures)

@@ -204,13 +204,7 @@ class TxnStore:
         """Each only as it was seen; one that is gone, or another's by now, stays as it is."""
         # Conditional on the version ('GC never forces'): a pin that a new owner has adopted
         # meanwhile, or a record that it wrote anew, has another version and survives.
-        results = await asyncio.gather(
-            *(self.metadata.delete(op.key, expected=op.version) for op in ops),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, BadVersion):
-                raise result
+        await self.metadata.delete_seen(ops)
 
     # --- aborted
 
