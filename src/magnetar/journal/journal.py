@@ -170,14 +170,15 @@ class Journal:
 
     def append(self, record: bytes) -> int:
         """Submit a record (as `encode_record` makes them); its number."""
-        self._check_open()
+        if self.failure is not None or self._committer is None:
+            self._check_open()
         size = len(record)
-        self._check_room(size)
+        if self._queue_bytes + size > self._limits.journal_queue_bytes:
+            self._check_room(size)
         # Not retryable: no file could ever take it.
         if size > self._record_bytes_max:
             raise InvalidArgument(f"a record of {size} bytes does not fit into a journal file")
-        sequence = self._submit(record, size)
-        self._last_change = sequence
+        sequence = self._last_change = self._submit(record, size)
         return sequence
 
     @property

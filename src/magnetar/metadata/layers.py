@@ -23,7 +23,7 @@ class Layer:
         """Each state as it is handed to the database."""
         self._by_parent: dict[str, set[str]] = {}
         self._by_index: dict[str, set[str]] = {}
-        self._unlisted: list[str] = []
+        self._unlisted: dict[str, None] = {}
         """Keys that the two above do not show yet: most are never asked for."""
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class Layer:
     def set(self, key: str, state: StoredRecord | None, row: bytes) -> None:
         self.states[key] = state
         self.rows[key] = row
-        self._unlisted.append(key)
+        self._unlisted[key] = None
 
     def names(self, parent: str) -> Iterable[str]:
         self._list()
@@ -44,9 +44,8 @@ class Layer:
         return self._by_index.get(index, ())
 
     def _list(self) -> None:
-        # Put off until somebody scans. A key that was set twice stands there twice, and both times
-        # its latest state counts.
-        unlisted, self._unlisted = self._unlisted, []
+        # Put off until somebody scans: of a key that was set many times the latest state counts.
+        unlisted, self._unlisted = self._unlisted, {}
         for key in unlisted:
             parent, name = split_key(key)
             self._by_parent.setdefault(parent, set()).add(name)

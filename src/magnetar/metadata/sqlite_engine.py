@@ -186,10 +186,11 @@ class SqliteMetadata:
         session: int,
     ) -> asyncio.Future[Stat]:
         self._check_room()
+        parent, name = split_key(key)
         # Judged against changes that are not durable yet, too: calls of one turn see each other.
         # The version is the number that `_submit` gets; there is no await in between (invariant 4).
         judged = self._judged.get(key)
-        current = judged.state if judged is not None else self.visible_state(key)
+        current = judged.state if judged is not None else self._visible_at(key, parent, name)
         try:
             state = judge_put(
                 key,
@@ -209,7 +210,7 @@ class SqliteMetadata:
         if self._sequences:
             self._note_sequence(key, state.version)
         kind = EventKind.CREATED if current is None else EventKind.MODIFIED
-        return self._submit(key, state, kind, stat_of(key, state, session))
+        return self._submit(key, parent, name, state, kind, stat_of(key, state, session))
 
     def append(
         self, prefix: str, value: bytes, deltas: tuple[int, ...], indexes: tuple[Index, ...]
@@ -229,7 +230,7 @@ class SqliteMetadata:
         # Perhaps because of a deletion that is judged only: the answer waits for it (invariant 2).
         if not present:
             return self._answer(False)
-        return self._submit(key, None, EventKind.DELETED, True)
+        return self._submit(key, *split_key(key), None, EventKind.DELETED, True)
 
     def delete_seen(self, seen: list[tuple[str, int]]) -> asyncio.Future[None]:
         """Delete what is there in these versions, with one record of the journal."""
@@ -265,9 +266,14 @@ class SqliteMetadata:
             await self._followed.past(self._followed.version)
 
     def _submit(
-        self, key: str, state: StoredRecord | None, event: EventKind, answer: Any
+        self,
+        key: str,
+        parent: str,
+        name: str,
+        state: StoredRecord | None,
+        event: EventKind,
+        answer: Any,
     ) -> asyncio.Future[Any]:
-        parent, name = split_key(key)
         row = encode_row(parent, name, state)
         try:
             # If the journal does not take it, nothing was remembered yet.
@@ -377,11 +383,16 @@ class SqliteMetadata:
     # --- reading
 
     def visible_state(self, key: str) -> StoredRecord | None:
+        return self._visible_at(key, *split_key(key))
+
+    def _visible_at(self, key: str, parent: str, name: str) -> StoredRecord | None:
         # From the newest to the oldest: the first that knows the key is right, deleted or not.
-        for layer in (self._visible, self._applying):
-            if key in layer.states:
-                return layer.states[key]
-        return self._known.record(key)
+        states = self._visible.states
+        if key not in states:
+            states = self._applying.states
+            if key not in states:
+                return self._known.record(key, parent, name)
+        return states[key]
 
     def _on_their_way(self) -> Iterator[str]:
         yield from self._applying.states

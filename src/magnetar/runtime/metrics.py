@@ -41,18 +41,33 @@ class Metric(NamedTuple):
     labels: tuple[str, ...]
 
 
+class _Counter(Counter):
+    """A counter whose increments are known to be positive, and to have their labels."""
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        # The library asks for both on each of them, in as many calls again.
+        self._value.inc(amount)
+
+
+class _Gauge(Gauge):
+    """The same of a gauge."""
+
+    def set(self, value: float) -> None:
+        self._value.set(value)
+
+
 def counter(name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
     """Define a count that only grows; its name ends with `_total`."""
     if not name.endswith("_total"):
         raise ValueError(f"counter {name} must end with _total")
     _define(Metric(name, "counter", doc, tuple(labels)))
-    return Counter(name, doc, labels, registry=_REGISTRY)
+    return _Counter(name, doc, labels, registry=_REGISTRY)
 
 
 def gauge(name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
     """Define a value that goes up and down."""
     _define(Metric(name, "gauge", doc, tuple(labels)))
-    return Gauge(name, doc, labels, registry=_REGISTRY)
+    return _Gauge(name, doc, labels, registry=_REGISTRY)
 
 
 def histogram(

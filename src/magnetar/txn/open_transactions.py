@@ -38,7 +38,7 @@ _COMPACT_AT: Final = 1024
 class Audience(Protocol):
     """The parts of this broker that are told what becomes of transactions; `Outcomes` is one."""
 
-    def opened(self, header: Header) -> None:
+    def opened(self, txn: TxnId) -> None:
         """A transaction began here."""
         ...
 
@@ -97,10 +97,11 @@ class OpenTransactions:
 
     def began(self, header: Header, version: int | None = None) -> None:
         """A transaction was begun here."""
+        txn = header.id
         self.add(header)
         if version is not None:
-            self._versions[header.id] = version
-        self._audience.opened(header)
+            self._versions[txn] = version
+        self._audience.opened(txn)
 
     def add(self, header: Header) -> None:
         """A transaction that was found open."""

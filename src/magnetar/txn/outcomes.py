@@ -39,7 +39,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.ids import to_text
-from magnetar.txn.records import Header, State, group_key, header_key
+from magnetar.txn.records import State, group_key, header_key
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
@@ -51,6 +51,11 @@ REREAD_SECONDS: Final = 5.0
 # ('fence') instead of by a read of the store.
 FINAL_MAX: Final = 20_000
 """Decisions that are remembered, the latest ones."""
+
+# Nobody waits for what is left to be written behind a decision; one after the other it would cost
+# more than the decisions themselves.
+GATHER_SECONDS: Final = 0.05
+"""So long participants gather what they delete and write behind decisions."""
 
 STOP_SECONDS: Final = 5.0
 
@@ -192,12 +197,12 @@ class Outcomes(Service):
         # newer than an OPEN just read.
         return self._final.get(txn, state)
 
-    def opened(self, header: Header) -> None:
+    def opened(self, txn: TxnId) -> None:
         """A coordinator of this broker began a transaction, durably."""
         # A deadline of a few milliseconds may have been decided before this is
         # told: final stays final.
-        if header.id not in self._final:
-            self._open.add(header.id)
+        if txn not in self._final:
+            self._open.add(txn)
 
     def learn(self, txn: TxnId, state: State) -> None:
         """Apply a decision to every participant; again, or OPEN: nothing."""

@@ -23,6 +23,7 @@ from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record, Stat
 from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
+from magnetar.runtime.background import future_of
 from magnetar.runtime.metrics import TXN_HEADER_CAS, TXN_INDEX_SECONDS, TXN_OP_WRITES
 from magnetar.txn import transitions
 from magnetar.txn.ids import to_text
@@ -49,6 +50,7 @@ from magnetar.txn.records import (
     group_key,
     header_indexes,
     header_key,
+    key_of,
     number,
     pin_key,
     subscription_index,
@@ -89,21 +91,21 @@ class TxnStore:
 
     def create(self, header: Header) -> Awaitable[Stat]:
         """Submitted when called; BadVersion if there is one of that id."""
-        key = header_key(header.id)
+        key = key_of(header)
         indexes = header_indexes(header)
         return self.metadata.put(key, encode(header), expected=ABSENT, indexes=indexes)
 
-    async def replace_header(self, header: Header, version: int) -> bool:
-        """Put a header where this version of it is; False: it is not, or nobody can tell."""
-        key, indexes = header_key(header.id), header_indexes(header)
-        try:
-            await self.metadata.put(key, encode(header), expected=version, indexes=indexes)
-        # In both cases only the store tells what stands there: the caller falls back to reading it.
-        except (BadVersion, OutcomeUnknown):
+    def replace(self, header: Header, version: int) -> Awaitable[Stat]:
+        """Put a header where this version of it is; submitted when called."""
+        key, indexes = key_of(header), header_indexes(header)
+        return self.metadata.put(key, encode(header), expected=version, indexes=indexes)
+
+    def count_replaced(self, error: BaseException | None) -> None:
+        """Count the outcome of a `replace`."""
+        if error is None:
+            _CAS_OK.inc()
+        elif isinstance(error, BadVersion | OutcomeUnknown):
             _CAS_CONFLICT.inc()
-            return False
-        _CAS_OK.inc()
-        return True
 
     async def header(self, txn: TxnId) -> Header | None:
         return await self._get(header_key(txn), Header)
@@ -179,6 +181,11 @@ class TxnStore:
     def write_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> Awaitable[StoredOp]:
         """What a transaction acknowledges, durably."""
         return self._put_op(ack_key(txn, ack.segment, ack.subscription, epoch, serial), ack)
+
+    def submit_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> asyncio.Future[Stat]:
+        """As `write_ack`, submitted when called; an unknown outcome is left to the caller."""
+        key, indexes = ack_key(txn, ack.segment, ack.subscription, epoch, serial)
+        return future_of(self.metadata.put(key, encode(ack), indexes=indexes))
 
     async def acks(self, segment: str, subscription: str) -> list[FoundAck]:
         """All that undecided or unmerged transactions acknowledge on a subscription."""

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from magnetar.errors import RemoteProtocolError
 from magnetar.model.ids import Position
+from magnetar.wire.frames import varint
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 MAGIC_CHECKSUM: Final = 0x0E01
@@ -281,9 +282,8 @@ def txn_trailer(txn: TxnId) -> bytes:
 
     What would follow it, had the message more of them, are those of chunks and of batches.
     """
-    return pb.MessageMetadata(
-        txnid_least_bits=txn.least, txnid_most_bits=txn.most
-    ).SerializePartialToString()
+    # Fields 22 and 23.
+    return b"\xb0\x01" + varint(txn.least) + b"\xb8\x01" + varint(txn.most)
 
 
 def metadata_ends_with(headers_and_payload: bytes, trailer: bytes) -> bool:

@@ -188,7 +188,7 @@ class History:
         if self.local:
             header = await self.coordinator.store.header(txn)
             assert header is not None
-            broker.outcomes.opened(header)
+            broker.outcomes.opened(header.id)
 
     def _publish(self, session: Session, txn: TxnId | None) -> None:
         if session.producer.stopped:

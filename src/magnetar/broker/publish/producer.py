@@ -446,7 +446,11 @@ class Producer:
         if fast_path is None or fast_path.segment_txn.txn != txn:
             if self._transactions is None:
                 return None
-            fast_path = self._txn_fast_path = self._transactions.fast_path(txn, self.dedup_name)
+            fast_path = self._transactions.fast_path(txn, self.dedup_name)
+            # Its first message on this topic, if nobody has to be asked about it.
+            if fast_path is None and self._transactions.admit_at_once(txn):
+                fast_path = self._transactions.fast_path(txn, self.dedup_name)
+            self._txn_fast_path = fast_path
         return fast_path
 
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:

@@ -63,6 +63,10 @@ class TransactionWrites:
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
         return self._of(txn).ask(txn, then)
 
+    def admit_at_once(self, txn: TxnId) -> bool:
+        """Admit a transaction if nobody has to be asked about it."""
+        return is_metadata(txn) and self._metadata.admit_at_once(txn)
+
     def fast_path(self, txn: TxnId, name: str) -> TxnFastPath | None:
         return self._of(txn).fast_path(txn, name)
 

@@ -45,9 +45,8 @@ from magnetar.server.handlers.values import (
 )
 from magnetar.server.handles import ConsumerHandle, OpenSubscription, release
 from magnetar.server.keepalive import is_alive
-from magnetar.server.replies import txn_fields
 from magnetar.server.session import Session
-from magnetar.wire.frames import command
+from magnetar.wire.frames import command, encode_ack_answer
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -316,12 +315,8 @@ def _answer_ack(
 def _acked_in_txn(body: pb.CommandAck, _: None) -> bytes | None:
     if not body.HasField("request_id"):
         return None
-    return command(
-        "ACK_RESPONSE",
-        consumer_id=body.consumer_id,
-        request_id=body.request_id,
-        **txn_fields(body),
-    )
+    txn = TxnId(body.txnid_most_bits, body.txnid_least_bits)
+    return encode_ack_answer(body.consumer_id, body.request_id, txn)
 
 
 def redeliver(

@@ -24,11 +24,13 @@ from magnetar.errors import MagnetarError, ManagedLedgerFenced
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
+from magnetar.metadata.api import Stat
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import TXN_OP_WRITES
 from magnetar.runtime.slices import SlicePace
 from magnetar.txn.acks.ack_cleanup import AckCleanup
-from magnetar.txn.acks.pending_acks import Acked
+from magnetar.txn.acks.pending_acks import WHOLE, Acked
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import AckedEntry, AckOp
 from magnetar.txn.store import FoundAck, StoredOp, TxnStore
@@ -96,6 +98,31 @@ class MetadataPendingAckStore(AckCleanup[StoredOp]):
                 _LOG.warning("acks-left-behind", segment=self._segment, error=str(error))
             raise failures[0]
         return ops
+
+    def submit(
+        self, txn: TxnId, acks: Sequence[Acked], cumulative: bool
+    ) -> asyncio.Future[Stat] | None:
+        """As `write`, for whole entries, submitted when called; None: one record has no room.
+
+        `written` is owed the outcome.
+        """
+        if len(acks) * _ENTRY_BYTES > RECORD_BYTES or any(each.messages != WHOLE for each in acks):
+            return None
+        entries = tuple([AckedEntry(*each.position) for each in acks])
+        self._serial += 1
+        op = AckOp(
+            to_text(txn),
+            self._segment,
+            self._cursor.name,
+            self._cursor.incarnation,
+            entries,
+            cumulative,
+        )
+        return self._store.submit_ack(txn, self._epoch, self._serial, op)
+
+    def written(self, stat: Stat) -> StoredOp:
+        TXN_OP_WRITES.inc()
+        return StoredOp(stat.key, stat.version)
 
     async def confirm(self) -> None:
         """ManagedLedgerFenced unless this is still the owner: the managed ledger has one."""

@@ -57,7 +57,7 @@ from magnetar.txn.buffer.segment_transactions import (
 )
 from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnSequences
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.outcomes import Outcomes
+from magnetar.txn.outcomes import GATHER_SECONDS, Outcomes
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
@@ -234,6 +234,21 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         if known in ("COMMITTED", "ABORTED"):
             return NotAllowed(f"transaction {to_text(txn)} is {known}", hint=BEGIN_ANEW)
         return None
+
+    def admit_at_once(self, txn: TxnId) -> bool:
+        """Have a transaction admitted that is new here, without a question; False: `ask`."""
+        if (
+            not self._shares_journal
+            or txn in self._tracked
+            or self.failure is not None
+            or self._tasks.stopping
+            or not self._outcomes.is_open_here(txn)
+        ):
+            return False
+        try:
+            return self.ask(txn)
+        except NotAllowed:
+            return False  # who asks again is told why
 
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
         """Have a transaction admitted, as its first message needs; True: it is.
@@ -436,7 +451,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             self.moved.advance()
 
     def _unpin(self, segment_txn: PinnedTransaction) -> None:
-        """Delete its pin; with those of others that end meanwhile, and nobody waits for it."""
+        """Delete its pin, with those of others that end within `GATHER_SECONDS`."""
         if segment_txn.op is None:
             return
         self._unpinned.append(segment_txn.op)
@@ -447,6 +462,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     async def _unpin_all(self) -> None:
         try:
             while self._unpinned:
+                await self._clock.sleep(GATHER_SECONDS)
                 gone, self._unpinned = self._unpinned, []
                 deletion = partial(self._store.delete_ops, gone)
                 await self._tried("unpin", deletion, is_vital=False)
