@@ -365,7 +365,8 @@ async def timed(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 def _show(profile: cProfile.Profile, done: int) -> None:
     """The functions that take most of a transaction, without what they call."""
     found = []
-    for (file, line, name), each in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+    stats: Any = pstats.Stats(profile)
+    for (file, line, name), each in stats.stats.items():
         _, calls, own, cumulative, _ = each
         place = f"{file.rpartition('magnetar/')[2]}:{line} {name}"
         found.append((own / done * 1e6, cumulative / done * 1e6, calls / done, place))

@@ -178,7 +178,12 @@ class Journal:
         # Not retryable: no file could ever take it.
         if size > self._record_bytes_max:
             raise InvalidArgument(f"a record of {size} bytes does not fit into a journal file")
-        sequence = self._last_change = self._submit(record, size)
+        if not self._queue:  # as `_submit`, once for each record of a transaction
+            self._submitted.set()
+        self._queue.append(record)
+        self._queue_bytes += size
+        sequence = self._last_change = self._next
+        self._next = sequence + 1
         return sequence
 
     @property

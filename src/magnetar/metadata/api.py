@@ -183,9 +183,12 @@ class MetadataStore(ABC):
         ephemeral: bool = False,
     ) -> Awaitable[Stat]:
         """Create or replace. `expected` None: whatever is there; ABSENT: only create."""
-        check_key(key)
+        # The most frequent call of all: what nearly all keys and values are is seen here.
+        if len(key) > KEY_BYTES_MAX or not key.isascii() or not _PLAIN_KEY.fullmatch(key):
+            check_key(key)
         entries = check_indexes(indexes)
-        check_value(value)
+        if len(value) > VALUE_BYTES_MAX:
+            check_value(value)
         if ephemeral and entries:
             raise InvalidArgument(f"{key}: an ephemeral record cannot be indexed")
         return self._put(key, value, expected, entries, ephemeral)
@@ -412,9 +415,10 @@ def check_indexes(indexes: Iterable[Index]) -> tuple[Index, ...]:
         return entries
     if len(entries) > INDEXES_PER_RECORD_MAX:
         raise LimitExceeded(f"{len(entries)} index entries; the limit is {INDEXES_PER_RECORD_MAX}")
-    for entry in entries:
-        check_index_name(entry.name)
-        check_index_key(entry.key)
+    for name, key in entries:
+        check_index_name(name)
+        if not _PLAIN_INDEX_KEY.fullmatch(key):
+            check_index_key(key)
     return entries
 
 

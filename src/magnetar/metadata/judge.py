@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from magnetar.errors import BadVersion, LimitExceeded
-from magnetar.metadata.api import SEQUENCE_DIGITS, Index, Stat
+from magnetar.metadata.api import ABSENT, SEQUENCE_DIGITS, Index, Stat
 
 NO_SESSION: Final = 0
 """As the session of a record: it is not ephemeral."""
@@ -84,7 +84,7 @@ def judge_put(
     now_ms: int,
 ) -> StoredRecord:
     """The record after the put, or BadVersion. `version` is one that was never given before."""
-    if expected is not None:
+    if expected is not None and expected != (ABSENT if current is None else current.version):
         _check_expected(key, current, expected)
     # A record that was deleted before begins again: nothing of its former life is kept.
     if current is None:

@@ -68,7 +68,8 @@ class SqliteStore(MetadataStore):
         indexes: tuple[Index, ...],
         ephemeral: bool,
     ) -> Awaitable[Stat]:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if not ephemeral:
             return self._engine.put(key, value, expected, indexes, NO_SESSION)
         # Before the outcome is known: `close` looks at each key once more.

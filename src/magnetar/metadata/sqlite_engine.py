@@ -185,8 +185,11 @@ class SqliteMetadata:
         indexes: tuple[Index, ...],
         session: int,
     ) -> asyncio.Future[Stat]:
-        self._check_room()
-        parent, name = split_key(key)
+        if self._room > 0 and self._journal.refusals == self._refusals:
+            self._room -= 1
+        else:
+            self._check_room()
+        parent, _, name = key.rpartition("/")  # as `split_key`
         # Judged against changes that are not durable yet, too: calls of one turn see each other.
         # The version is the number that `_submit` gets; there is no await in between (invariant 4).
         judged = self._judged.get(key)

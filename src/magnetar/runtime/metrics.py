@@ -50,7 +50,7 @@ class _Counter(Counter):
 
 
 class _Gauge(Gauge):
-    """The same of a gauge."""
+    """A gauge that has its labels."""
 
     def set(self, value: float) -> None:
         self._value.set(value)

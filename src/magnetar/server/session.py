@@ -396,7 +396,9 @@ class Session(asyncio.Protocol):
         reply: Callable[[Any, _Result], bytes | None],
     ) -> None:
         """Answer a command when work ends that is not the session's, and outlives it."""
-        self.owe_ack()
+        self._acks_owed += 1
+        if len(self._requests) + self._acks_owed >= self.limits.connection_requests_max:
+            self.judge_reading()
 
         def answer(task: asyncio.Future[_Result]) -> None:
             # Nobody is left to be answered; the work itself went on to its end.
@@ -409,7 +411,7 @@ class Session(asyncio.Protocol):
                 self.refuse(number, body, error)
             else:
                 if frame is not None:
-                    self.write(frame)
+                    self.outbound.write(frame)
             self.acks_answered(1)
 
         work.add_done_callback(answer)

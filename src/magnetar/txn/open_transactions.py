@@ -14,8 +14,11 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Final, Literal, Protocol, TypeAlias
+
+from prometheus_client import Counter as Count
 
 from magnetar.errors import TooManyRequests
 from magnetar.runtime.metrics import TXN_ENDED, TXN_LATE_SECONDS, TXN_OPEN, TXN_OPEN_SECONDS
@@ -33,6 +36,11 @@ def cause_of(by: str) -> Cause:
 
 _COMPACT_AT: Final = 1024
 """A heap that is larger, and mostly of transactions that are over, is made anew."""
+
+
+@lru_cache
+def _ended_count(coordinator: int, outcome: str) -> Count:
+    return TXN_ENDED.labels(str(coordinator), outcome)
 
 
 class Audience(Protocol):
@@ -127,7 +135,7 @@ class OpenTransactions:
         self._discard(txn, header)
         # An abort by deadline is counted apart: it means that a client went away.
         outcome = "timeout" if cause == "timeout" else state.lower()
-        TXN_ENDED.labels(str(txn.most), outcome).inc()
+        _ended_count(txn.most, outcome).inc()
         TXN_OPEN_SECONDS.observe(max(now_ms - header.created_ms, 0) / 1000)
         if cause == "timeout":
             TXN_LATE_SECONDS.observe(max(now_ms - header.deadline_ms, 0) / 1000)

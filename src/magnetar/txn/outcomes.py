@@ -129,7 +129,8 @@ class _Followed:
         # In the order of joining. The callback beside each is what a subscription needs: should
         # there be no header, nothing else ends what it holds for the transaction.
         self.participants: dict[Participant, Missing | None] = {}
-        self.news = Signal()
+        self.news: Signal | None = None
+        """For who watches it; None: it is coordinated here."""
         self.since = since
         self.is_watched = False
 
@@ -223,7 +224,8 @@ class Outcomes(Service):
             # turn ('all or nothing').
             for participant in followed.participants:
                 participant.decided(txn, state)
-            followed.news.advance()
+            if followed.news is not None:
+                followed.news.advance()
 
     # --- participants
 
@@ -261,18 +263,19 @@ class Outcomes(Service):
         if not followed.participants:
             del self._followed[txn]
             # Nobody asks any more: `_follow` wakes and ends its watches.
-            followed.news.advance()
+            if followed.news is not None:
+                followed.news.advance()
 
     # --- following
 
     def _watch(self, txn: TxnId, followed: _Followed) -> None:
         if not followed.is_watched and not self.stopping:
             followed.is_watched = True
-            self.spawn(self._follow(txn, followed), f"follow {to_text(txn)}")
+            news = followed.news = followed.news or Signal()
+            self.spawn(self._follow(txn, followed, news), f"follow {to_text(txn)}")
 
-    async def _follow(self, txn: TxnId, followed: _Followed) -> None:
+    async def _follow(self, txn: TxnId, followed: _Followed, news: Signal) -> None:
         """Until the decision is known, nobody asks any more, or it is coordinated here."""
-        news = followed.news
         watches: dict[str, Watch[Event]] = {}
         pumps: list[asyncio.Task[None]] = []
         try:

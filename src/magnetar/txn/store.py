@@ -183,9 +183,14 @@ class TxnStore:
         return self._put_op(ack_key(txn, ack.segment, ack.subscription, epoch, serial), ack)
 
     def submit_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> asyncio.Future[Stat]:
-        """As `write_ack`, submitted when called; an unknown outcome is left to the caller."""
+        """Write what a transaction acknowledges; of an unknown outcome `settle_ack` is asked."""
         key, indexes = ack_key(txn, ack.segment, ack.subscription, epoch, serial)
         return future_of(self.metadata.put(key, encode(ack), indexes=indexes))
+
+    async def settle_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> StoredOp | None:
+        """The record that was submitted so, if it is there."""
+        target = ack_key(txn, ack.segment, ack.subscription, epoch, serial)
+        return await self._settle(target, encode(ack))
 
     async def acks(self, segment: str, subscription: str) -> list[FoundAck]:
         """All that undecided or unmerged transactions acknowledge on a subscription."""
@@ -250,14 +255,20 @@ class TxnStore:
         try:
             stat = await self.metadata.put(target.key, value, indexes=target.indexes)
         except OutcomeUnknown:
-            # The key is this owner's alone (epoch and serial), so the same value there is this put.
-            found = await self.metadata.get(target.key)
-            if found is None or found.value != value:
+            found = await self._settle(target, value)
+            if found is None:
                 raise
-            TXN_OP_WRITES.inc()
-            return _op(found)
+            return found
         TXN_OP_WRITES.inc()
         return StoredOp(target.key, stat.version)
+
+    async def _settle(self, target: OpKey, value: bytes) -> StoredOp | None:
+        # The key is this owner's alone (epoch and serial), so the same value there is this put.
+        found = await self.metadata.get(target.key)
+        if found is None or found.value != value:
+            return None
+        TXN_OP_WRITES.inc()
+        return _op(found)
 
     async def _get(self, key: str, kind: type[Body]) -> Body | None:
         record = await self.metadata.get(key)

@@ -450,7 +450,7 @@ def _txn_of(fields: bytes) -> TxnId | None:
 
 
 def _parsed_txn(fields: bytes) -> TxnId | None:
-    """The same by protobuf, for everything."""
+    """The transaction as protobuf reads it, which takes everything."""
     said = pb.CommandSend()
     try:
         said.MergeFromString(fields)

@@ -138,7 +138,9 @@ class TxnSend(Send):
 
     def metadata_ends_with(self, trailer: bytes) -> bool:
         """Whether these are the last fields of the message's metadata."""
-        return metadata_ends_with(self.headers_and_payload, trailer)
+        data = self.headers_and_payload  # as `metadata_ends_with`
+        end = _METADATA_START + int(_SIZE.unpack_from(data, CHECKSUM_BYTES)[0])
+        return data.endswith(trailer, 0, end)
 
 
 class RareSend(Send):

@@ -206,9 +206,9 @@ async def read_all(topic: Topic, subscription: str) -> list[str]:
     return await taken(await attach(topic, subscription))
 
 
-def cut(broker: Broker) -> None:
+def cut(broker: Broker, *, in_flight_arrives: bool = False) -> None:
     assert isinstance(broker.parts.metadata, MemoryStore)
-    broker.world.metadata.cut(broker.parts.metadata)
+    broker.world.metadata.cut(broker.parts.metadata, in_flight_arrives=in_flight_arrives)
 
 
 def heal(broker: Broker) -> None:

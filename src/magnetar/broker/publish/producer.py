@@ -356,7 +356,10 @@ class Producer:
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        noted = self._fast_path if run.txn_id is None else self._txn_fast_path_of(run.txn_id)
+        noted: DedupFastPath | TxnFastPath | None = self._fast_path
+        if run.txn_id is not None:
+            # Asking may admit its transaction: not for sends that wait behind others.
+            noted = self._txn_fast_path_of(run.txn_id) if self._direct else None
         # A fast path knows that all are new; without dedup, nothing has to be known of plain ones.
         fits = self._dedup is None and run.txn_id is None if noted is None else noted.fits(run)
         future: asyncio.Future[Position] | None = None
@@ -446,11 +449,7 @@ class Producer:
         if fast_path is None or fast_path.segment_txn.txn != txn:
             if self._transactions is None:
                 return None
-            fast_path = self._transactions.fast_path(txn, self.dedup_name)
-            # Its first message on this topic, if nobody has to be asked about it.
-            if fast_path is None and self._transactions.admit_at_once(txn):
-                fast_path = self._transactions.fast_path(txn, self.dedup_name)
-            self._txn_fast_path = fast_path
+            fast_path = self._txn_fast_path = self._transactions.fast_path(txn, self.dedup_name)
         return fast_path
 
     def _judged_in(self, txn: TxnId, send: Send) -> _Sent:

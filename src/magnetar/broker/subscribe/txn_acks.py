@@ -48,13 +48,12 @@ from magnetar.errors import (
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.metadata.api import Stat
 from magnetar.model.ids import Position
-from magnetar.runtime.background import pass_on
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.slices import SLICE_ITEMS, SlicePace, slices
-from magnetar.txn.acks.ack_store import MetadataPendingAckStore
+from magnetar.txn.acks.ack_store import MetadataPendingAckStore, Submitted
 from magnetar.txn.acks.pending_acks import (
     AckConflict,
     Acked,
@@ -171,6 +170,7 @@ class TransactionalAcks:
         self._is_sole_owner = transactions.shares_journal
         """Whether nobody but this broker can own the subscription, or decide what it decides."""
         self._commands: set[asyncio.Future[None]] = set()
+        self._settling: set[asyncio.Task[StoredOp]] = set()
         self._recovering = False
         self._closed = False
 
@@ -298,9 +298,10 @@ class TransactionalAcks:
         nothing has to be read first the messages are held when this returns: commands that come
         later find them so.
         """
-        refusal = self._kinds.refusal(txn, TransactionConflict)
-        if refusal is not None:
-            raise refusal
+        if not txn.least & METADATA_BIT:
+            refusal = self._kinds.refusal(txn, TransactionConflict)
+            if refusal is not None:
+                raise refusal
         self._catch_up()
         command = None
         # The usual case: nothing to read and nobody before it. The hold is there before the next
@@ -328,7 +329,7 @@ class TransactionalAcks:
         return self.ready.is_set() and not self._queued
 
     def _ack_at_once(self, command: _Command) -> asyncio.Future[None] | None:
-        """As `_ack_held`, by a callback; None: that is needed, for somebody has to be asked.
+        """Do what `_ack_held` does, by callbacks; None: somebody has to be asked.
 
         What a task would ask about is known: the transaction is open, for this broker decides on
         it, and nobody else becomes the owner of the subscription between the write and the answer.
@@ -347,21 +348,45 @@ class TransactionalAcks:
             return None  # nothing was submitted: the attempt that follows tells why
         if writing is None:
             return None
+        submitted, put = writing
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        writing.add_done_callback(partial(self._intent_written, command, answer))
+        put.add_done_callback(partial(self._intent_written, command, submitted, answer))
         return answer
 
     def _intent_written(
-        self, command: _Command, answer: asyncio.Future[None], writing: asyncio.Future[Stat]
+        self,
+        command: _Command,
+        submitted: Submitted,
+        answer: asyncio.Future[None],
+        put: asyncio.Future[Stat],
+    ) -> None:
+        error = put.exception()
+        if error is None:
+            self._answer_intent(command, answer, self._ops.written(put.result()), None)
+        elif isinstance(error, OutcomeUnknown):
+            # Only the store tells.
+            settling = asyncio.create_task(self._ops.settled(submitted))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+            settling.add_done_callback(partial(self._intent_settled, command, answer))
+        else:
+            self._answer_intent(command, answer, None, error)
+
+    def _intent_settled(
+        self, command: _Command, answer: asyncio.Future[None], settling: asyncio.Task[StoredOp]
+    ) -> None:
+        error = settling.exception()
+        op = None if error is not None else settling.result()
+        self._answer_intent(command, answer, op, error)
+
+    def _answer_intent(
+        self,
+        command: _Command,
+        answer: asyncio.Future[None],
+        op: StoredOp | None,
+        error: BaseException | None,
     ) -> None:
         txn, acks, cumulative, incarnation = command
-        error = writing.exception()
-        if isinstance(error, OutcomeUnknown):
-            # The task that follows writes a record of its own, and ends the command.
-            work = asyncio.create_task(self._ack_held(command))
-            work.add_done_callback(partial(pass_on, answer))
-            return
-        op = None if error is not None else self._ops.written(writing.result())
         if incarnation == self._incarnation:
             if op is None:
                 self._held.release(txn, acks, cumulative)
@@ -369,13 +394,14 @@ class TransactionalAcks:
                 self._stored.setdefault(txn, set()).add(op)
         # Before the answer is decided, as in `_ack_held`.
         self._finish(txn)
-        if error is None:
+        if op is not None:
             try:
                 self._check_serving(incarnation)
             except ServiceNotReady as refusal:
                 error = refusal
-                assert op is not None, "it is written"
-                self._tasks.spawn(self._store.delete_ops([op]), "an ack record that came too late")
+                if not self._tasks.stopping:
+                    gone = self._store.delete_ops([op])
+                    self._tasks.spawn(gone, "an ack record that came too late")
         if error is None:
             answer.set_result(None)
         else:

@@ -145,7 +145,7 @@ class TransactionBarrier:
         return self._beginning(connection)
 
     def admitted_at_once(self, connection: object) -> ConnectionTransactions | None:
-        """As `admitted`; None: a barrier may hold the connection, so that has to be awaited."""
+        """Do what `admitted` does; None: a barrier may hold the connection, so await that."""
         return None if self._barriers else self._beginning(connection)
 
     def _beginning(self, connection: object) -> ConnectionTransactions:

@@ -223,7 +223,7 @@ def flow(session: Session, body: pb.CommandFlow) -> None:
 
 def ack(session: Session, body: pb.CommandAck) -> Coroutine[Any, Any, None] | None:
     count = _counted(session, body.message_id, "ACK")
-    _consumer_of(session, body)
+    handle, subscription, consumer = _consumer_of(session, body)
     cumulative = body.ack_type == pb.CommandAck.Cumulative
     # What "everything up to" means of several ids is not defined.
     if cumulative and count != 1:
@@ -232,9 +232,8 @@ def ack(session: Session, body: pb.CommandAck) -> Coroutine[Any, Any, None] | No
         return _ack_many(session, body)
     acks = _acks_of(session, body.message_id)
     if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
-        _ack_in_txn(session, body, acks)
+        _ack_in_txn(session, body, acks, subscription, consumer)
         return None
-    handle, subscription, consumer = _consumer_of(session, body)
     subscription.ack(consumer, acks, cumulative=cumulative)
     _answer_ack(handle, subscription, body)
     return None
@@ -249,7 +248,8 @@ async def _ack_many(session: Session, body: pb.CommandAck) -> None:
         for part in slices(ids):
             acks += _acks_of(session, part)
             await asyncio.sleep(0)
-        _ack_in_txn(session, body, acks)
+        _, subscription, consumer = _consumer_of(session, body)
+        _ack_in_txn(session, body, acks, subscription, consumer)
         return
     for part in slices(ids):
         # Asked for each: the consumer may have been closed between two slices.
@@ -290,9 +290,14 @@ def _acks_of(session: Session, ids: Iterable[pb.MessageIdData]) -> list[Ack]:
     ]
 
 
-def _ack_in_txn(session: Session, body: pb.CommandAck, acks: list[Ack]) -> None:
-    # PIP-31: held until the transaction ends. Answered by the task, which outlives this session.
-    _, subscription, consumer = _consumer_of(session, body)
+def _ack_in_txn(
+    session: Session,
+    body: pb.CommandAck,
+    acks: list[Ack],
+    subscription: OpenSubscription,
+    consumer: Consumer,
+) -> None:
+    # PIP-31: held until the transaction ends. Answered by work that outlives this session.
     if not isinstance(subscription, Subscription):
         raise NotAllowed("a topic that keeps nothing takes no transactional acknowledgements")
     work = subscription.ack_in_txn(

@@ -20,8 +20,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
+
+from prometheus_client import Counter
 
 from magnetar.errors import (
     BadVersion,
@@ -302,7 +304,7 @@ class Coordinators(Service):
         return header
 
     def _began(self, header: Header, txn: TxnId, version: int | None) -> None:
-        TXN_BEGUN.labels(str(txn.most)).inc()
+        _begun_count(txn.most).inc()
         # The leadership went away during the put. The transaction is good; only this broker's list
         # of open ones has no business with it: the next leader finds it by its deadline.
         if self.partitions.leads(txn.most):
@@ -334,7 +336,7 @@ class Coordinators(Service):
             client=client,
         )
         await self._create(header)
-        TXN_BEGUN.labels(str(coordinator)).inc()
+        _begun_count(coordinator).inc()
         # Checked once more under the group's lock: OPEN_GROUP or COMMIT_GROUP may have come between
         # the first check and the put. (Without the leadership it is the next leader's.)
         if self.partitions.leads(coordinator):
@@ -475,6 +477,11 @@ def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:
     if header is None or (owner is not None and header.owner and header.owner != owner):
         raise _missing(txn)
     return header
+
+
+@lru_cache
+def _begun_count(coordinator: int) -> Counter:
+    return TXN_BEGUN.labels(str(coordinator))
 
 
 def _missing(txn: TxnId) -> TransactionNotFound:
