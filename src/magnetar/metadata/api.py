@@ -69,7 +69,7 @@ class Index(NamedTuple):
     key: str
 
 
-class Stat(msgspec.Struct, frozen=True):
+class Stat(msgspec.Struct, frozen=True, gc=False):
     """All about a record but its value."""
 
     key: str

@@ -34,7 +34,8 @@ _STEP: Final = SEQUENCE_DIGITS + 1
 _NUMBERS: Final = re.compile(rf"(?:-[0-9]{{{SEQUENCE_DIGITS}}})+")
 
 
-class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
+# Of numbers, text and bytes alone: the collector need not look at the many that are held.
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A record as a backend of this package holds it; its key is where it is held."""
 
     value: bytes

@@ -15,7 +15,7 @@ from magnetar.metadata.judge import StoredRecord, in_range, split_key
 class Layer:
     """A set of changed keys; setting a key again replaces its state."""
 
-    __slots__ = ("_by_index", "_by_parent", "_unlisted", "rows", "states")
+    __slots__ = ("_by_index", "_by_parent", "_created", "_unlisted", "rows", "states")
 
     def __init__(self) -> None:
         self.states: dict[str, StoredRecord | None] = {}
@@ -25,6 +25,8 @@ class Layer:
         self._by_index: dict[str, set[str]] = {}
         self._unlisted: dict[str, None] = {}
         """Keys that the two above do not show yet: most are never asked for."""
+        self._created: set[str] = set()
+        """Keys that were nowhere before the layer had them."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -33,6 +35,30 @@ class Layer:
         self.states[key] = state
         self.rows[key] = row
         self._unlisted[key] = None
+
+    def create(self, key: str, state: StoredRecord, row: bytes) -> None:
+        """Set a key that is in no lower layer and not in the database, or is deleted in them."""
+        # One that this layer says was deleted may still be in the database.
+        if key not in self.states:
+            self._created.add(key)
+        self.set(key, state, row)
+
+    def delete(self, key: str, row: bytes) -> bool:
+        """Set a key to deleted; True: it was only here, and is forgotten instead."""
+        if key not in self._created:
+            self.set(key, None, row)
+            return False
+        # Most records of a transaction: what is below need never hear of them.
+        self._created.discard(key)
+        del self.states[key]
+        del self.rows[key]
+        self._unlisted.pop(key, None)
+        # In an index it may stay: who finds it there looks at its state.
+        parent, name = split_key(key)
+        names = self._by_parent.get(parent)
+        if names is not None:
+            names.discard(name)
+        return True
 
     def names(self, parent: str) -> Iterable[str]:
         self._list()

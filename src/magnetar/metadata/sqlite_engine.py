@@ -451,11 +451,16 @@ class SqliteMetadata:
     def _show(self, change: _Change) -> None:
         """Make a durable change readable, then tell the watches."""
         key, state, judged = change.key, change.state, self._judged
-        self._visible.set(key, state, change.row)
         self._known.changed(key)
         # A later change of the key that is only judged stays: new verdicts go by that one.
         if judged[key] is change:
             del judged[key]
+        if change.event is EventKind.CREATED and state is not None:
+            self._visible.create(key, state, change.row)
+        elif state is not None:
+            self._visible.set(key, state, change.row)
+        elif self._visible.delete(key, change.row) and key not in judged:
+            self._known.gone([key])
         for watchers in self.watchers:
             # Most changes are in directories that nobody watches.
             if watchers.has(change.parent):

@@ -14,6 +14,7 @@ An increment takes a lock and about half a microsecond: hot paths count once per
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -56,6 +57,14 @@ class _Gauge(Gauge):
         self._value.set(value)
 
 
+class _Histogram(Histogram):
+    """A histogram that has its labels."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        self._sum.inc(amount)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
+
+
 def counter(name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
     """Define a count that only grows; its name ends with `_total`."""
     if not name.endswith("_total"):
@@ -75,7 +84,7 @@ def histogram(
 ) -> Histogram:
     """Define a distribution; `buckets` are upper bounds, ascending."""
     _define(Metric(name, "histogram", doc, tuple(labels)))
-    return Histogram(name, doc, labels, registry=_REGISTRY, buckets=buckets)
+    return _Histogram(name, doc, labels, registry=_REGISTRY, buckets=buckets)
 
 
 def all_metrics() -> tuple[Metric, ...]:

@@ -67,7 +67,7 @@ class OpenTransactions:
         # Lets END_TXN be one put without a read before it.
         self._versions: dict[TxnId, int] = {}
         """Of headers that only this broker has written."""
-        self._owners: Counter[str] = Counter()
+        self._owners: dict[str, int] = {}
         self._groups: dict[str, set[TxnId]] = {}
         self._heap: list[tuple[int, TxnId]] = []
 
@@ -95,13 +95,14 @@ class OpenTransactions:
         """Room for one more transaction of an owner, held until `release`."""
         # Counted when it begins, not when it is stored: many NEW_TXN in flight at once must not
         # slip past the limit together.
-        if self._owners[owner] >= self._per_owner_max:
+        count = self._owners.get(owner, 0)
+        if count >= self._per_owner_max:
             whose = f"of {owner!r}" if owner else "of clients that are not identified"
             raise TooManyRequests(
                 f"{self._per_owner_max} transactions {whose} are open, the limit",
                 hint="end some of them, or raise txn_open_per_owner_max",
             )
-        self._owners[owner] += 1
+        self._owners[owner] = count + 1
 
     def began(self, header: Header, version: int | None = None) -> None:
         """A transaction was begun here."""
@@ -118,7 +119,7 @@ class OpenTransactions:
         if txn in self._headers:
             return
         self._headers[txn] = header
-        self._owners[header.owner] += 1
+        self._owners[header.owner] = self._owners.get(header.owner, 0) + 1
         if header.group is not None:
             self._groups.setdefault(header.group.application, set()).add(txn)
         heappush(self._heap, (header.deadline_ms, txn))
@@ -161,8 +162,10 @@ class OpenTransactions:
             self._heap = sorted((each.deadline_ms, txn) for txn, each in self._headers.items())
 
     def release(self, owner: str) -> None:
-        self._owners[owner] -= 1
-        if not self._owners[owner]:
+        left = self._owners[owner] - 1
+        if left:
+            self._owners[owner] = left
+        else:
             del self._owners[owner]
 
     # --- deadlines

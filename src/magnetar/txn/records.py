@@ -65,7 +65,7 @@ class GroupMembership(msgspec.Struct, frozen=True, rename="camel"):
     sequence: int
 
 
-class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """A transaction. Of a member of a group, the group's record goes before an OPEN here."""
 
     txn: str
@@ -90,7 +90,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
         return self.state != "OPEN"
 
 
-class Pin(msgspec.Struct, frozen=True, rename="camel"):
+class Pin(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """A transaction writes to a segment, at or above `bound`."""
 
     txn: str

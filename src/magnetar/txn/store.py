@@ -130,9 +130,6 @@ class TxnStore:
 
         return await self.change(header_key(txn), Header, ended, header_indexes)
 
-    async def forget(self, txn: TxnId) -> None:
-        await self.metadata.delete(header_key(txn))
-
     def due(self, now_ms: int) -> AsyncIterator[Header]:
         """Open transactions whose deadline has passed."""
         return self._found(BY_DEADLINE, "", number(now_ms), Header)
