@@ -29,6 +29,7 @@ import uvloop
 from bench.report import Row, publish
 from bench.txn_load import COMMIT, EARLIEST, SHARED, SUBSCRIPTION, TTL_MS, txn_of
 from magnetar.cli.verbs.serve import _calm_collector
+from magnetar.metadata.layers import Layer
 from magnetar.runtime import metrics
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
@@ -102,7 +103,20 @@ class Bench:
     """What all clients share: the time that is theirs, the quota, the end."""
 
     def __init__(self, server: Server, messages: int) -> None:
+        storage = server.storage
+        assert isinstance(storage, Storage)
         self.server = server
+        self.journal = storage._journal
+        self.rows = 0
+        """Records that were handed to the database, or their deletions."""
+        home = storage._metadata.home
+        apply = home.apply
+
+        def counted(layer: Layer, sequence: int) -> None:
+            self.rows += len(layer)
+            apply(layer, sequence)
+
+        home.apply = counted  # type: ignore[method-assign, assignment]
         self.messages = messages
         self.own = 0.0
         self.done = 0
@@ -289,13 +303,12 @@ class Figures:
     """What grows with each transaction, at one moment."""
 
     def __init__(self, bench: Bench) -> None:
-        storage = bench.server.storage
-        assert isinstance(storage, Storage)
-        journal = storage._journal
+        journal = bench.journal
         self.values: dict[str, float] = {
             "journal records": journal.next_sequence,
             "journal bytes": journal.written_bytes,
             "metadata puts": metrics.METADATA_CHANGES.labels(kind="put")._value.get(),
+            "database rows": bench.rows,
             "metadata deletes": metrics.METADATA_CHANGES.labels(kind="delete")._value.get(),
         }
 

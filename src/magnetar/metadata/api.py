@@ -215,8 +215,11 @@ class MetadataStore(ABC):
         check_key(key)
         return self._delete(key, expected)
 
-    def delete_seen(self, seen: Iterable[tuple[str, int]]) -> Awaitable[None]:
-        """Delete records, each in the version given; one that has another, or is gone, stays so."""
+    def delete_seen(self, seen: Iterable[tuple[str, int]]) -> Awaitable[list[str]]:
+        """Delete records, each in the version given, and tell the keys of those that went.
+
+        One that has another version stays; one that is gone by now is no error.
+        """
         places = list(seen)
         for key, _ in places:
             check_key(key)
@@ -308,9 +311,9 @@ class MetadataStore(ABC):
     @abstractmethod
     def _delete(self, key: str, expected: int | None) -> Awaitable[bool]: ...
 
-    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[None]:
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[list[str]]:
         # Each submitted now, in this order: a backend that can do better does.
-        return _all_deleted([self._delete(key, version) for key, version in seen])
+        return _deleted([(key, self._delete(key, version)) for key, version in seen])
 
     @abstractmethod
     async def _delete_range(
@@ -357,10 +360,12 @@ class MetadataStore(ABC):
         await self.close()
 
 
-async def _all_deleted(deletes: list[Awaitable[bool]]) -> None:
-    for result in await asyncio.gather(*deletes, return_exceptions=True):
+async def _deleted(deletes: list[tuple[str, Awaitable[bool]]]) -> list[str]:
+    results = await asyncio.gather(*(each for _, each in deletes), return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException) and not isinstance(result, BadVersion):
             raise result
+    return [key for (key, _), result in zip(deletes, results, strict=True) if result is True]
 
 
 # --- argument checks, shared with tests and recipes ---

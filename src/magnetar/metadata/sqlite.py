@@ -86,7 +86,7 @@ class SqliteStore(MetadataStore):
         self._check_open()
         return self._engine.delete(key, expected)
 
-    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[None]:
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[list[str]]:
         self._check_open()
         if len(seen) <= _DELETE_PAGE:
             return self._engine.delete_seen(seen)
@@ -229,5 +229,5 @@ def _once(
         yield key, record
 
 
-async def _all(futures: list[asyncio.Future[None]]) -> None:
-    await asyncio.gather(*futures)
+async def _all(futures: list[asyncio.Future[list[str]]]) -> list[str]:
+    return [key for keys in await asyncio.gather(*futures) for key in keys]

@@ -102,7 +102,8 @@ class _Deletes(msgspec.Struct, frozen=True):
     future: asyncio.Future[Any]
     changes: list[_Change]
     """One for each, with this sequence and future."""
-    answer: None = None
+    answer: list[str]
+    """Their keys."""
 
 
 class SqliteMetadata:
@@ -235,8 +236,8 @@ class SqliteMetadata:
             return self._answer(False)
         return self._submit(key, *split_key(key), None, EventKind.DELETED, True)
 
-    def delete_seen(self, seen: list[tuple[str, int]]) -> asyncio.Future[None]:
-        """Delete what is there in these versions, with one record of the journal."""
+    def delete_seen(self, seen: list[tuple[str, int]]) -> asyncio.Future[list[str]]:
+        """Delete what is there in these versions, with one record of the journal; its keys."""
         self._check_room()
         self._room -= len(seen) - 1
         rows: dict[str, tuple[str, bytes]] = {}
@@ -246,20 +247,20 @@ class SqliteMetadata:
                 parent, name = split_key(key)
                 rows[key] = parent, encode_row(parent, name, None)
         if not rows:
-            return self._answer(None)  # perhaps because of deletions that are judged only
+            return self._answer([])  # perhaps because of deletions that are judged only
         try:
             body = deletes_body([row for _, row in rows.values()])
             sequence = self._journal.append(encode_record(KIND_DELETES, body))
         except StorageError as error:
             text = f"{len(rows)} records cannot be deleted: {error}"
             raise Unavailable(text, hint=error.hint) from error
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         changes = [
             _Change(sequence, future, None, key, parent, None, row, EventKind.DELETED)
             for key, (parent, row) in rows.items()
         ]
         self._judged.update((each.key, each) for each in changes)
-        self._pending.append(_Deletes(sequence, future, changes))
+        self._pending.append(_Deletes(sequence, future, changes, list(rows)))
         return future
 
     async def settle_submitted(self) -> None:

@@ -57,12 +57,13 @@ async def _only_what_was_seen_goes(store: MetadataStore) -> None:
     # Submitted when called: what follows in the program comes after it.
     deletion = store.delete_seen([*places, places[5], ("/seen/never", 1)])
     later = store.put("/seen/2", b"later")
-    await deletion
+    gone = await deletion
     await later
+    assert gone == [f"/seen/{n}" for n in range(2, 600)]
     assert await names_of(store, "/seen") == ["1", "2"]
     assert [each.key async for each in store.scan_index("seen")] == ["/seen/1"]
-    await store.delete_seen(places)
-    await store.delete_seen([])
+    assert await store.delete_seen(places) == []
+    assert await store.delete_seen([]) == []
     assert await value_of(store, "/seen/1") == b"new"
 
 
