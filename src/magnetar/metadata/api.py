@@ -50,10 +50,6 @@ INDEXES_PER_RECORD_MAX: Final = 8
 SEQUENCE_DIGITS: Final = 20
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Nearly all keys match these: one pass and no encoding. The rest is looked at
-# closely, to say what is wrong.
-_PLAIN_KEY = re.compile(r"(?:/[^/\x00-\x1f\x7f]+)+")
-_PLAIN_INDEX_KEY = re.compile(r"[^/\x00\x01\x80-\U0010ffff]{0,256}")
 _INDEX_NAME = re.compile(r"[a-z0-9:-]{1,64}")
 
 Item = TypeVar("Item")
@@ -184,7 +180,7 @@ class MetadataStore(ABC):
     ) -> Awaitable[Stat]:
         """Create or replace. `expected` None: whatever is there; ABSENT: only create."""
         # The most frequent call of all: what nearly all keys and values are is seen here.
-        if len(key) > KEY_BYTES_MAX or not key.isascii() or not _PLAIN_KEY.fullmatch(key):
+        if not _is_plain(key):
             check_key(key)
         entries = check_indexes(indexes)
         if len(value) > VALUE_BYTES_MAX:
@@ -371,9 +367,21 @@ async def _deleted(deletes: list[tuple[str, Awaitable[bool]]]) -> list[str]:
 # --- argument checks, shared with tests and recipes ---
 
 
+def _is_plain(key: str) -> bool:
+    """Whether a key is certainly good: of printable ASCII, without empty parts, not too long."""
+    return (
+        len(key) <= KEY_BYTES_MAX
+        and key.isascii()
+        and key.isprintable()
+        and key[:1] == "/"
+        and key[-1] != "/"
+        and "//" not in key
+    )
+
+
 @lru_cache(maxsize=8192)
 def check_key(key: str) -> None:
-    if len(key) <= KEY_BYTES_MAX and key.isascii() and _PLAIN_KEY.fullmatch(key):
+    if _is_plain(key):
         return  # most keys; the rest finds out what is wrong, if anything
     # What is told first is what the caller most likely got wrong: shape, characters, then length.
     if not key.startswith("/") or key.endswith("/") or "//" in key:
@@ -403,9 +411,6 @@ def check_index_name(name: str) -> None:
 
 @lru_cache(maxsize=8192)
 def check_index_key(key: str) -> None:
-    # ASCII within the limit. Others may be sound as well, but their bytes have to be counted.
-    if _PLAIN_INDEX_KEY.fullmatch(key):
-        return
     if "/" in key or "\x00" in key or "\x01" in key:
         raise InvalidArgument(f"index key {key!r} holds '/', NUL or 0x01")
     if len(key) > INDEX_KEY_BYTES_MAX or len(_utf8(key)) > INDEX_KEY_BYTES_MAX:
@@ -422,7 +427,9 @@ def check_indexes(indexes: Iterable[Index]) -> tuple[Index, ...]:
         raise LimitExceeded(f"{len(entries)} index entries; the limit is {INDEXES_PER_RECORD_MAX}")
     for name, key in entries:
         check_index_name(name)
-        if not _PLAIN_INDEX_KEY.fullmatch(key):
+        # Nearly all: the rest finds out what is wrong, if anything.
+        is_plain = key.isascii() and key.isprintable() and "/" not in key
+        if not is_plain or len(key) > INDEX_KEY_BYTES_MAX:
             check_index_key(key)
     return entries
 
