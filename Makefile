@@ -156,6 +156,10 @@ bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, rest
 bench-txn: $(STAMP) ## transactions: cost of a publish, rate, commit times, wakes; FINISHED=100000
 	$(BIN)/python -m bench.txn --finished $(FINISHED)
 
+.PHONY: bench-txn-path
+bench-txn-path: $(STAMP) ## what one transaction is made of: time, tasks, futures, records, calls
+	$(BIN)/python -m bench.txn_path
+
 .PHONY: bench-txn-large
 bench-txn-large: $(STAMP) ## one transaction of up to 10^6 messages: memory, time of its end
 	$(BIN)/python -m bench.txn_large

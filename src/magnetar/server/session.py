@@ -407,15 +407,17 @@ class Session(asyncio.Protocol):
 
     def answer_at_end(
         self,
-        work: asyncio.Task[_Result],
+        work: asyncio.Future[_Result],
         number: int,
         body: Any,
         reply: Callable[[Any, _Result], bytes | None],
     ) -> None:
         """Answer a command when work ends that is not the session's, and outlives it."""
-        self.owe_ack()
+        self._acks_owed += 1
+        if len(self._requests) + self._acks_owed >= self.limits.connection_requests_max:
+            self.judge_reading()
 
-        def answer(task: asyncio.Task[_Result]) -> None:
+        def answer(task: asyncio.Future[_Result]) -> None:
             # Nobody is left to be answered; the work itself went on to its end.
             if self.ended.is_set():
                 return
@@ -426,7 +428,7 @@ class Session(asyncio.Protocol):
                 self.refuse(number, body, error)
             else:
                 if frame is not None:
-                    self.write(frame)
+                    self.outbound.write(frame)
             self.acks_answered(1)
 
         work.add_done_callback(answer)
@@ -473,9 +475,7 @@ class Session(asyncio.Protocol):
         at_once = self._handlers.at_once.get(number)
         # Tasks run in the order in which they are made, so requests begin in frame order.
         if at_once is None:
-            self._run(self._answer(number, body), NAMES[number], self._requests)
-            if self._unanswered >= self.limits.connection_requests_max:
-                self.judge_reading()
+            self.run_request(number, body)
             return
         try:
             rest = at_once(self, body)
@@ -497,9 +497,15 @@ class Session(asyncio.Protocol):
             self._long = None
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    async def _answer(self, number: int, body: Any) -> None:
+    def run_request(self, number: int, body: Any, handler: Request | None = None) -> None:
+        """Answer a command in a task of its own; by `handler`, if none is in the table."""
+        self._run(self._answer(number, body, handler), NAMES[number], self._requests)
+        if self._unanswered >= self.limits.connection_requests_max:
+            self.judge_reading()
+
+    async def _answer(self, number: int, body: Any, handler: Request | None) -> None:
         try:
-            handler = self._handlers.requests.get(number)
+            handler = handler or self._handlers.requests.get(number)
             if handler is None:
                 raise NotAllowed(f"{NAMES[number]} is not supported by this server")
             if number in self._handlers.large:

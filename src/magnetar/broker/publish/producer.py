@@ -368,7 +368,10 @@ class Producer:
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        noted = self._fast_path if run.txn_id is None else self._txn_fast_path_of(run.txn_id)
+        noted: DedupFastPath | TxnFastPath | None = self._fast_path
+        if run.txn_id is not None:
+            # Asking may admit its transaction: not for sends that wait behind others.
+            noted = self._txn_fast_path_of(run.txn_id) if self._direct else None
         # A fast path knows that all are new; without dedup, nothing has to be known of plain ones.
         fits = self._dedup is None and run.txn_id is None if noted is None else noted.fits(run)
         future: asyncio.Future[Position] | None = None

@@ -354,8 +354,8 @@ class Subscription:
 
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
-    ) -> asyncio.Task[None]:
-        """Acknowledge if and when a transaction commits; durable at the task's end.
+    ) -> asyncio.Future[None]:
+        """Acknowledge if and when a transaction commits; durable when the outcome is there.
 
         It is not to be cancelled. TransactionConflict: others have a message, or the transaction
         has ended; nothing is stored.
@@ -367,7 +367,7 @@ class Subscription:
             raise NotAllowed(f"subscription {self.name} takes no transactional acknowledgements")
         if cumulative and not state.type.takes_cumulative_acks:
             raise NotAllowed(f"consumers of subscription {self.name} share its messages")
-        return self._txn_acks.ack(txn, acks, cumulative=cumulative)
+        return self._txn_acks.ack(txn, acks, cumulative=cumulative, consumer=consumer.key)
 
     @property
     def pending_txns(self) -> Collection[TxnId]:

@@ -46,9 +46,8 @@ from magnetar.server.handlers.values import (
 )
 from magnetar.server.handles import ConsumerHandle, OpenSubscription, release
 from magnetar.server.keepalive import is_alive
-from magnetar.server.replies import txn_fields
 from magnetar.server.session import Session
-from magnetar.wire.frames import command
+from magnetar.wire.frames import command, encode_ack_answer
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -228,7 +227,7 @@ def flow(session: Session, body: pb.CommandFlow) -> None:
 
 def ack(session: Session, body: pb.CommandAck) -> Coroutine[Any, Any, None] | None:
     count = _counted(session, body.message_id, "ACK")
-    _consumer_of(session, body)
+    handle, subscription, consumer = _consumer_of(session, body)
     cumulative = body.ack_type == pb.CommandAck.Cumulative
     # What "everything up to" means of several ids is not defined.
     if cumulative and count != 1:
@@ -237,9 +236,8 @@ def ack(session: Session, body: pb.CommandAck) -> Coroutine[Any, Any, None] | No
         return _ack_many(session, body)
     acks = _acks_of(session, body.message_id)
     if body.HasField("txnid_most_bits") and body.HasField("txnid_least_bits"):
-        _ack_in_txn(session, body, acks)
+        _ack_in_txn(session, body, acks, subscription, consumer)
         return None
-    handle, subscription, consumer = _consumer_of(session, body)
     subscription.ack(consumer, acks, cumulative=cumulative)
     _answer_ack(handle, subscription, body)
     return None
@@ -254,7 +252,8 @@ async def _ack_many(session: Session, body: pb.CommandAck) -> None:
         for part in slices(ids):
             acks += _acks_of(session, part)
             await asyncio.sleep(0)
-        _ack_in_txn(session, body, acks)
+        _, subscription, consumer = _consumer_of(session, body)
+        _ack_in_txn(session, body, acks, subscription, consumer)
         return
     for part in slices(ids):
         # Asked for each: the consumer may have been closed between two slices.
@@ -299,9 +298,14 @@ def _acks_of(session: Session, ids: Iterable[pb.MessageIdData]) -> list[Ack]:
     return acks
 
 
-def _ack_in_txn(session: Session, body: pb.CommandAck, acks: list[Ack]) -> None:
-    # PIP-31: held until the transaction ends. Answered by the task, which outlives this session.
-    _, subscription, consumer = _consumer_of(session, body)
+def _ack_in_txn(
+    session: Session,
+    body: pb.CommandAck,
+    acks: list[Ack],
+    subscription: OpenSubscription,
+    consumer: Consumer,
+) -> None:
+    # PIP-31: held until the transaction ends. Answered by work that outlives this session.
     if not isinstance(subscription, Subscription):
         raise NotAllowed("a topic that keeps nothing takes no transactional acknowledgements")
     work = subscription.ack_in_txn(
@@ -324,12 +328,8 @@ def _answer_ack(
 def _acked_in_txn(body: pb.CommandAck, _: None) -> bytes | None:
     if not body.HasField("request_id"):
         return None
-    return command(
-        "ACK_RESPONSE",
-        consumer_id=body.consumer_id,
-        request_id=body.request_id,
-        **txn_fields(body),
-    )
+    txn = TxnId(body.txnid_most_bits, body.txnid_least_bits)
+    return encode_ack_answer(body.consumer_id, body.request_id, txn)
 
 
 def redeliver(
