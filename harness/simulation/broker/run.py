@@ -29,7 +29,8 @@ from harness.simulation.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, 
 from harness.simulation.storage.actors import BUGS
 from harness.simulation.storage.history import Findings
 from harness.simulation.watched_runs import ended
-from magnetar.broker.policy.policies import Policies, RetentionPolicies
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import RetentionPolicies
 from magnetar.errors import MagnetarError
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName

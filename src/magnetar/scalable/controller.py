@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from magnetar.broker.policy.effective import TopicPolicies, effective
 from magnetar.broker.policy.namespaces import Namespaces
-from magnetar.broker.policy.policies import TopicPolicies, effective
 from magnetar.errors import Conflict, InvalidLayout, MagnetarError, StoreClosed
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout
@@ -278,6 +278,7 @@ class Controller:
     async def _policies(self) -> TopicPolicies:
         return effective(
             await self._parts.namespaces.policies(self.topic.namespace),
+            broker=self._parts.namespaces.broker,
             is_segment=True,
             segment_retention=self._parts.retention_shares.default,
         )

@@ -23,7 +23,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from magnetar.broker.api import SubscribeRequest
-from magnetar.broker.policy.policies import Policies, TopicPolicies, effective
+from magnetar.broker.policy.effective import TopicPolicies, effective
+from magnetar.broker.policy.policies import Policies
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
@@ -260,7 +261,8 @@ class ScalableTopics(Service):
         # The usual case: every segment of the layout has its cursor.
         if known is not None and known.established and not known.deleting:
             return whole
-        policies = effective(await self._topics.namespaces.policies(topic.namespace))
+        namespaces = self._topics.namespaces
+        policies = effective(await namespaces.policies(topic.namespace), broker=namespaces.broker)
         if known is None and not policies.auto_subscription_creation:
             return options  # it is refused, unless the segment has it
         # The first consumer says where it begins, on all segments; the
@@ -300,7 +302,8 @@ class ScalableTopics(Service):
     def policies(self, namespace: Policies) -> TopicPolicies:
         """What holds at present for the scalable topics of a namespace with these policies."""
         in_force = self.retention_shares.in_force
-        return effective(namespace, is_segment=True, segment_retention=in_force)
+        broker = self._topics.namespaces.broker
+        return effective(namespace, None, broker, is_segment=True, segment_retention=in_force)
 
     async def get(self, topic: TopicName) -> ScalableRecord:
         record = await self.layouts.read(topic)

@@ -119,7 +119,8 @@ class Server(Service):
         self.storage = await self.machine.open_storage(self.folder, config.limits)
         self._storage = self.storage
         self.metadata = self.storage.connect()
-        self.namespaces = Namespaces(self.metadata, config.cluster)
+        policies = config.policies.as_policies(config.limits)
+        self.namespaces = Namespaces(self.metadata, config.cluster, policies)
         self.schemas = Schemas(self.metadata, self.clock)
         # Bound first: only the socket knows which port 0 became, and the address goes into records.
         # It accepts nothing yet (invariant 1).

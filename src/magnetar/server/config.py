@@ -22,6 +22,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from magnetar.broker.policy.defaults import PolicyDefaults, all_policy_defaults
 from magnetar.errors import ConfigError
 from magnetar.runtime.limits import Limit, Limits, all_limits
 
@@ -122,6 +123,7 @@ class ServerConfig:
         "|".join(_ON_OFF),
         "how Key_Shared consumers divide the keys: by points of a ring, or by halving ranges",
     )
+    policies: PolicyDefaults = field(default_factory=PolicyDefaults)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -143,17 +145,21 @@ class ServerConfig:
 
 
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting: those of the server, then one for each limit."""
+    """Every setting: those of the server, one for each default of a policy and for each limit."""
     own = []
     for each in fields(ServerConfig):
-        if isinstance(each.default, str | int):  # `limits` alone is made anew each time
+        if isinstance(each.default, str | int):  # the groups are made anew each time
             words = each.metadata["unit"], each.metadata["doc"]
             own.append(Setting(_variable(each.name), each.name, each.default, *words, None))
     limits = [
         Setting(_variable(limit.name), limit.name, limit.default, limit.unit, limit.doc, limit)
         for limit in all_limits()
     ]
-    return (*own, *limits)
+    policies = [
+        Setting(_variable(each.name), each.name, each.default, each.unit, each.doc, None)
+        for each in all_policy_defaults()
+    ]
+    return (*own, *policies, *limits)
 
 
 def limits_from(environ: Mapping[str, str]) -> Limits:
@@ -172,9 +178,16 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerConfi
     values |= _environment_values(environ)
     for key, value in given.items():
         values[key] = _checked(known[key], f"--{key.replace('_', '-')}", value)
-    own = {key: value for key, value in values.items() if known[key].limit is None}
-    limits = Limits().override(_limits_among(values))
-    return ServerConfig(**own, limits=limits)  # type: ignore[arg-type]  # _checked saw to the types
+    names = {each.name for each in all_policy_defaults()}
+    policies = {key: value for key, value in values.items() if key in names}
+    own = {
+        key: value for key, value in values.items() if known[key].limit is None and key not in names
+    }
+    return ServerConfig(
+        **own,  # type: ignore[arg-type]  # _checked saw to the types
+        policies=PolicyDefaults().override(policies),
+        limits=Limits().override(_limits_among(values)),
+    )
 
 
 # --- where values come from

@@ -1,7 +1,7 @@
 """The handles of a connection on topics: producers, consumers, and the loops that serve them.
 
-Owns: `ProducerHandle` with the loop that sends receipts, `ConsumerHandle` with the loop that sends
-deliveries and the answers to acknowledgements. One loop per handle, none per message.
+Owns: `ProducerHandle`, which sends receipts as sends are settled, `ConsumerHandle` with the loop
+that sends deliveries and the answers to acknowledgements. One loop per handle, none per message.
 
 Invariants:
 1. A handle is registered before anything is awaited for it, so that two commands with one id never
@@ -25,6 +25,7 @@ from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSu
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.errors import MagnetarError
+from magnetar.runtime.logs import logger
 from magnetar.runtime.slices import slices
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
 from magnetar.wire.frames import command, encode_message, encode_receipt, encode_receipts
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from magnetar.server.session import Session
 
 OpenSubscription: TypeAlias = Subscription | NonPersistentSubscription
+
+_log = logger(__name__)
 
 _NO_PARTITION: Final = -1
 # They are cheap: two microseconds each.
@@ -50,6 +53,8 @@ class ProducerHandle:
         self.producer: Producer | None = None
         self.owed = 0
         """Sends that it has not settled; the session counts them up."""
+        self.is_watching = False
+        """Whether it will look at what is in flight by itself."""
         self._session = session
         self._loop: asyncio.Task[None] | None = None
         self._closing = False
@@ -75,31 +80,76 @@ class ProducerHandle:
         """The broker has the producer; its client has been told."""
         self.topic = topic
         self.producer = producer
-        self._loop = self._session.spawn(self._send_receipts(producer), "receipts")
+        self._loop = self._session.spawn(self._until_ended(producer), "receipts")
 
-    async def _send_receipts(self, producer: Producer) -> None:
+    # --- receipts
+
+    def watch(self) -> None:
+        """Give receipts once the first send in flight is settled."""
+        producer = self.producer
+        future = None if producer is None else producer.first_in_flight
+        if future is not None:
+            self.is_watching = True
+            future.add_done_callback(self._settled)
+
+    def _settled(self, _: object) -> None:
+        # By the loop, as are all callbacks of futures: receipts of sends that became durable
+        # together are gathered in the same turn, and the connection is written to once.
+        self.is_watching = False
+        producer = self.producer
+        if producer is None:
+            return
+        try:
+            self._give_receipts(producer)
+        # A bug: its client would wait for ever, so it is made to reconnect.
+        except Exception as error:  # noqa: BLE001  logged, and told by the end of the connection
+            _log.error("receipts-failed", error, producer=producer.name)
+            self._session.abandon("receipts could not be given")
+
+    def _give_receipts(self, producer: Producer) -> None:
+        """Write all receipts that are due, and look again when the next send is settled."""
         session, number = self._session, self.producer_id
-        # Empty: no receipt will come any more. Until then a wait brings all that are due, in order.
-        while receipts := await producer.receipts():
-            frames: list[bytes] = []
-            count = len(receipts)
-            for each in receipts:
-                if type(each) is ReceiptRun:
-                    sequence_ids, first = each
-                    frames.append(encode_receipts(number, sequence_ids, *first))
-                    count += len(sequence_ids) - 1
-                    continue
-                assert type(each) is Receipt, "there are two kinds"
-                sequence_id, highest, position, error = each
-                if error is None:
-                    frames.append(encode_receipt(number, sequence_id, *position, highest))
-                else:
-                    frames.append(send_refusal(number, sequence_id, self._explained(error)))
-            session.outbound.write_all(frames)
-            self.owed -= count
-            session.settled(count)
+        receipts = producer.take_receipts()
+        if len(receipts) == 1 and type(receipts[0]) is Receipt and receipts[0].error is None:
+            sequence_id, highest, position, _ = receipts[0]
+            session.outbound.write(encode_receipt(number, sequence_id, *position, highest))
+            self.owed -= 1
+            session.settled(1)
+        elif receipts:
+            self._write_receipts(receipts)
+        if not self.is_watching and producer.first_in_flight is not None:
+            self.watch()
+
+    def _write_receipts(self, receipts: list[Receipt | ReceiptRun]) -> None:
+        session, number = self._session, self.producer_id
+        frames: list[bytes] = []
+        count = len(receipts)
+        for each in receipts:
+            if type(each) is ReceiptRun:
+                sequence_ids, first = each
+                frames.append(encode_receipts(number, sequence_ids, *first))
+                count += len(sequence_ids) - 1
+                continue
+            assert type(each) is Receipt, "there are two kinds"
+            sequence_id, highest, position, error = each
+            if error is None:
+                frames.append(encode_receipt(number, sequence_id, *position, highest))
+            else:
+                frames.append(send_refusal(number, sequence_id, self._explained(error)))
+        session.outbound.write_all(frames)
+        self.owed -= count
+        session.settled(count)
+
+    async def _until_ended(self, producer: Producer) -> None:
+        """What no send in flight would tell: sends that were held, and the end."""
+        seen = 0
+        while True:
+            self._give_receipts(producer)
+            if producer.has_ended:
+                break
+            seen = await producer.changed.past(seen)
         # What the broker stopped gets no receipt: the client sends it again on its next producer.
-        session.settled(self.owed)
+        self._session.settled(self.owed)
         self.owed = 0
         if not self._closing:
             await self._closed_by_broker()

@@ -151,7 +151,9 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self._transport = stream
-        self.outbound = Outbound(stream, self.limits.connection_write_bytes)
+        self.outbound = Outbound(
+            stream, self.limits.connection_write_bytes, self.context.write_turn
+        )
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self.connected_at_ms = self.context.clock.now_ms()
@@ -178,7 +180,8 @@ class Session(asyncio.Protocol):
             self._waiting += commands
         else:
             self._carry_out(commands)
-        self._note_unfinished(has_ended_one=bool(commands))
+        if self.wire.buffered_bytes or self.frame_since is not None:
+            self._note_unfinished(has_ended_one=bool(commands))
 
     def _note_unfinished(self, *, has_ended_one: bool) -> None:
         # Whole frames that wait for their turn are no unfinished ones.
@@ -204,15 +207,16 @@ class Session(asyncio.Protocol):
                 return
             if isinstance(each, Send):
                 has_sent = True
-                self._send(each)
+                goes_on = self._send(each)
             elif type(each) is SendRun:
                 has_sent = True
                 self.spend(len(each.sequence_ids) - 1)
-                self._send(each, len(each.sequence_ids))
+                goes_on = self._send(each, len(each.sequence_ids))
             else:
                 self._handle(each)
+                goes_on = not self.is_closing
             # One of them ended the connection: nothing behind it counts.
-            if self.is_closing:
+            if not goes_on:
                 return
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
@@ -422,7 +426,8 @@ class Session(asyncio.Protocol):
 
     # --- commands
 
-    def _send(self, send: Send | SendRun, count: int = 1) -> None:
+    def _send(self, send: Send | SendRun, count: int = 1) -> bool:
+        """Start a send; False: it has ended the connection."""
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
@@ -430,16 +435,20 @@ class Session(asyncio.Protocol):
             # lately does not.
             if handle is None or not handle.is_closed_by_broker or handle.is_forgotten:
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
-            return  # sent before the peer learned that the broker closed the producer
+                return False
+            return True  # sent before the peer learned that the broker closed the producer
         self._owed += count
         handle.owed += count
         if isinstance(send, SendRun):
             producer.send_run(send)
         else:
             producer.send(send)
+        if not handle.is_watching:
+            handle.watch()
         # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()
+        return True
 
     def _handle(self, received: Command) -> None:
         if isinstance(received, Unknown):

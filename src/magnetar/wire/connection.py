@@ -202,7 +202,10 @@ class Connection:
         commands: list[Command] = []
         try:
             offset = self._take_frames(data, commands, most)
-            self._keep(data, offset)
+            if offset < len(data):
+                self._keep(data, offset)
+            else:
+                self._needed = SIZE_BYTES
         except ProtocolError as error:
             # Invariant 5: what came before the broken frame was legal. Its owner gets
             # that first, and this error from `error` or the next call.
@@ -232,13 +235,11 @@ class Connection:
 
     def _keep(self, data: bytes, offset: int) -> None:
         """Keep the incomplete frame that begins at `offset`, if one does."""
-        left = len(data) - offset
         self._needed = SIZE_BYTES
         # Checked here too: a frame that is too large is refused before it arrives (invariant 2).
-        if left >= SIZE_BYTES:
+        if len(data) - offset >= SIZE_BYTES:
             self._needed += self._checked_total(data, offset)
-        if left:
-            self._partial += data[offset:]
+        self._partial += data[offset:]
 
     def _checked_total(self, data: bytes, offset: int) -> int:
         total: int = _SIZE.unpack_from(data, offset)[0]

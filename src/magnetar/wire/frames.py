@@ -184,8 +184,15 @@ def encode_receipt(
     highest_sequence_id: int | None = None,
 ) -> bytes:
     """The frame of a SEND_RECEIPT."""
-    message_id = _FIRST[ledger] + _second(entry)
-    body = _FIRST[producer_id] + _second(sequence_id) + _ID_3[len(message_id)] + message_id
+    # Both numbers as `_second` writes them, without the calls where it has two lookups.
+    if _PIECE_MASK < entry < _TWO_PIECES and _PIECE_MASK < sequence_id < _TWO_PIECES:
+        message_id = (
+            _FIRST[ledger] + _PIECES_2[entry & _PIECE_MASK] + _VARINTS[entry >> _PIECE_BITS]
+        )
+        second = _PIECES_2[sequence_id & _PIECE_MASK] + _VARINTS[sequence_id >> _PIECE_BITS]
+    else:
+        message_id, second = _FIRST[ledger] + _second(entry), _second(sequence_id)
+    body = _FIRST[producer_id] + second + _ID_3[len(message_id)] + message_id
     if highest_sequence_id is not None:
         body += b"\x20" + varint(highest_sequence_id)
     return _RECEIPT_HEADS[len(body)] + body

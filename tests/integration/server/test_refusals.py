@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from magnetar.broker.policy.policies import AutoSubscriptionCreation, AutoTopicCreation
+from magnetar.broker.policy.values import AutoSubscriptionCreation, AutoTopicCreation
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.server.app import Server

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.policy.policies import Policies, RetentionPolicies
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import RetentionPolicies
 from magnetar.client.client import Client
 from magnetar.client.consume.checkpoint import FROM_EARLIEST
 from magnetar.errors import DataLost

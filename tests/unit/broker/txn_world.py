@@ -9,7 +9,7 @@ from dataclasses import replace
 from magnetar.broker.api import Receipt
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.entries import EntryView
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import TopicRecord
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic, TopicParts

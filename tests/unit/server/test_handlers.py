@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.broker.policy.policies import AutoTopicCreation, Policies
+from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.schemas import AUTO_CONSUME_TYPE, NO_SCHEMA_TYPE
+from magnetar.broker.policy.values import AutoTopicCreation
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.runtime.limits import Limits

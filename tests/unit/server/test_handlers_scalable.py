@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from harness.patient_clients import PatientDriver
-from magnetar.broker.policy.policies import AutoTopicCreation
+from magnetar.broker.policy.values import AutoTopicCreation
 from magnetar.broker.topic.topics import topics_hash
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName

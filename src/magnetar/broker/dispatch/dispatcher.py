@@ -163,6 +163,10 @@ class Dispatcher:
         self._rewind_at: float | None = None
         self._pace = SlicePace()
         self._handled = 0
+        # Aborted entries beside them: a consumer that asks for one message may pass over very many
+        # before it, each read on its own.
+        self._passing = SlicePace()
+        self._passed_over = 0
         """Entries that the last step looked at."""
         self.failure: MagnetarError | None = None
         """Why nothing is dispatched any more, if so."""
@@ -225,6 +229,7 @@ class Dispatcher:
                 continue
             # What is in memory is read without a turn for others: they get one between two reads.
             await self._pace.after(self._handled)
+            await self._passing.after(self._passed_over)
 
     async def _wait(self, seen: int, seconds: float) -> None:
         await self._wake.past_within(seen, seconds)
@@ -280,7 +285,9 @@ class Dispatcher:
                 entries = readable
         if not entries or state is None:
             return False
-        self._hand_out(state, self._visible(entries, window), are_new=True)
+        visible = self._visible(entries, window)
+        self._passed_over = len(entries) - len(visible)
+        self._hand_out(state, visible, are_new=True)
         return True
 
     def _visible(self, entries: list[Entry], window: ReadWindow) -> list[Entry]:
@@ -306,6 +313,7 @@ class Dispatcher:
     async def _serve_waiting(self, positions: list[Position]) -> bool:
         seen = self._wake.version
         present = self._drop_gone(positions)
+        self._passed_over = len(positions) - len(present)
         entries = await self._read_all(present)
         state = self._membership.state
         if state is None:

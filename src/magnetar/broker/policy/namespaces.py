@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from magnetar.broker.policy.effective import BROKER_POLICIES
 from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.records import CLUSTERS, TENANTS, Directory, namespaces_directory
 from magnetar.errors import NotAllowed, TopicNotFound
@@ -46,8 +47,12 @@ class Cluster(msgspec.Struct, frozen=True, rename="camel"):
 class Namespaces:
     """All clusters, tenants and namespaces of one metadata store."""
 
-    def __init__(self, metadata: MetadataStore, cluster: str) -> None:
+    def __init__(
+        self, metadata: MetadataStore, cluster: str, broker: Policies = BROKER_POLICIES
+    ) -> None:
         self._metadata = metadata
+        self.broker = broker
+        """What holds where neither a topic nor its namespace sets it."""
         self.cluster = cluster
         """The cluster that this broker belongs to."""
         self.clusters = Directory(metadata, CLUSTERS, Cluster)

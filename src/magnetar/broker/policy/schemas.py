@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from magnetar.broker.api import SchemaData
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import schemas_directory
 from magnetar.errors import (
     BadVersion,

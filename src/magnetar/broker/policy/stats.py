@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from magnetar.broker.policy.policies import PolicySource, TopicPolicies
+from magnetar.broker.policy.effective import PolicySource, TopicPolicies
 from magnetar.model.isolation import ReadIsolation
 from magnetar.runtime.clock import Clock
 

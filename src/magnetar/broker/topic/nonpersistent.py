@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from magnetar.broker.api import LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.schemas import version_bytes
 from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
 from magnetar.broker.publish.producer import Producer

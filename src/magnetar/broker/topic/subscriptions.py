@@ -21,7 +21,7 @@ from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import ReadableTopic
 from magnetar.broker.entries import publish_time_of
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.broker.subscribe.txn_acks import AckParts
 from magnetar.errors import (

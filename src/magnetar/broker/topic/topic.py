@@ -38,7 +38,7 @@ from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, Subscribe
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
 from magnetar.broker.policy.schemas import Schemas, version_bytes
 from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_sums

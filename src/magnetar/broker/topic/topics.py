@@ -1,7 +1,8 @@
 """All topics of one broker: loaded once, created by the rules, listed, kept in order.
 
 Owns: `Topics`: the loaded topics, and the records that say which exist. `maintenance` looks after
-those that are loaded, `_locks` keeps what is done to one of them apart.
+those that are loaded, `policy_changes` has them follow their policies, `_locks` keeps what is done
+to one of them apart.
 
 Invariants:
 1. A topic is loaded at most once at a time; whoever asks meanwhile waits for that one load.
@@ -22,27 +23,28 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 from weakref import WeakValueDictionary
 
-import msgspec
 from crc32c import crc32c
 
 from magnetar.broker.policy.namespaces import Namespaces
 from magnetar.broker.policy.partitioned import PartitionedTopics
 from magnetar.broker.policy.paths import scalable_key
-from magnetar.broker.policy.policies import AutoTopicCreation, Policies, TopicPolicies, effective
+from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.records import (
     Directory,
     TopicRecord,
     record_name,
     topics_directory,
 )
+from magnetar.broker.policy.values import AutoTopicCreation
 from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
+from magnetar.broker.topic.policy_changes import PolicyChanges
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger import managed_ledger
@@ -94,6 +96,11 @@ class Topics(Service):
         self._locks: KeyedLock[TopicName] = KeyedLock()
         # Held by those who watch: a client may name any namespaces, and they must not add up.
         self._list_changes: WeakValueDictionary[NamespaceName, Signal] = WeakValueDictionary()
+        self._policies = PolicyChanges(parts, namespaces, self._loaded)
+        self.change_broker = self._policies.change_broker
+        self.change_namespace = self._policies.change_namespace
+        self.change_topic = self._policies.change_topic
+        self.topic_policies = self._policies.topic_policies
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0
@@ -201,17 +208,20 @@ class Topics(Service):
                 # Lost, or closing: its end is waited for, so that never two objects have one
                 # ledger.
                 await self._unload(topic)
+            version = self._policies.version
             namespace = await self.namespaces.policies(name.namespace)
             is_partition = await self._check_partition(name)
             # It has no record: it exists because somebody uses it, if that may create topics.
             if name.domain is Domain.NON_PERSISTENT:
-                if not create or not (is_partition or _creation(namespace)):
+                if not create or not (is_partition or self._creation(namespace)):
                     raise _missing(name)
                 await self._parts.ownership.claim(name)
-                topic = NonPersistentTopic(name, self._parts, effective(namespace))
+                policies = await self._policies.in_force(name, namespace)
+                topic = NonPersistentTopic(name, self._parts, policies)
             else:
                 record = await self._record(name, namespace, create, is_partition)
                 topic = await self._open(name, record, namespace)
+            await self._catch_up(topic, version)
             # Only now can anybody find it: it is recovered, and its subscriptions are there.
             self._loads_done += 1
             topic.load_number = self._loads_done
@@ -225,10 +235,23 @@ class Topics(Service):
         # Invariant 6: before the ledger is opened, which would fence another broker that serves it.
         await self._parts.ownership.claim(name)
         try:
-            policies = self._together(name, namespace, record)
+            policies = self._policies.together(name, namespace, record)
             return await Topic.open(name, self._parts, record, policies)
         except BaseException:
             await self._release(name)
+            raise
+
+    async def _catch_up(self, topic: LoadedTopic, version: int) -> None:
+        """Follow the policies that were changed since: those changes told only loaded topics."""
+        try:
+            while version != self._policies.version:
+                version = self._policies.version
+                namespace = await self.namespaces.policies(topic.name.namespace)
+                await topic.apply(await self._policies.in_force(topic.name, namespace))
+        # Nobody can find it yet, so nobody else would give it back.
+        except BaseException:
+            await topic.close()
+            await self._release(topic.name)
             raise
 
     async def _release(self, name: TopicName) -> None:
@@ -261,7 +284,7 @@ class Topics(Service):
         if found is not None:
             return found
         # The record of a partition is made with the partitioned topic; a crash may have lost it.
-        may_create = create and name.domain is not Domain.SEGMENT and _creation(namespace)
+        may_create = create and name.domain is not Domain.SEGMENT and self._creation(namespace)
         # Partitions need no permission: making the partitioned topic gave it.
         if not is_partition and not may_create:
             raise _missing(name)
@@ -285,7 +308,7 @@ class Topics(Service):
             self.publish_gate.check()
         records = self._records_of(name)
         # Segments do not count: their number is the auto-scale policy's.
-        limit = 0 if is_segment else namespace.max_topics_per_namespace
+        limit = 0 if is_segment else self._topics_max(namespace)
         if limit and len(await records.names()) >= limit:
             raise NotAllowed(f"namespace {name.namespace} has {limit} topics, its limit")
         record = TopicRecord(self._parts.clock.now_ms(), properties=dict(properties or {}))
@@ -381,7 +404,7 @@ class Topics(Service):
             return record.partitions
         if await self._check_partition(name) or await self.exists(name):
             return 0
-        creation = None if name.domain is Domain.SEGMENT else _creation(namespace)
+        creation = None if name.domain is Domain.SEGMENT else self._creation(namespace)
         if not create or creation is None:
             raise _missing(name)
         # A plain topic: SUBSCRIBE or PRODUCER creates it, so that a lookup alone leaves nothing
@@ -548,59 +571,17 @@ class Topics(Service):
         """The ledgers of a topic that is not loaded, and whether it takes no more messages."""
         return await managed_ledger.stored(name.managed_ledger_name, self._parts.metadata)
 
-    # --- policies
-
-    async def change_namespace(
-        self, namespace: NamespaceName, change: Callable[[Policies], Policies]
-    ) -> None:
-        """Change a namespace's policies; its loaded topics follow."""
-        policies = await self.namespaces.change(namespace, change)
-        for name, topic in list(self._loaded.items()):
-            # One that is about to end reads the new policies when it is loaded again.
-            if name.namespace == namespace and not topic.closing and topic.lost is None:
-                await topic.apply(await self._effective(name, policies))
-
-    async def change_topic(self, name: TopicName, change: Callable[[Policies], Policies]) -> None:
-        """Change what a topic overrides of its namespace's policies."""
-
-        def changed(record: TopicRecord) -> TopicRecord:
-            own = msgspec.to_builtins(change(policies_of(record)))
-            # Only what differs from "not set" is stored: fields that come later keep their
-            # defaults.
-            given = {key: value for key, value in own.items() if value != _UNSET[key]}
-            return msgspec.structs.replace(record, policies=given)
-
-        if await self._records_of(name).change(record_name(name), changed) is None:
-            raise _missing(name)
-        topic = self._loaded.get(name)
-        if topic is not None and not topic.closing and topic.lost is None:
-            namespace = await self.namespaces.policies(name.namespace)
-            await topic.apply(await self._effective(name, namespace))
-
-    async def topic_policies(self, name: TopicName) -> Policies:
-        """What a topic overrides."""
-        record = await self._records_of(name).get(record_name(name))
-        if record is None:
-            raise _missing(name)
-        return policies_of(record)
-
-    async def _effective(self, name: TopicName, namespace: Policies) -> TopicPolicies:
-        if name.domain is Domain.NON_PERSISTENT:
-            return effective(namespace)
-        record = await self._records_of(name).get(record_name(name))
-        return self._together(name, namespace, record)
-
     # --- parts
 
-    def _together(
-        self, name: TopicName, namespace: Policies, record: TopicRecord | None
-    ) -> TopicPolicies:
-        return effective(
-            namespace,
-            None if record is None else policies_of(record),
-            is_segment=name.domain is Domain.SEGMENT,
-            segment_retention=self._parts.segment_retention,
-        )
+    def _topics_max(self, namespace: Policies) -> int:
+        own, broker = namespace.max_topics_per_namespace, self.namespaces.broker
+        return (broker.max_topics_per_namespace or 0) if own is None else own
+
+    def _creation(self, namespace: Policies) -> AutoTopicCreation | None:
+        """How topics are created when somebody asks for them; None: they are not."""
+        broker = self.namespaces.broker.auto_topic_creation
+        creation = namespace.auto_topic_creation or broker or AutoTopicCreation()
+        return creation if creation.allow_auto_topic_creation else None
 
     def _records(
         self, namespace: NamespaceName, domain: Domain = Domain.PERSISTENT
@@ -612,19 +593,5 @@ class Topics(Service):
         return self._records(name.namespace, name.domain)
 
 
-def policies_of(record: TopicRecord) -> Policies:
-    """What a topic's record overrides."""
-    return msgspec.convert(record.policies, Policies)
-
-
-def _creation(namespace: Policies) -> AutoTopicCreation | None:
-    """How topics are created when somebody asks for them; None: they are not."""
-    creation = namespace.auto_topic_creation or AutoTopicCreation()
-    return creation if creation.allow_auto_topic_creation else None
-
-
 def _missing(name: TopicName) -> TopicNotFound:
     return TopicNotFound(f"{name} does not exist")
-
-
-_UNSET: Final = msgspec.to_builtins(Policies())

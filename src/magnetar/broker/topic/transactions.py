@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.publish.dedup import Dedup
 from magnetar.broker.publish.lineage import dedup_name
 from magnetar.broker.publish.txn_writes import TransactionWrites

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from magnetar.cli.demo.demo import data_folder
+from magnetar.cli.next_step import to_type
 from magnetar.cli.output import print_table
 from magnetar.cli.quickstart import plots
 from magnetar.cli.quickstart.report import Moments, quantile, verdict_in_words
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from magnetar.cli.quickstart.run import Seen, Tell
 
 _NEXT: Final = (
-    "magnetar pipeline init my-pipeline.yaml",
-    "magnetar serve --data ./data",
-    "magnetar pipeline run my-pipeline.yaml",
-    "docs/spark/tutorial.md",
+    "pipeline init my-pipeline.yaml",
+    "serve --data ./data",
+    "pipeline run my-pipeline.yaml",
 )
+_NEXT_PAGE: Final = "docs/spark/tutorial.md"
 _LINES_EVERY: Final = 0.05
 """Without a terminal, a line for each twentieth of the way."""
 
@@ -114,10 +115,14 @@ def quickstart(
         print_table(("what", "value", ""), facts, none="")
         click.echo(f"verified: {verdict_in_words(seen.verdict)}")
         click.echo(f"plots: {page.absolute().as_uri()}")
-        click.echo("next: " + "; ".join(_NEXT))
+        click.echo("next: " + "; ".join(_next_steps()))
     # The page is written all the same: whoever has to find out why needs its plots.
     if not seen.verdict.is_exact:
         context.exit(1)
+
+
+def _next_steps() -> list[str]:
+    return [*map(to_type, _NEXT), _NEXT_PAGE]
 
 
 def _check() -> None:
@@ -200,7 +205,7 @@ def _write_page(
         facts=facts,
         plots=drawn(moments, layouts, plots.Timeline(seen.seconds, marks, shades)),
         pipeline=pipeline_text(),
-        next_steps=_NEXT,
+        next_steps=_next_steps(),
         style=(files("magnetar.cli.quickstart") / "report_page.css").read_text("utf-8"),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from importlib import import_module
 
 import click
 
+from magnetar.cli.next_step import to_type
 from magnetar.runtime import logs
 from magnetar.runtime.descriptors import raise_soft_limit
 from magnetar.server.app import Server
@@ -132,7 +133,7 @@ def _ready_text(server: Server) -> str:
         f"  service URL  {server.service_url}",
         f"  admin URL    {server.admin_url or '-'}",
         f"  data folder  {server.folder}",
-        f"  next         magnetar produce --url {server.service_url} my-topic hello",
+        f"  next         {to_type(f'produce --url {server.service_url} my-topic hello')}",
         "Ctrl-C stops it.",
     ]
     return "\n".join(lines)

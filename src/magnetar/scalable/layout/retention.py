@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.managed_ledger.ledger_list import MS_PER_SECOND, Retention
 from magnetar.model.names import TopicName
 from magnetar.model.segments import Segment, SegmentLayout

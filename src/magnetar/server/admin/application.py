@@ -17,13 +17,13 @@ from magnetar.server.admin import (
     clusters,
     metrics,
     namespaces,
-    policies,
     tenants,
     unsupported,
 )
 from magnetar.server.admin.access import authorise
 from magnetar.server.admin.errors import answer_errors
 from magnetar.server.admin.exchange import BODY_BYTES_MAX, SERVER, AdminServer
+from magnetar.server.admin.policies import keyed, verbs
 from magnetar.server.admin.scalable import scalable_subscriptions, scalable_topics
 from magnetar.server.admin.topics import lookup, schemas, statistics, subscriptions, topics
 from magnetar.server.admin.topics.peek import PEEKS
@@ -38,7 +38,8 @@ _RESOURCES: Final = (
     topics.ROUTES,
     statistics.ROUTES,
     subscriptions.ROUTES,
-    policies.ROUTES,
+    verbs.ROUTES,
+    keyed.ROUTES,
     scalable_topics.ROUTES,
     scalable_subscriptions.ROUTES,
     schemas.ROUTES,

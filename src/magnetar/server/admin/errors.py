@@ -39,7 +39,7 @@ from magnetar.errors import (
     Unavailable,
 )
 from magnetar.runtime.logs import logger
-from magnetar.server.admin.exchange import refused
+from magnetar.server.admin.exchange import Refusal, refused
 
 # Statuses that Pulsar's tools tell apart; 412 is its answer to an argument that makes no sense.
 NOT_FOUND: Final = 404
@@ -109,6 +109,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _reason_of(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, Refusal):
+        return error.reason_given
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.path} does not take {request.method}"
     if isinstance(error, web.HTTPNotFound):

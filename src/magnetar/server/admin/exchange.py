@@ -212,5 +212,15 @@ def shown_or_nothing(value: Any) -> web.Response:
     return done() if value is None else shown(value)
 
 
+class Refusal(web.HTTPException):
+    """A status that Pulsar has for this case alone, where no error of the broker stands for it."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status_code = status
+        # As text: what names a topic may hold characters that no line of a header can.
+        super().__init__(text=reason)
+        self.reason_given = reason
+
+
 def refused(status: int, reason: str) -> web.Response:
     return shown({"reason": reason}, status=status)

@@ -7,7 +7,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.policy.policies import Policies, effective
+from magnetar.broker.policy.effective import effective
+from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.stats import RetentionStats
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
@@ -45,14 +46,17 @@ async def names(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    found = await topics_of(request).namespaces.policies(namespace_of(request))
+    namespaces = topics_of(request).namespaces
+    found = await namespaces.policies(namespace_of(request))
     # Beside what is set: what holds, for most people set nothing.
-    in_force = {"persistent": effective(found)}
+    in_force = {"persistent": effective(found, broker=namespaces.broker)}
     context = server_of(request).context
     if context.has_scalable:
         in_force["topic"] = context.scalable.policies(found)
     retention = {domain: RetentionStats.of(each) for domain, each in in_force.items()}
-    shown_policies = set_policies(found) | {"retentionInForce": msgspec.to_builtins(retention)}
+    shown_policies = set_policies(found, namespaces.cluster) | {
+        "retentionInForce": msgspec.to_builtins(retention)
+    }
     return shown(shown_policies)
 
 
@@ -126,11 +130,35 @@ async def unload(request: web.Request) -> web.Response:
     return done()
 
 
-def set_policies(policies: Policies) -> dict[str, Any]:
+def set_policies(policies: Policies, cluster: str) -> dict[str, Any]:
     """What is set; tools take what is missing for the default."""
     found = msgspec.to_builtins(policies)
-    return {name: value for name, value in found.items() if value is not None}
+    kept = _UNSET | {name: value for name, value in found.items() if value is not None}
+    for name in _BY_CLUSTER & kept.keys():
+        kept[name] = {cluster: kept[name]}
+    return kept
 
+
+# Java's `Policies` has no value for "not set" in these.
+_UNSET: Final = {
+    "encryption_required": False,
+    "schema_compatibility_strategy": "UNDEFINED",
+    "schema_validation_enforced": False,
+    "subscription_auth_mode": "None",
+    "subscription_types_enabled": [],
+    "offload_threshold": -1,
+    "offload_threshold_in_seconds": -1,
+}
+# There, each cluster has its own.
+_BY_CLUSTER: Final = frozenset(
+    {
+        "publishMaxMessageRate",
+        "topicDispatchRate",
+        "subscriptionDispatchRate",
+        "clusterSubscribeRate",
+        "replicatorDispatchRate",
+    }
+)
 
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 

@@ -10,17 +10,7 @@ from magnetar.server.admin.errors import NOT_BUILT
 from magnetar.server.admin.exchange import refused
 
 # From Pulsar's REST reference. A name moves out of these lists when its endpoint is built.
-_POLICIES: Final = (
-    "antiAffinity|backlogQuota|backlogQuotaMap|bundles|clearBacklog|compactionThreshold|"
-    "deduplicationSnapshotInterval|delayedDelivery|dispatchRate|encryptionRequired|entryFilters|"
-    "isAllowAutoUpdateSchema|maxConsumersPerSubscription|maxMessageSize|maxTopicsPerNamespace|"
-    "maxUnackedMessagesOnConsumer|maxUnackedMessagesOnSubscription|maxUnackedMessagesPerConsumer|"
-    "maxUnackedMessagesPerSubscription|messageTTL|offloadPolicies|permissions|persistence|"
-    "properties|property|publishRate|replication|replicatorDispatchRate|"
-    "schemaAutoUpdateCompatibilityStrategy|schemaCompatibilityStrategy|schemaValidationEnforced|"
-    "subscribeRate|subscriptionAuthMode|subscriptionDispatchRate|subscriptionExpirationTime|"
-    "subscriptionTypesEnabled"
-)
+_POLICIES: Final = "bundles|clearBacklog|entryFilters|permissions|properties|property"
 _OF_TOPICS: Final = (
     f"{_POLICIES}|backlog|backlogSize|compaction|examinemessage|messageid|offload|"
     "replicatedSubscriptionStatus|shadowTopics|trim|truncate|internal-info"

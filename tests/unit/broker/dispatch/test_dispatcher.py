@@ -14,6 +14,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.testing.virtual import virtual_time
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
@@ -386,6 +387,36 @@ def test_a_damaged_entry_stops_dispatch_until_it_is_skipped() -> None:
         await settle()
         assert subscription.failure is None
         assert client.bodies() == ["0", "2", "3", "4"]
+
+    run(scenario)
+
+
+def test_others_have_turns_while_hidden_entries_are_passed_over() -> None:
+    """A consumer with one permit reads them one by one, and what is in memory is not waited for."""
+
+    async def scenario(topic: Topic) -> None:
+        await topic.publish(*numbered(2 * SLICE_ITEMS + 1))
+        first = topic.ledger.first_position()
+        entries = await topic.ledger.read(first, 10_000, 10**9)
+        topic.hidden = {entry.position for entry in entries[:-1]}
+        subscription = await topic.subscription()
+        reads = 0
+
+        async def in_memory(position: Position, entries_max: int, bytes_max: int) -> object:
+            nonlocal reads
+            reads += 1
+            at = position.entry_id - first.entry_id
+            return entries[at : at + entries_max]
+
+        subscription.cursor._read = in_memory  # type: ignore[assignment]
+        client = Client(subscription, SHARED, permits=1)
+        most = 0
+        while not client.bodies():
+            before = reads
+            await asyncio.sleep(0)
+            most = max(most, reads - before)
+        assert reads == len(entries)
+        assert most <= SLICE_ITEMS
 
     run(scenario)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from magnetar.broker.policy.effective import effective
 from magnetar.broker.policy.namespaces import DEFAULT, SYSTEM, Cluster, Namespaces, Tenant
-from magnetar.broker.policy.policies import (
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
     InactiveTopicPolicies,
-    Policies,
     RetentionPolicies,
-    effective,
 )
 from magnetar.errors import CorruptMetadata, NotAllowed, TopicNotFound
 from magnetar.managed_ledger.ledger_list import Retention

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.api import SchemaData
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.schemas import Schemas, is_schema, version_bytes, version_from
 from magnetar.errors import CorruptMetadata, IncompatibleSchema, TooManyRequests
 from magnetar.testing.virtual.virtual_time import run

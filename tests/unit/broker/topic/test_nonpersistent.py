@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.broker.api import AccessMode, ProducerRequest, SchemaData
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.subscribe.nonpersistent_subscription import SENT_POSITION
 from magnetar.broker.topic.nonpersistent import NonPersistentTopic
 from magnetar.errors import (

@@ -12,7 +12,8 @@ import pytest
 from magnetar.broker.api import DROPPED, Receipt, SchemaData
 from magnetar.broker.policy.namespaces import DEFAULT
 from magnetar.broker.policy.paths import scalable_key
-from magnetar.broker.policy.policies import InactiveTopicPolicies, Policies
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import InactiveTopicPolicies
 from magnetar.broker.publish.lineage import NO_LINEAGE, Lineage, Piece
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.ack import Ack

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerRequest, Receipt, SchemaData
-from magnetar.broker.policy.policies import TopicPolicies
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic

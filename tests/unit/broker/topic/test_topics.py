@@ -12,10 +12,10 @@ import pytest
 
 from magnetar.broker.api import ProducerRequest, SchemaData
 from magnetar.broker.policy.namespaces import DEFAULT, SYSTEM, Tenant
-from magnetar.broker.policy.policies import (
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import (
     AutoTopicCreation,
     InactiveTopicPolicies,
-    Policies,
     RetentionPolicies,
 )
 from magnetar.broker.topic.maintenance import CARE_SECONDS
@@ -37,6 +37,7 @@ from tests.unit.broker.world import (
     NAME,
     World,
     consumer,
+    due,
     message,
     options,
     receipts,
@@ -133,7 +134,7 @@ def test_a_lost_topic_is_loaded_again() -> None:
         await loaded(other)  # takes the managed ledger over
         producer = await topic.add_producer(options())
         producer.send(message(1))
-        assert await producer.receipts() == []
+        assert await due(producer) == []
         await asyncio.sleep(1)
         assert topic.lost is not None
         again = await loaded(topics)
@@ -470,7 +471,7 @@ def test_lost_topics_are_unloaded() -> None:
         producer = await topic.add_producer(options())
         world.ledgers.fail_next(StorageFenced("sync failed"))
         producer.send(message(1))
-        assert await producer.receipts() == []
+        assert await due(producer) == []
         await asyncio.sleep(2 * CARE_SECONDS)
         assert NAME not in topics.loaded
         assert reading.is_stopped

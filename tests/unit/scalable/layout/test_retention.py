@@ -8,7 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.policy.policies import Policies, RetentionPolicies, TopicPolicies, effective
+from magnetar.broker.policy.effective import TopicPolicies, effective
+from magnetar.broker.policy.policies import Policies
+from magnetar.broker.policy.values import RetentionPolicies
 from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
 from magnetar.model.names import TopicName
 from magnetar.model.segments import SegmentLayout

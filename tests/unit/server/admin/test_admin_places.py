@@ -130,81 +130,6 @@ def test_topics_of_a_namespace(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-VALUES: dict[str, tuple[str | None, object, object]] = {
-    "retention": (
-        "retention",
-        {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1},
-        {"retentionTimeInMinutes": 0, "retentionSizeInMB": 5},
-    ),
-    "deduplication": ("deduplicationEnabled", True, "yes"),
-    "autoTopicCreation": (
-        None,
-        {
-            "allowAutoTopicCreation": True,
-            "topicType": "partitioned",
-            "defaultNumPartitions": 3,
-        },
-        {"allowAutoTopicCreation": True, "topicType": "partitioned"},
-    ),
-    "autoSubscriptionCreation": (
-        "autoSubscriptionCreation",
-        {"allowAutoSubscriptionCreation": False},
-        {"allowAutoSubscriptionCreation": 3},
-    ),
-    "inactiveTopicPolicies": (
-        "inactiveTopicPolicies",
-        {
-            "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
-            "maxInactiveDurationSeconds": 100,
-            "deleteWhileInactive": True,
-        },
-        {"inactiveTopicDeleteMode": "never"},
-    ),
-    "maxProducersPerTopic": ("maxProducers", 3, -1),
-    "maxConsumersPerTopic": ("maxConsumers", 3, -1),
-    "maxSubscriptionsPerTopic": ("maxSubscriptionsPerTopic", 3, "many"),
-    "scalableTopicAutoScalePolicy": (
-        None,
-        {"enabled": True, "maxSegments": 8, "splitMsgRateInThreshold": 500.0},
-        {"minSegments": 9, "maxSegments": 8},
-    ),
-    "transactionKind": (None, "metadata", "both"),
-}
-
-
-@pytest.mark.parametrize("policy", VALUES)
-def test_policies(tmp_path: Path, policy: str) -> None:
-    on_topic, value, wrong = VALUES[policy]
-
-    async def check(world: World, path: str) -> None:
-        await world.change("GET", path)  # it is not set
-        await world.change("POST", path, value)
-        assert await world.get(path) == value
-        await world.refuse(412, "POST", path, wrong)
-        await world.refuse(412, "POST", path)
-        await world.refuse(412, "POST", path, b"{")
-        assert await world.get(path) == value
-        await world.change("DELETE", path)
-        await world.change("GET", path)
-
-    async def scenario(world: World) -> None:
-        await check(world, f"namespaces/public/default/{policy}")
-        await world.refuse(404, "GET", f"namespaces/public/none/{policy}")
-        await world.refuse(404, "POST", f"namespaces/public/none/{policy}", value)
-        if on_topic is None:
-            return
-        await world.change("PUT", TOPIC)
-        path = f"{TOPIC}/{on_topic}"
-        await check(world, path)
-        assert await world.get(path, applied="true") != value
-        await world.change("POST", f"namespaces/public/default/{policy}", value)
-        assert await world.get(path, applied="true") == value
-        await world.refuse(404, "GET", f"persistent/public/default/none/{on_topic}")
-        await world.refuse(412, "GET", f"non-persistent/public/default/none/{on_topic}")
-
-    run(tmp_path, scenario)
-
-
 def test_policies_reach_topics(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.produce(FULL, 1)
@@ -283,10 +208,8 @@ def test_unknown_and_unbuilt_say_why(tmp_path: Path) -> None:
         await world.refuse(405, "DELETE", "brokers/health")
         unbuilt = (
             f"{TOPIC}/compaction",
-            f"{TOPIC}/messageTTL",
             "namespaces/public/default/permissions",
             "namespaces/public/default/permissions/me",
-            "namespaces/public/default/schemaCompatibilityStrategy",
             "functions/public/default",
             "segments/public/default/t/0000-ffff-0",
             "/admin/v3/sinks/public/default",

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from magnetar.broker.api import SchemaData
-from magnetar.broker.policy.policies import effective
+from magnetar.broker.policy.effective import effective
 from magnetar.broker.policy.schemas import NO_SCHEMA_TYPE, StoredSchema
 from magnetar.errors import IncompatibleSchema, InvalidArgument, NotSupported, TopicNotFound
 from magnetar.model.names import TopicName
@@ -145,7 +145,7 @@ async def _strategy(request: web.Request, name: TopicName) -> str:
     # Tools upload schemas before the first producer comes.
     except TopicNotFound:
         own = None
-    return effective(namespace, own).schema_strategy
+    return effective(namespace, own, topics.namespaces.broker).schema_strategy
 
 
 def _as_json(found: StoredSchema) -> dict[str, Any]:
