@@ -97,12 +97,14 @@ def stub() -> Iterator[Running]:
         process.wait(READY_SECONDS)
 
 
-def load(target: Running, kind: str, **options: object) -> dict[str, float]:
+def load(
+    target: Running, kind: str, *flags: str, program: str = "bench.load", **options: object
+) -> dict[str, float]:
     """Run the generator; what it measured, and the server's CPU meanwhile."""
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     before, start = target.cpu_seconds(), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "bench.load", kind, "--port", str(target.port), *arguments],
+        [sys.executable, "-m", program, kind, "--port", str(target.port), *flags, *arguments],
         check=True,
         capture_output=True,
         text=True,
