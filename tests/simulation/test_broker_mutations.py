@@ -51,13 +51,13 @@ def test_receipts_before_the_sync_are_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_swapped_receipts_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    receipts = Producer.receipts
+    take_receipts = Producer.take_receipts
 
-    async def swapped(producer: Producer) -> list[Receipt | ReceiptRun]:
-        due = await receipts(producer)
+    def swapped(producer: Producer) -> list[Receipt | ReceiptRun]:
+        due = take_receipts(producer)
         return [due[1], due[0], *due[2:]] if len(due) > 1 else due
 
-    monkeypatch.setattr(Producer, "receipts", swapped)
+    monkeypatch.setattr(Producer, "take_receipts", swapped)
     assert "receipt of" in _first_violation()
 
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import binascii
 import re
+import struct
 from base64 import b64decode
+from collections.abc import Iterable
 from typing import Final
 
 from magnetar.errors import NotAllowed, RemoteProtocolError
 from magnetar.ledger.api import Entry
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.ids import Position
-from magnetar.wire.messages import Send, TxnId, metadata_of
+from magnetar.wire.messages import MAGIC_CHECKSUM, Send, TxnId, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 NO_MARKER: Final = -1
@@ -41,6 +43,7 @@ _finds_batch: Final = re.compile(re.escape(BATCH_SIZE_TAG)).search
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
 _CHECKSUM_BYTES: Final = 6
 _SIZE_BYTES: Final = 4
+_CHECKED_HEAD: Final = struct.Struct(">HII")
 
 # A message of a batch has its size (4 bytes) and metadata of at least one field.
 _MESSAGE_BYTES_MIN: Final = 5
@@ -244,6 +247,22 @@ def too_late(send: Send, max_delay_ms: int) -> NotAllowed | None:
         f"{delay_ms} ms after it was published",
         hint=f"the longest delay here is {max_delay_ms} ms",
     )
+
+
+def may_have_batches(payloads: Iterable[bytes]) -> bool:
+    """Whether some entry may say how many messages it has (`may_be_batch`)."""
+    read_head, head_bytes = _CHECKED_HEAD.unpack_from, _CHECKED_HEAD.size
+    for payload in payloads:
+        if len(payload) >= head_bytes:
+            magic, _, size = read_head(payload)
+            if magic == MAGIC_CHECKSUM:
+                # In full, without a call: this is once per entry that is delivered.
+                if payload.find(BATCH_SIZE_TAG, head_bytes, head_bytes + size) >= 0:
+                    return True
+                continue
+        if may_be_batch(payload):
+            return True
+    return False
 
 
 def wrong_count(send: Send) -> NotAllowed | None:

@@ -508,6 +508,27 @@ class DispatchState:
         freed = self._holds is not None and self._release(packed & HASH_MASK)
         return self._discharge(member, messages) or freed
 
+    def on_acks(self, key: int, positions: Sequence[Position]) -> bool:
+        """Entries were acknowledged as a whole, by one consumer; as `on_ack` of each."""
+        if self._single and not self._replay:
+            return False
+        member = self._members.by_key.get(key)
+        others, woken = positions, False
+        # Mostly nothing but what is pending has to be looked at: there is no hash that could be
+        # free by it, and no count that goes with it.
+        if member is not None and not self._single and self._holds is None and not self._counts:
+            pending, others, messages = member.pending, [], 0
+            for position in positions:
+                packed = pending.pop(position, None)
+                if packed is None:
+                    others.append(position)
+                else:
+                    messages += packed >> HASH_BITS
+            woken = self._discharge(member, messages)
+        for position in others:
+            woken = self.on_ack(key, position) or woken
+        return woken
+
     def on_acked_through(self, position: Position) -> None:
         """Forget all entries up to a position: acked cumulatively, skipped or expired."""
         self._replay.drop_through(position)

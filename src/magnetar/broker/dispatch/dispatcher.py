@@ -22,14 +22,21 @@ and when it was terminated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final, NamedTuple, Protocol
+from itertools import repeat
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.membership import Membership
-from magnetar.broker.entries import UNPLACED, EntryView, may_be_batch, may_be_delayed
+from magnetar.broker.entries import (
+    UNPLACED,
+    EntryView,
+    may_be_batch,
+    may_be_delayed,
+    may_have_batches,
+)
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -175,7 +182,11 @@ class Dispatcher:
         self._rewind_at: float | None = None
         self._pace = SlicePace()
         self._handled = 0
-        """Entries that the last step looked at."""
+        """Entries that the last step handed out, or found due."""
+        # Aborted entries beside them: a consumer that asks for one message may pass over very many
+        # before it, each read on its own.
+        self._passing = SlicePace()
+        self._passed_over = 0
         self.failure: MagnetarError | None = None
         """Why nothing is dispatched any more, if so."""
 
@@ -259,6 +270,7 @@ class Dispatcher:
                 continue
             # What is in memory is read without a turn for others: they get one between two reads.
             await self._pace.after(self._handled)
+            await self._passing.after(self._passed_over)
 
     async def _idle(self, seen: int) -> None:
         left = None if self._delays is None else self._delays.seconds_left()
@@ -333,8 +345,8 @@ class Dispatcher:
         visible = self._visible(entries, window)
         if state.delays:
             visible = self._undelayed(visible)
+        self._passed_over = len(entries) - len(visible)
         self._hand_out(state, visible, are_new=True)
-        self._handled = len(entries)
         return True
 
     def _visible(self, entries: list[Entry], window: ReadWindow) -> list[Entry]:
@@ -398,6 +410,7 @@ class Dispatcher:
     async def _serve_waiting(self, positions: list[Position]) -> bool:
         seen = self._wake.version
         present = self._drop_gone(positions)
+        self._passed_over = len(positions) - len(present)
         entries = await self._read_all(present)
         state = self._membership.state
         if state is None:
@@ -466,6 +479,12 @@ class Dispatcher:
         """Entries with their numbers of messages; those that wait with their redelivery counts."""
         active = self._membership.active
         epoch = None if active is None else active.epoch
+        payloads = [each.payload for each in entries]
+        # As below, without a line of Python per entry: most backlogs are single messages.
+        if are_new and not may_have_batches(payloads):
+            positions = [each.position for each in entries]
+            same = repeat(1), repeat(0), repeat(()), repeat(epoch)
+            return list(map(_new, repeat(Unsent), zip(positions, payloads, *same, strict=False)))
         judged: list[Unsent] = []
         for position, payload in entries:
             messages = messages_in(payload)
@@ -481,7 +500,7 @@ class Dispatcher:
         return judged
 
 
-_new: Final = tuple.__new__
+_new: Final[Any] = tuple.__new__
 
 
 def messages_in(payload: bytes) -> int:

@@ -51,7 +51,7 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
-from magnetar.model.isolation import ReadIsolation
+from magnetar.model.isolation import ReadIsolation, isolation_properties
 from magnetar.model.names import Domain
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
@@ -310,10 +310,14 @@ class Subscription:
             if self._held.pending:
                 acks = self._held.plain_parts(acks)
             self._ack_in_cursor(acks)
-            for position, unacked in acks:
+            whole = [position for position, unacked in acks if not unacked]
+            woken = state.on_acks(consumer.key, whole) or woken
+            for position, unacked in acks if len(whole) < len(acks) else ():
+                if not unacked:
+                    continue
                 # Asked of the cursor: others may have acknowledged more of this batch than the
                 # client knows.
-                remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
+                remaining = self.cursor.unacked_indexes(position) or 0
                 if state.on_ack(consumer.key, position, remaining.bit_count()):
                     woken = True
         # Up to the cursor's mark-delete position, which may be lower than what was asked for: what
@@ -350,8 +354,8 @@ class Subscription:
 
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
-    ) -> asyncio.Task[None]:
-        """Acknowledge if and when a transaction commits; durable at the task's end.
+    ) -> asyncio.Future[None]:
+        """Acknowledge if and when a transaction commits; durable when the outcome is there.
 
         It is not to be cancelled. TransactionConflict: others have a message, or the transaction
         has ended; nothing is stored.
@@ -363,7 +367,7 @@ class Subscription:
             raise NotAllowed(f"subscription {self.name} takes no transactional acknowledgements")
         if cumulative and not state.type.takes_cumulative_acks:
             raise NotAllowed(f"consumers of subscription {self.name} share its messages")
-        return self._txn_acks.ack(txn, acks, cumulative=cumulative)
+        return self._txn_acks.ack(txn, acks, cumulative=cumulative, consumer=consumer.key)
 
     @property
     def pending_txns(self) -> Collection[TxnId]:
@@ -553,6 +557,19 @@ class Subscription:
         gone = before - self.cursor.backlog()
         self._expired += gone
         EXPIRED_ENTRIES.inc(gone)
+
+    def expire_through(self, position: Position) -> None:
+        """Acknowledge everything up to an entry, as far as consumers may see it."""
+        self._ack_through(min(position, self._topic.max_read_position()))
+
+    async def change_properties(self, properties: dict[str, str]) -> None:
+        """Replace what it was made with, but for its isolation, which does not change."""
+        if not self.durable:
+            raise NotAllowed(f"subscription {self.name} is not durable: nothing of it is stored")
+        kept = isolation_properties(self.cursor.properties)
+        if isolation_properties(properties) not in ({}, kept):
+            raise NotAllowed(f"the isolation of subscription {self.name} cannot be changed")
+        await self.cursor.change_properties(properties | kept)
 
     async def peek(self, number: int) -> Entry | None:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""

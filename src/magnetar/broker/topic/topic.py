@@ -41,7 +41,7 @@ from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
-from magnetar.broker.policy.schemas import Schemas, version_bytes
+from magnetar.broker.policy.schemas import Schemas, takes_any_schema, version_bytes
 from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_sums
 from magnetar.broker.publish.lineage import Lineage, dedup_name
 from magnetar.broker.publish.producer import Producer
@@ -394,15 +394,24 @@ class Topic:
     async def subscription(self, options: SubscribeRequest) -> Subscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
-        # Empty and unused: only then may a consumer bring the first schema.
-        idle = not self.in_use and not self.ledger.entries
-        schemas = self._parts.schemas
+        schemas, idle = self._parts.schemas, self._takes_first_schema()
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
         found = await self._subscriptions.subscribe(options, self.policies)
         # Creating a cursor takes a write: the topic may be on its way out by now.
         self._check_open()
         self._watch_ends()
         return found
+
+    def _takes_first_schema(self) -> bool:
+        # Of a consumer: while the topic is empty, and nobody is there who relies on what it is.
+        # Consumers that take whatever there is rely on nothing.
+        if self.producers.connected or self.producers.waiting or self.ledger.entries:
+            return False
+        return all(
+            takes_any_schema(consumer.options.schema)
+            for subscription in self.subscriptions.values()
+            for consumer in subscription.consumers
+        )
 
     async def create_subscription(
         self, name: str, mark_delete: Position, properties: Mapping[str, str] | None = None

@@ -30,6 +30,7 @@ from magnetar.errors import (
 )
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import part_of, server_of, shown, topic_of, topics_of
 from magnetar.server.admin.topics.topics import whole_topic
 from magnetar.server.admin.transactions.places import blocked_json, lag_of, segments_of
@@ -38,7 +39,7 @@ from magnetar.server.admin.transactions.records import (
     Json,
     TransactionRecords,
     aborted_json,
-    ack_json,
+    acks_json,
     check_here,
     coordinators_of,
     dated,
@@ -197,7 +198,7 @@ async def in_pending_acks(request: web.Request) -> web.Response:
 async def pending_ack_internal_stats(request: web.Request) -> web.Response:
     """The records of what transactions acknowledge on a subscription."""
     acks, cut = await _acks(request, limit_of(request))
-    return shown({"acks": [ack_json(*each) for each in acks], "truncated": cut})
+    return shown({"acks": await acks_json(acks), "truncated": cut})
 
 
 async def _read(
@@ -216,6 +217,8 @@ async def _read(
                 if len(found) >= limit:
                     return found, True
                 found.append((dated(record), body))
+            # A record of many acknowledgements takes milliseconds: others come between two.
+            await asyncio.sleep(0)
     return found, False
 
 
@@ -320,13 +323,15 @@ _HANDLERS: Final[dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]
 }
 
 
-def routes(base: str, txn_id: str) -> Iterator[web.RouteDef]:
+def routes(base: str, txn_id: str) -> Iterator[endpoints.Endpoint]:
     """The routes, each with and without the domain of the topic."""
     name = "{tenant}/{namespace}/{topic}"
     for template, handler in _HANDLERS.items():
         path = f"{base}/{template.replace('{id}', txn_id)}"
-        yield web.get(path.replace("{topic}", name), handler)
-        yield web.get(path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler)
+        yield endpoints.get(path.replace("{topic}", name), handler)
+        yield endpoints.get(
+            path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler
+        )
     domains = "{domain:persistent|non-persistent|segment|topic|scalable}"
-    yield web.get(f"{base}/blocked/{domains}/{name}", blocked)
-    yield web.post(f"{base}/abortOn/{domains}/{name}", abort_on)
+    yield endpoints.get(f"{base}/blocked/{domains}/{name}", blocked)
+    yield endpoints.post(f"{base}/abortOn/{domains}/{name}", abort_on)
