@@ -17,6 +17,7 @@ from magnetar.broker.entries import (
     may_be_batch,
     may_be_delayed,
     may_have_batches,
+    may_have_delays,
     publish_time_of,
     too_late,
     wrong_count,
@@ -203,6 +204,9 @@ def test_what_is_not_parsed_has_neither_a_batch_nor_a_time(
     stored = encode_entry(metadata, payload, checksum=checksum)
     assert batch is None or may_be_batch(stored)
     assert at is None or may_be_delayed(stored)
+    plain = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=9), b"")
+    assert may_have_batches([plain, stored]) == may_be_batch(stored)
+    assert may_have_delays([plain, stored]) == may_be_delayed(stored)
     assert EntryView(AT, stored).deliver_at == at
 
 
@@ -210,6 +214,8 @@ def test_what_is_not_parsed_has_neither_a_batch_nor_a_time(
 def test_any_bytes_may_be_looked_at(stored: bytes) -> None:
     assert may_be_batch(stored) in (True, False)
     assert may_be_delayed(stored) in (True, False)
+    assert may_have_batches([stored]) == may_be_batch(stored)
+    assert may_have_delays([stored]) == may_be_delayed(stored)
     assert messages_in(stored) >= 1
 
 
@@ -219,6 +225,8 @@ def test_most_entries_are_not_parsed_for_it() -> None:
     )
     assert not may_be_batch(stored)
     assert not may_be_delayed(stored)
+    assert not may_have_batches([stored, stored])
+    assert not may_have_delays([stored, stored])
 
 
 def test_too_late_is_later_than_the_limit_after_its_publish_time() -> None:
