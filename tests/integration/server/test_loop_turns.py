@@ -152,6 +152,22 @@ async def cumulative(scene: Scene, *, v4: bool) -> None:
     await scene.measure(f"commit of everything, {kind}", scene.end(txn, commit=True, v4=v4))
 
 
+async def passed_over(scene: Scene) -> None:
+    """What a consumer goes by that comes when a transaction has acknowledged everything."""
+    await scene.fill("passed-over")
+    await scene.subscribe(SHARED)
+    await scene.receive()
+    txn = await scene.begin(v4=False)
+    await scene.ack(scene.places, **fields_of(txn))
+    await _cut(scene.driver)
+    await scene.subscribe(SHARED)
+    scene.driver.send("FLOW", consumer_id=0, messagePermits=1)
+    await scene.measure("delivery behind held entries", scene.send_one())
+    await scene.measure("unload of them", scene.asked("PUT", "persistent/public/default/{}/unload"))
+    await scene.measure("load of them", scene.asked("GET", "persistent/public/default/{}/stats"))
+    await scene.end(txn, commit=False, v4=False)
+
+
 async def open_ones(scene: Scene) -> None:
     """A tenth as many transactions as items: each of them is a record."""
     begun: list[TxnId] = []
@@ -317,6 +333,7 @@ async def everything(probe: Probed, items: int) -> dict[str, Turns]:
     for v4 in (False, True):
         await transactions(scene, v4=v4)
         await cumulative(scene, v4=v4)
+    await passed_over(scene)
     await open_ones(scene)
     await sends(scene)
     await split(scene)

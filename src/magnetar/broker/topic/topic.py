@@ -36,6 +36,7 @@ import msgspec
 
 from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.delay_rule import BROKER_DELAYS, DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
 from magnetar.broker.policy.effective import TopicPolicies
@@ -140,6 +141,8 @@ class TopicParts:
     """Closed while the disk is too full for messages."""
     segment_retention: Retention = KEEP_NOTHING
     """Of segments of scalable topics, where no policy says otherwise."""
+    delays: DelayRule = BROKER_DELAYS
+    """What the broker alone decides on messages that wait for their time."""
 
 
 class Topic:
@@ -256,6 +259,10 @@ class Topic:
     def terminated(self) -> bool:
         return self.ledger.sealed
 
+    def delay_rule(self) -> DelayRule:
+        """The rule for messages with a time of delivery."""
+        return self._parts.delays.under(self.policies.delayed_delivery)
+
     @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
@@ -346,6 +353,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
+        producer.limit_delay(self.policies.delayed_delivery.max_delivery_delay_in_millis)
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -449,6 +457,9 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            if policies.delayed_delivery != before.delayed_delivery:
+                self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
+                self._subscriptions.wake()  # some may be due by now
             # Everything else is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return

@@ -19,6 +19,7 @@ from magnetar.broker.policy.schema_rules import (
 from magnetar.broker.policy.schemas import StoredSchema
 from magnetar.errors import IncompatibleSchema, InvalidArgument, InvalidSchema, TopicNotFound
 from magnetar.model.names import TopicName
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
     flag_of,
     needed_body_of,
@@ -184,11 +185,11 @@ def _missing(what: str) -> TopicNotFound:
 _TOPIC: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 ROUTES: Final = (
-    web.get(f"{_TOPIC}/schema", latest),
-    web.get(f"{_TOPIC}/schema/{{version}}", version),
-    web.post(f"{_TOPIC}/schema", add),
-    web.delete(f"{_TOPIC}/schema", delete),
-    web.get(f"{_TOPIC}/schemas", versions),
-    web.post(f"{_TOPIC}/compatibility", compatibility),
-    web.post(f"{_TOPIC}/version", version_of),
+    endpoints.get(f"{_TOPIC}/schema", latest),
+    endpoints.get(f"{_TOPIC}/schema/{{version}}", version),
+    endpoints.post(f"{_TOPIC}/schema", add),
+    endpoints.delete(f"{_TOPIC}/schema", delete),
+    endpoints.get(f"{_TOPIC}/schemas", versions),
+    endpoints.post(f"{_TOPIC}/compatibility", compatibility),
+    endpoints.post(f"{_TOPIC}/version", version_of),
 )
