@@ -74,6 +74,11 @@ def set_method(owner: type, name: str, method: Callable[..., Any]) -> Patch:
     return lambda monkeypatch: monkeypatch.setattr(owner, name, method)
 
 
+def _pins_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a former owner deletes meets the present one in the middle of its work more often."""
+    monkeypatch.setattr(buffers, "GATHER_SECONDS", 0.0)
+
+
 def _all(*patches: Patch) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in patches:
@@ -277,8 +282,6 @@ def _pins_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(buffers, "adopt_pin", only_read)
     monkeypatch.setattr(pins, "adopt_pin", only_read)
-    # What a former owner deletes at once meets the present one in the middle of its work.
-    monkeypatch.setattr(buffers, "GATHER_SECONDS", 0.0)
 
 
 def _cursor_before_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,7 +518,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         first=4,
     ),
     "pins are adopted": Mutation(
-        _pins_not_adopted,
+        _all(_pins_not_adopted, _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES, names.READ_COMMITTED),
         Course(hosts=3, troubles=("usurp", "weather")),
         first=44,
@@ -537,21 +540,22 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         first=15,
     ),
     "ops are deleted as they were seen": Mutation(
-        set_method(TxnStore, "delete_ops", _delete_anything),
+        _all(set_method(TxnStore, "delete_ops", _delete_anything), _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES),
         Course(hosts=3, troubles=("usurp",)),
-        first=25,
+        first=0,
     ),
     "the aborted record is a maximum": Mutation(
         set_method(TxnStore, "write_aborted", _last_writer_wins),
         (names.ABORTED_STAYS_KNOWN,),
         Course(hosts=3, troubles=("usurp",)),
+        first=2,
     ),
     "an intent that was not written holds nothing": Mutation(
         set_method(PendingAckMessages, "release", _stay_held),
         (names.ALL_OR_NOTHING,),
         Course(hosts=1, troubles=("weather",), rest_seconds=30.0),
-        first=8,
+        first=3,
     ),
     "the aborted record is written before the pin goes": Mutation(
         set_method(BUFFER, "_abort", _unpin_first), (names.ABORTED_STAYS_KNOWN,)
