@@ -361,6 +361,12 @@ def _confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- decisions
 
 
+def _ending_in_header(
+    self: Coordinators, txn: TxnId, state: State, owner: str | None, cause: object
+) -> asyncio.Future[State]:
+    return asyncio.ensure_future(_end_in_header(self, txn, state, owner, cause))
+
+
 async def _end_in_header(
     self: Coordinators, txn: TxnId, state: State, owner: str | None, cause: object
 ) -> State:
@@ -564,7 +570,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _confirm_nothing, (names.ALL_OR_NOTHING,), Course(hosts=3, troubles=("usurp",)), first=13
     ),
     "the group's record alone decides": Mutation(
-        set_method(Coordinators, "_end", _end_in_header), (names.ONE_DECISION,), first=2
+        set_method(Coordinators, "_ending", _ending_in_header), (names.ONE_DECISION,), first=4
     ),
     "decided ids are kept until they are rolled forward": Mutation(
         set_method(TransactionGroups, "_rolled_forward", _no_roll_forward),
@@ -591,7 +597,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _repair_nothing,
         (names.NO_LEAK, names.ALL_OR_NOTHING),
         Course(limits=SHORT),
-        first=7,
+        first=0,
     ),
     "aborted records go after the data": Mutation(
         _records_before_data, (names.ABORTED_STAYS_KNOWN,), Course(troubles=("trim",))
