@@ -361,6 +361,20 @@ def _confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- decisions
 
 
+def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement that is written by a callback is answered before it is durable."""
+    submit = TransactionalAcks._ack_at_once
+
+    def at_once(self: TransactionalAcks, command: Any) -> asyncio.Future[None] | None:
+        if submit(self, command) is None:
+            return None
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer.set_result(None)
+        return answer
+
+    monkeypatch.setattr(TransactionalAcks, "_ack_at_once", at_once)
+
+
 def _ending_in_header(
     self: Coordinators, txn: TxnId, state: State, owner: str | None, cause: object
 ) -> asyncio.Future[State]:
@@ -538,6 +552,12 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "intents are deleted after the cursor is durable": Mutation(
         set_method(MetadataPendingAckStore, "settle", _delete_at_once),
         (names.INTENTS_OUTLIVE_CURSOR,),
+    ),
+    "an ack is answered when it is durable": Mutation(
+        _answered_at_once,
+        (names.INTENTS_OUTLIVE_CURSOR, names.ALL_OR_NOTHING),
+        Course(hosts=0),
+        first=10,
     ),
     "the snapshot is taken after the merge": Mutation(
         set_method(MetadataPendingAckStore, "settle", _delete_what_came_meanwhile),
