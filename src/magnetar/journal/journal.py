@@ -96,7 +96,9 @@ class Journal:
         # Submitted, and in no batch yet. `_last_change` is the newest record of a backend: the
         # journal's own ones have no home, so nothing is left to settle behind it.
         self._queue: list[bytes] = []
-        self._queue_bytes = 0
+        self.queue_bytes = 0
+        """Submitted, and not yet taken into a batch."""
+        self._room_bytes = limits.journal_queue_bytes
         self._submitted = asyncio.Event()
         self._next = 1
         self._last_change = 0
@@ -154,14 +156,9 @@ class Journal:
         return self._next
 
     @property
-    def queue_bytes(self) -> int:
-        """Submitted, and not yet taken into a batch."""
-        return self._queue_bytes
-
-    @property
     def unsettled_bytes(self) -> int:
         """What will be written once more, to its homes."""
-        return self.written_bytes - self._settled_bytes + self._queue_bytes
+        return self.written_bytes - self._settled_bytes + self.queue_bytes
 
     @property
     def unsettled(self) -> bool:
@@ -170,14 +167,21 @@ class Journal:
 
     def append(self, record: bytes) -> int:
         """Submit a record (as `encode_record` makes them); its number."""
-        self._check_open()
+        if self.failure is not None or self._committer is None:
+            self._check_open()
         size = len(record)
-        self._check_room(size)
-        # Not retryable: no file could ever take it.
-        if size > self._record_bytes_max:
+        # In full, without calls: this is once per entry.
+        if self.queue_bytes + size > self._room_bytes or size > self._record_bytes_max:
+            self._check_room(size)
+            # Not retryable: no file could ever take it.
             raise InvalidArgument(f"a record of {size} bytes does not fit into a journal file")
-        sequence = self._submit(record, size)
-        self._last_change = sequence
+        # As `_submit` does.
+        if not self._queue:
+            self._submitted.set()
+        self._queue.append(record)
+        self.queue_bytes += size
+        sequence = self._last_change = self._next
+        self._next = sequence + 1
         return sequence
 
     @property
@@ -197,7 +201,7 @@ class Journal:
         self._next = first + len(records)
         self._runs.append((first, self._next))
         self._queue += records
-        self._queue_bytes += size
+        self.queue_bytes += size
         self._last_change = self._next - 1
         return first
 
@@ -218,15 +222,15 @@ class Journal:
         if not self._queue:
             self._submitted.set()
         self._queue.append(record)
-        self._queue_bytes += size
+        self.queue_bytes += size
         sequence = self._next
         self._next = sequence + 1
         return sequence
 
     def _check_room(self, size: int) -> None:
         # The disk does not keep up. Retryable: nothing was submitted.
-        if self._queue_bytes + size > self._limits.journal_queue_bytes:
-            raise TooManyRequests(f"{self._queue_bytes} bytes wait for the journal")
+        if self.queue_bytes + size > self._room_bytes:
+            raise TooManyRequests(f"{self.queue_bytes} bytes wait for the journal")
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -265,7 +269,7 @@ class Journal:
         if self.failure is None:
             self.failure = error
             self._queue.clear()
-            self._queue_bytes = 0
+            self.queue_bytes = 0
             # Followers fail what is pending; the owner's settling loop sees the end.
             self.progress.advance()
             self.pressure.advance()
@@ -308,8 +312,8 @@ class Journal:
         limits = self._limits
         most = min(limits.journal_batch_bytes, self._record_bytes_max)
         # Nearly always all of it fits, and the list itself is handed over.
-        if len(self._queue) <= limits.journal_batch_records and self._queue_bytes <= most:
-            records, payload = self._queue, self._queue_bytes
+        if len(self._queue) <= limits.journal_batch_records and self.queue_bytes <= most:
+            records, payload = self._queue, self.queue_bytes
             self._queue = []
             self._runs.clear()
         else:
@@ -324,7 +328,7 @@ class Journal:
             records = self._queue[:count]
             payload = sum(map(len, records))
             del self._queue[:count]
-        self._queue_bytes -= payload
+        self.queue_bytes -= payload
         return records, payload
 
     def _without_part_of_a_run(self, count: int) -> int:
@@ -404,7 +408,7 @@ class Journal:
         # numbers can be given again: nobody has seen them.
         self._queue.clear()
         self._runs.clear()
-        self._queue_bytes = 0
+        self.queue_bytes = 0
         self._next = first
         self._last_change = min(self._last_change, self.synced)
         self.refusals += 1
@@ -420,7 +424,7 @@ class Journal:
         metrics.JOURNAL_BATCHES.inc(len(batches))
         metrics.JOURNAL_RECORDS.inc(sum(records for records, _, _ in batches))
         metrics.JOURNAL_BYTES.inc(sum(payload for _, payload, _ in batches))
-        metrics.JOURNAL_QUEUE_BYTES.set(self._queue_bytes)
+        metrics.JOURNAL_QUEUE_BYTES.set(self.queue_bytes)
         metrics.JOURNAL_FILES.set(self._next_slot)
 
     # --- closing

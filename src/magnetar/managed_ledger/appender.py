@@ -67,6 +67,9 @@ _FATAL: Final = (
 )
 
 
+_NOTHING_SHOWN: Final = (-2, -1)
+
+
 class _Finishing(NamedTuple):
     """A writer that takes no more appends and has some in flight."""
 
@@ -108,6 +111,8 @@ class Appender:
         self._finishing: list[_Finishing] = []
         self._dropping = set(record.value.dropping)
         self._writer: LedgerWriter | None = None
+        self._shown = _NOTHING_SHOWN
+        """The last entry and the bytes of the open ledger, as `ledgers` has them."""
         self._submit: Callable[[bytes], asyncio.Future[Position]]
         self._submit_run: Callable[[list[bytes], int], asyncio.Future[Position]]
         self._refusal: MagnetarError | None = Unavailable(f"{name} has no open ledger yet")
@@ -225,8 +230,11 @@ class Appender:
             if durable < each.submitted:
                 return self.ledgers
         if self._writer is not None:
-            durable = self._writer.last_durable + 1
-            self.ledgers.grow(self._writer.ledger_id, durable, self._bytes)
+            shown = self._writer.last_durable, self._bytes
+            # Asked again and again in between: that nothing is new is told here.
+            if shown != self._shown:
+                self.ledgers.grow(self._writer.ledger_id, shown[0] + 1, shown[1])
+                self._shown = shown
         return self.ledgers
 
     # --- durability
@@ -378,6 +386,7 @@ class Appender:
         if self._writer is not None:
             self._finishing.append(_Finishing(self._writer, self._count, self._bytes))
         self._writer = writer
+        self._shown = _NOTHING_SHOWN
         self._submit = writer.append
         self._submit_run = writer.append_run
         self._run_bytes_max = writer.run_bytes_max

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.policy.configuration import BrokerConfiguration
 from magnetar.broker.policy.namespaces import Cluster, Namespaces
 from magnetar.broker.policy.schemas import Schemas
@@ -201,6 +202,10 @@ class Server(Service):
             consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
             publish_gate=self.storage.publish_gate,
             segment_retention=self._segment_retention(),
+            delays=DelayRule(
+                strict=self.config.is_delayed_delivery_deliver_at_time_strict,
+                fixed_delay_entries=self.config.delayed_delivery_fixed_delay_detection_lookahead,
+            ),
         )
 
     def _segment_retention(self) -> Retention:

@@ -1,7 +1,7 @@
 """The handles of a connection on topics: producers, consumers, and the loops that serve them.
 
-Owns: `ProducerHandle` with the loop that sends receipts, `ConsumerHandle` with the loop that sends
-deliveries and the answers to acknowledgements. One loop per handle, none per message.
+Owns: `ProducerHandle`, which sends receipts as sends are settled, `ConsumerHandle` with the loop
+that sends deliveries and the answers to acknowledgements. One loop per handle, none per message.
 
 Invariants:
 1. A handle is registered before anything is awaited for it, so that two commands with one id never
@@ -16,26 +16,42 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from magnetar.broker.api import Receipt, ReceiptRun
+from magnetar.broker.api import Delivery, Receipt, ReceiptRun
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.errors import MagnetarError
+from magnetar.runtime.logs import logger
 from magnetar.runtime.slices import slices
 from magnetar.server.replies import NO_REQUEST, ack_refusal, send_refusal
-from magnetar.wire.frames import command, encode_message, encode_receipt, encode_receipts
+from magnetar.wire.frames import (
+    command,
+    encode_message,
+    encode_messages,
+    encode_receipt,
+    encode_receipts,
+)
 
 if TYPE_CHECKING:
     from magnetar.server.session import Session
 
 OpenSubscription: TypeAlias = Subscription | NonPersistentSubscription
 
+_log = logger(__name__)
+
 _NO_PARTITION: Final = -1
-# They are cheap: two microseconds each.
+# What a MESSAGE says besides its entry: redelivery count, ack set and epoch; and the entry.
+_TOLD_BESIDES: Final = itemgetter(3, 4, 5)
+_ENTRY: Final = itemgetter(0, 1)
+
+# They are cheap: a microsecond each.
 _DELIVERIES_PER_TURN: Final = 1000
 
 
@@ -50,6 +66,8 @@ class ProducerHandle:
         self.producer: Producer | None = None
         self.owed = 0
         """Sends that it has not settled; the session counts them up."""
+        self.is_watching = False
+        """Whether it will look at what is in flight by itself."""
         self._session = session
         self._loop: asyncio.Task[None] | None = None
         self._closing = False
@@ -75,31 +93,76 @@ class ProducerHandle:
         """The broker has the producer; its client has been told."""
         self.topic = topic
         self.producer = producer
-        self._loop = self._session.spawn(self._send_receipts(producer), "receipts")
+        self._loop = self._session.spawn(self._until_ended(producer), "receipts")
 
-    async def _send_receipts(self, producer: Producer) -> None:
+    # --- receipts
+
+    def watch(self) -> None:
+        """Give receipts once the first send in flight is settled."""
+        producer = self.producer
+        future = None if producer is None else producer.first_in_flight
+        if future is not None:
+            self.is_watching = True
+            future.add_done_callback(self._settled)
+
+    def _settled(self, _: object) -> None:
+        # By the loop, as are all callbacks of futures: receipts of sends that became durable
+        # together are gathered in the same turn, and the connection is written to once.
+        self.is_watching = False
+        producer = self.producer
+        if producer is None:
+            return
+        try:
+            self._give_receipts(producer)
+        # A bug: its client would wait for ever, so it is made to reconnect.
+        except Exception as error:  # noqa: BLE001  logged, and told by the end of the connection
+            _log.error("receipts-failed", error, producer=producer.name)
+            self._session.abandon("receipts could not be given")
+
+    def _give_receipts(self, producer: Producer) -> None:
+        """Write all receipts that are due, and look again when the next send is settled."""
         session, number = self._session, self.producer_id
-        # Empty: no receipt will come any more. Until then a wait brings all that are due, in order.
-        while receipts := await producer.receipts():
-            frames: list[bytes] = []
-            count = len(receipts)
-            for each in receipts:
-                if type(each) is ReceiptRun:
-                    sequence_ids, first = each
-                    frames.append(encode_receipts(number, sequence_ids, *first))
-                    count += len(sequence_ids) - 1
-                    continue
-                assert type(each) is Receipt, "there are two kinds"
-                sequence_id, highest, position, error = each
-                if error is None:
-                    frames.append(encode_receipt(number, sequence_id, *position, highest))
-                else:
-                    frames.append(send_refusal(number, sequence_id, self._explained(error)))
-            session.outbound.write_all(frames)
-            self.owed -= count
-            session.settled(count)
+        receipts = producer.take_receipts()
+        if len(receipts) == 1 and type(receipts[0]) is Receipt and receipts[0].error is None:
+            sequence_id, highest, position, _ = receipts[0]
+            session.outbound.write(encode_receipt(number, sequence_id, *position, highest))
+            self.owed -= 1
+            session.settled(1)
+        elif receipts:
+            self._write_receipts(receipts)
+        if not self.is_watching and producer.first_in_flight is not None:
+            self.watch()
+
+    def _write_receipts(self, receipts: list[Receipt | ReceiptRun]) -> None:
+        session, number = self._session, self.producer_id
+        frames: list[bytes] = []
+        count = len(receipts)
+        for each in receipts:
+            if type(each) is ReceiptRun:
+                sequence_ids, first = each
+                frames.append(encode_receipts(number, sequence_ids, *first))
+                count += len(sequence_ids) - 1
+                continue
+            assert type(each) is Receipt, "there are two kinds"
+            sequence_id, highest, position, error = each
+            if error is None:
+                frames.append(encode_receipt(number, sequence_id, *position, highest))
+            else:
+                frames.append(send_refusal(number, sequence_id, self._explained(error)))
+        session.outbound.write_all(frames)
+        self.owed -= count
+        session.settled(count)
+
+    async def _until_ended(self, producer: Producer) -> None:
+        """What no send in flight would tell: sends that were held, and the end."""
+        seen = 0
+        while True:
+            self._give_receipts(producer)
+            if producer.has_ended:
+                break
+            seen = await producer.changed.past(seen)
         # What the broker stopped gets no receipt: the client sends it again on its next producer.
-        session.settled(self.owed)
+        self._session.settled(self.owed)
         self.owed = 0
         if not self._closing:
             await self._closed_by_broker()
@@ -182,13 +245,8 @@ class ConsumerHandle:
             taken = consumer.take()
             # As sent from here on: those of the later slices are, unless the consumer is stopped.
             for some in slices(taken, _DELIVERIES_PER_TURN):
-                pieces: list[bytes] = []
                 # One write for all; payloads are pieces of their own, so large ones are not copied.
-                for position, payload, _, redelivered, ack_set, epoch in some:
-                    pieces += encode_message(
-                        number, position, partition, redelivered, ack_set, payload, epoch
-                    )
-                outbound.write_all(pieces)
+                outbound.write_all(_frames_of(some, number, partition))
                 if len(taken) > _DELIVERIES_PER_TURN:
                     await asyncio.sleep(0)
                     if consumer.is_stopped:
@@ -273,6 +331,19 @@ class ConsumerHandle:
         if topic is not None and subscription is not None and consumer is not None:
             subscription.remove_consumer(consumer)
             await release(topic, subscription)
+
+
+def _frames_of(deliveries: Sequence[Delivery], number: int, partition: int) -> list[bytes]:
+    """MESSAGE frames, in pieces."""
+    pieces: list[bytes] = []
+    # Nearly all come for the first time and whole, and all of them by one epoch of their consumer.
+    for (count, ack_set, epoch), run in groupby(deliveries, _TOLD_BESIDES):
+        if not count and not ack_set:
+            pieces += encode_messages(number, partition, epoch, map(_ENTRY, run))
+            continue
+        for position, payload, *_ in run:
+            pieces += encode_message(number, position, partition, count, ack_set, payload, epoch)
+    return pieces
 
 
 class TopicListWatch:

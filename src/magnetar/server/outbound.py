@@ -1,6 +1,7 @@
 """The outgoing frames of a connection: gathered, and written once per turn of the loop.
 
-Owns: `Outbound`, the only writer of a session's transport.
+Owns: `Outbound`, the only writer of a session's transport, and `WriteTurn`, which writes what those
+of one server have gathered.
 
 Invariants:
 1. Frames leave in the order of the `write` calls, whatever coroutine made them.
@@ -30,12 +31,37 @@ class Stall(NamedTuple):
     """Bytes."""
 
 
+class WriteTurn:
+    """The connections for which frames were gathered in this turn of the loop."""
+
+    def __init__(self) -> None:
+        self._gathering: list[Outbound] = []
+
+    def add(self, outbound: Outbound) -> None:
+        # One callback for all: a sync answers publishers on hundreds of connections.
+        if not self._gathering:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._gathering.append(outbound)
+
+    def _flush(self) -> None:
+        gathering = self._gathering
+        try:
+            while gathering:
+                gathering.pop().flush()
+        finally:
+            # One of them failed: the others are written all the same.
+            if gathering:
+                asyncio.get_running_loop().call_soon(self._flush)
+
+
 class Outbound:
     """Gathers frames for one transport."""
 
-    def __init__(self, transport: asyncio.Transport, high_water_bytes: int) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, high_water_bytes: int, turn: WriteTurn
+    ) -> None:
         self._transport = transport
-        self._loop = asyncio.get_running_loop()
+        self._turn = turn
         self._high_water_bytes = high_water_bytes
         self._pieces: list[bytes] = []
         self._size = 0
@@ -53,7 +79,7 @@ class Outbound:
         # Once per turn of the loop (invariant 2): receipts of many producers leave in one segment.
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self.flush)
+            self._turn.add(self)
 
     def write_all(self, pieces: list[bytes]) -> None:
         """Many frames, in pieces that follow one another."""
@@ -61,7 +87,7 @@ class Outbound:
         self._size += sum(map(len, pieces))
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self.flush)
+            self._turn.add(self)
 
     def flush(self) -> None:
         """Hand everything gathered to the transport now."""

@@ -145,13 +145,16 @@ class Session(asyncio.Protocol):
         self._waiting: list[Command] = []
         self._long: asyncio.Task[None] | None = None
         self._spent = 0
+        self._turn = context.read_turn
 
     # --- the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self._transport = stream
-        self.outbound = Outbound(stream, self.limits.connection_write_bytes)
+        self.outbound = Outbound(
+            stream, self.limits.connection_write_bytes, self.context.write_turn
+        )
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self.connected_at_ms = self.context.clock.now_ms()
@@ -169,6 +172,11 @@ class Session(asyncio.Protocol):
         if self._leaving:
             return
         try:
+            # Others have used up this turn of the loop: it goes on in the next one.
+            if not self._turn.has_room and not self._waiting and self._long is None:
+                self.wire.keep(data)
+                self._hold([])
+                return
             commands = self.wire.receive(data, _ITEMS_PER_TURN)
         except ProtocolError as error:
             if not self._waiting:
@@ -178,7 +186,8 @@ class Session(asyncio.Protocol):
             self._waiting += commands
         else:
             self._carry_out(commands)
-        self._note_unfinished(has_ended_one=bool(commands))
+        if self.wire.buffered_bytes or self.frame_since is not None:
+            self._note_unfinished(has_ended_one=bool(commands))
 
     def _note_unfinished(self, *, has_ended_one: bool) -> None:
         # Whole frames that wait for their turn are no unfinished ones.
@@ -197,6 +206,7 @@ class Session(asyncio.Protocol):
         """Handle commands in frame order, as many as a turn of the loop has time for."""
         has_sent = False
         self._spent = 0
+        self._turn.spend(min(len(commands), _ITEMS_PER_TURN))
         # Commands in front of damaged bytes are still handled; the damage is told after.
         for number, each in enumerate(commands):
             if self._long is not None or number + self._spent >= _ITEMS_PER_TURN:
@@ -204,15 +214,16 @@ class Session(asyncio.Protocol):
                 return
             if isinstance(each, Send):
                 has_sent = True
-                self._send(each)
+                goes_on = self._send(each)
             elif type(each) is SendRun:
                 has_sent = True
                 self.spend(len(each.sequence_ids) - 1)
-                self._send(each, len(each.sequence_ids))
+                goes_on = self._send(each, len(each.sequence_ids))
             else:
                 self._handle(each)
+                goes_on = not self.is_closing
             # One of them ended the connection: nothing behind it counts.
-            if self.is_closing:
+            if not goes_on:
                 return
         throttle = self.context.publish_throttle
         if self.wire.error is not None:
@@ -227,12 +238,19 @@ class Session(asyncio.Protocol):
         """Keep commands back until long work is done, or for the next turn of the loop."""
         self._waiting = commands
         self.judge_reading()
-        if self._long is None:
+        if self._long is not None:
+            return
+        if self._turn.has_room:
             asyncio.get_running_loop().call_soon(self._go_on)
+        else:
+            self._turn.later(self._go_on)
 
     def _go_on(self) -> None:
         commands, self._waiting = self._waiting, []
         if self.is_closing or self._leaving:
+            return
+        if not self._turn.has_room:
+            self._hold(commands)
             return
         if not commands and self.wire.is_more:
             try:
@@ -240,10 +258,8 @@ class Session(asyncio.Protocol):
             except ProtocolError as error:
                 self._broken(error)
                 return
-            self._carry_out(commands)
-            self._note_unfinished(has_ended_one=True)
-        else:
-            self._carry_out(commands)
+        self._carry_out(commands)
+        self._note_unfinished(has_ended_one=bool(commands))
 
     def pause_writing(self) -> None:
         self.outbound.pause()
@@ -381,6 +397,7 @@ class Session(asyncio.Protocol):
     def spend(self, items: int) -> None:
         """A command has so many items: fewer others are handled in this turn of the loop."""
         self._spent += items
+        self._turn.spend(items)
 
     def owe_ack(self) -> None:
         """An acknowledgement will be answered when it is durable."""
@@ -390,15 +407,17 @@ class Session(asyncio.Protocol):
 
     def answer_at_end(
         self,
-        work: asyncio.Task[_Result],
+        work: asyncio.Future[_Result],
         number: int,
         body: Any,
         reply: Callable[[Any, _Result], bytes | None],
     ) -> None:
         """Answer a command when work ends that is not the session's, and outlives it."""
-        self.owe_ack()
+        self._acks_owed += 1
+        if len(self._requests) + self._acks_owed >= self.limits.connection_requests_max:
+            self.judge_reading()
 
-        def answer(task: asyncio.Task[_Result]) -> None:
+        def answer(task: asyncio.Future[_Result]) -> None:
             # Nobody is left to be answered; the work itself went on to its end.
             if self.ended.is_set():
                 return
@@ -409,7 +428,7 @@ class Session(asyncio.Protocol):
                 self.refuse(number, body, error)
             else:
                 if frame is not None:
-                    self.write(frame)
+                    self.outbound.write(frame)
             self.acks_answered(1)
 
         work.add_done_callback(answer)
@@ -422,7 +441,8 @@ class Session(asyncio.Protocol):
 
     # --- commands
 
-    def _send(self, send: Send | SendRun, count: int = 1) -> None:
+    def _send(self, send: Send | SendRun, count: int = 1) -> bool:
+        """Start a send; False: it has ended the connection."""
         handle = self.producers.get(send.producer_id)
         producer = None if handle is None else handle.producer
         if handle is None or producer is None:
@@ -430,16 +450,20 @@ class Session(asyncio.Protocol):
             # lately does not.
             if handle is None or not handle.is_closed_by_broker or handle.is_forgotten:
                 self._broken(RemoteProtocolError(f"no producer {send.producer_id}"))
-            return  # sent before the peer learned that the broker closed the producer
+                return False
+            return True  # sent before the peer learned that the broker closed the producer
         self._owed += count
         handle.owed += count
         if isinstance(send, SendRun):
             producer.send_run(send)
         else:
             producer.send(send)
+        if not handle.is_watching:
+            handle.watch()
         # Only at the limit: `judge_reading` is not free, and this is once per message.
         if self._is_read and self._owed >= self.limits.connection_pending_publishes:
             self.judge_reading()
+        return True
 
     def _handle(self, received: Command) -> None:
         if isinstance(received, Unknown):
@@ -451,9 +475,7 @@ class Session(asyncio.Protocol):
         at_once = self._handlers.at_once.get(number)
         # Tasks run in the order in which they are made, so requests begin in frame order.
         if at_once is None:
-            self._run(self._answer(number, body), NAMES[number], self._requests)
-            if self._unanswered >= self.limits.connection_requests_max:
-                self.judge_reading()
+            self.run_request(number, body)
             return
         try:
             rest = at_once(self, body)
@@ -475,9 +497,15 @@ class Session(asyncio.Protocol):
             self._long = None
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    async def _answer(self, number: int, body: Any) -> None:
+    def run_request(self, number: int, body: Any, handler: Request | None = None) -> None:
+        """Answer a command in a task of its own; by `handler`, if none is in the table."""
+        self._run(self._answer(number, body, handler), NAMES[number], self._requests)
+        if self._unanswered >= self.limits.connection_requests_max:
+            self.judge_reading()
+
+    async def _answer(self, number: int, body: Any, handler: Request | None) -> None:
         try:
-            handler = self._handlers.requests.get(number)
+            handler = handler or self._handlers.requests.get(number)
             if handler is None:
                 raise NotAllowed(f"{NAMES[number]} is not supported by this server")
             if number in self._handlers.large:

@@ -15,10 +15,12 @@ from typing import Any, Final
 
 import pytest
 
+from magnetar import CheckpointConsumer, Consumer, QueueConsumer, Reader, StreamConsumer
 from magnetar.client.client import Client
 from magnetar.client.transaction.state import TransactionState
 from magnetar.errors import (
     AlreadyClosed,
+    DeadlineExceeded,
     InvalidSetting,
     InvalidValue,
     MagnetarError,
@@ -381,6 +383,29 @@ async def _(stage: Stage) -> None:
         finally:
             await send(client, 1)
             assert (await consumer.receive(timeout=3.0)).value == b"0"
+
+
+def test_receive_and_receive_many_end_their_waits_as_their_texts_say() -> None:
+    """One has nothing to return and raises, the others return nothing: pages and docstrings too."""
+    for kind in (Consumer, QueueConsumer, StreamConsumer, CheckpointConsumer, Reader):
+        assert "Raises `DeadlineExceeded`" in (kind.receive.__doc__ or "")
+        for other in (kind.receive_many, kind.receive_arrow):
+            assert "where `receive` raises" in (other.__doc__ or "")
+    for page in (PAGE.with_name("consume.md"), PAGE.parents[1] / "reference" / "consuming.md"):
+        (line,) = (each for each in page.read_text("utf-8").splitlines() if "rows" in each
+                   if "within `timeout`" in each)  # fmt: skip
+        assert "`receive` raises `DeadlineExceeded`" in line
+        assert "`receive_many`" in line
+
+    async def story(stage: Stage) -> None:
+        await stage.create(1)
+        async with new_client(stage) as client, client.queue_consumer(NAME, "s") as consumer:
+            with pytest.raises(DeadlineExceeded):
+                await consumer.receive(timeout=1.0)
+            assert await consumer.receive_many(5, timeout=1.0) == []
+            assert (await consumer.receive_arrow(5, timeout=1.0)).num_rows == 0
+
+    play(story)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from magnetar.broker.entries import (
     NO_MARKER,
     UNPLACED,
     EntryView,
+    may_be_batch,
+    may_have_batches,
     publish_time_of,
     wrong_count,
 )
@@ -23,6 +25,28 @@ from magnetar.wire.messages import Send, TxnId, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 AT = Position(3, 4)
+
+
+ENTRIES = st.binary(max_size=14) | st.builds(
+    lambda count, checksum, name, payload: encode_entry(
+        pb.MessageMetadata(
+            producer_name=name, sequence_id=1, publish_time=1, num_messages_in_batch=count
+        )
+        if count
+        else pb.MessageMetadata(producer_name=name, sequence_id=1, publish_time=1),
+        payload,
+        checksum=checksum,
+    ),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from(["p", "X", "p" * 300]),
+    st.binary(max_size=5),
+)
+
+
+@given(st.lists(ENTRIES, max_size=4))
+def test_many_entries_are_judged_as_each_of_them(payloads: list[bytes]) -> None:
+    assert may_have_batches(payloads) == any(may_be_batch(each) for each in payloads)
 
 
 def view(**fields: object) -> EntryView:

@@ -162,9 +162,12 @@ def run_of(sends: Sequence[Send]) -> SendRun:
 
 
 async def due(producer: Producer) -> list[Receipt]:
-    """The receipts that are due, one for each send."""
+    """The next receipts, one for each send; none: it has ended."""
     found: list[Receipt] = []
-    for each in await producer.receipts():
+    while not (taken := producer.take_receipts()) and not producer.has_ended:
+        first = producer.first_in_flight
+        await (asyncio.sleep(0.001) if first is None else asyncio.wait({first}))
+    for each in taken:
         if isinstance(each, Receipt):
             found.append(each)
             continue

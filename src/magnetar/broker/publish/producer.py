@@ -8,8 +8,8 @@ Invariants:
 2. Receipts come in the order of the sends. Once an append failed there is no receipt any more (a
    later one would overtake what the client must send again): the producer has stopped.
 3. A send after `stop` is ignored, as the protocol demands of sends that crossed a close.
-4. No task and no callback per message: whoever waits for receipts waits for the first one in
-   flight and then gets all that are done.
+4. No task per message: whoever gives receipts looks when the first send in flight is settled
+   (`first_in_flight`), or when something else has `changed`, and then gets all that are due.
 5. A send whose transaction is not admitted yet is held, and all later ones of this producer behind
    it; once that is settled they go on in order. What is held when the broker stops the producer is
    dropped: its client sends it again. What is held when its client closes it still goes on.
@@ -17,8 +17,8 @@ Invariants:
 7. A run (sends that came together) has the outcome that its sends would have one by one. It goes as
    a whole only where each of them would go the plain way; its append is durable as a whole, or not.
 
-Relies on: `append`, whose futures resolve in order, and a session that calls `receipts` again and
-again until it gets an empty list. `trouble` tells the topic of a failed append.
+Relies on: `append`, whose futures resolve in order, and a session that calls `take_receipts` until
+it `has_ended`. `trouble` tells the topic of a failed append.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from magnetar.broker.api import (
     Receipt,
     ReceiptRun,
 )
-from magnetar.broker.entries import BATCH_SIZE_TAG, UNPLACED, EntryView, wrong_count
+from magnetar.broker.entries import BATCH_SIZE_TAG, UNPLACED, EntryView, too_late, wrong_count
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
@@ -71,6 +71,9 @@ _SIZE_AT: Final = 6
 _SIZE_LOW: Final = 9
 _METADATA: Final = 10
 _SHORT: Final = bytes(_SIZE_LOW - _SIZE_AT)
+
+# Faster than the call of a named tuple, and this is once per message.
+_new: Final = tuple.__new__
 
 Append = Callable[[bytes], asyncio.Future[Position]]
 AppendRun = Callable[[list[bytes], int], asyncio.Future[Position] | None]
@@ -182,7 +185,8 @@ class Producer:
         self._ready = False
         self._transactions = transactions
         self._direct = False
-        """It may send, is not stopped, and nothing is held."""
+        """It may send, is not stopped, nothing is held, and no delay is too long."""
+        self._max_delay_ms = 0
         self._held: HeldSends | None = None
         if transactions is not None:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
@@ -192,7 +196,8 @@ class Producer:
         # front only, so one that is done may wait here.
         self._pending: deque[tuple[asyncio.Future[Position], int | list[int], _Noted]] = deque()
         self._receipts: list[Receipt | ReceiptRun] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self.changed = Signal()
+        """Advances when it stops or has ended, and when sends go on that were held."""
 
     # --- what it is
 
@@ -272,8 +277,15 @@ class Producer:
     def grant(self, topic_epoch: int | None) -> None:
         """Let it send from now on."""
         self.topic_epoch = topic_epoch
-        self._ready = self._direct = True
+        self._ready = True
+        self._direct = not self._max_delay_ms
         self.readiness.advance()
+
+    def limit_delay(self, max_delay_ms: int) -> None:
+        """Refuse messages that are to be delivered later than that; 0: none."""
+        self._max_delay_ms = max_delay_ms
+        # With a limit every send is judged, and looked at. Without one, nothing is looked at.
+        self._direct = self._ready and not self._stopped and not self.held and not max_delay_ms
 
     async def until_ready(self) -> bool:
         """Wait until it may send; False: it was stopped before (`failure` says why)."""
@@ -305,7 +317,7 @@ class Producer:
                 return
             if (
                 type(send) is TxnSend
-                and (self._direct or is_released)
+                and (self._direct or (is_released and not self._max_delay_ms))
                 and wrong_count(send) is None
             ):
                 sent = self._fast_path_in(send)
@@ -347,16 +359,19 @@ class Producer:
         self.messages_in += send.num_messages
         self.bytes_in += len(payload)
         pending.append((future, sequence_id, sent))
-        # The session waits, and found nothing in flight that would have woken it.
-        if self._waiter is not None and len(pending) == 1:
-            future.add_done_callback(self._wake)
+        # As `_queue` does.
+        if len(pending) == 1 and self._held is not None and self._held.is_releasing:
+            self.changed.advance()
 
     def send_run(self, run: SendRun) -> None:
         """Start sends that came together: as a whole, or else one by one (invariant 7)."""
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        noted = self._fast_path if run.txn_id is None else self._txn_fast_path_of(run.txn_id)
+        noted: DedupFastPath | TxnFastPath | None = self._fast_path
+        if run.txn_id is not None:
+            # Asking may admit its transaction: not for sends that wait behind others.
+            noted = self._txn_fast_path_of(run.txn_id) if self._direct else None
         # A fast path knows that all are new; without dedup, nothing has to be known of plain ones.
         fits = self._dedup is None and run.txn_id is None if noted is None else noted.fits(run)
         future: asyncio.Future[Position] | None = None
@@ -419,6 +434,8 @@ class Producer:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
         if (wrong := wrong_count(send)) is not None:
             return wrong
+        if self._max_delay_ms and (late := too_late(send, self._max_delay_ms)) is not None:
+            return late
         txn, transactions = send.txn_id, self._transactions
         if txn is None:
             return None
@@ -485,8 +502,8 @@ class Producer:
         return True
 
     def _nothing_held(self) -> None:
-        self._direct = self._ready and not self._stopped
-        self._wake()
+        self._direct = self._ready and not self._stopped and not self._max_delay_ms
+        self.changed.advance()
 
     def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:
         """Queue the failure: what is in flight of this producer is settled before it."""
@@ -503,8 +520,9 @@ class Producer:
         self, future: asyncio.Future[Position], sequence: int | list[int], noted: _Noted
     ) -> None:
         self._pending.append((future, sequence, noted))
-        if self._waiter is not None and len(self._pending) == 1:
-            future.add_done_callback(self._wake)
+        # Whoever sent looks by itself at what is in flight now; nobody sent this one just now.
+        if len(self._pending) == 1 and self._held is not None and self._held.is_releasing:
+            self.changed.advance()
 
     def _resolved(self) -> asyncio.Future[Position]:
         """Stands in the queue for what needs no append."""
@@ -514,38 +532,24 @@ class Producer:
 
     # --- receipts
 
-    async def receipts(self) -> list[Receipt | ReceiptRun]:
-        """Wait for the next receipts; all that are due, in order. Empty: there are no more.
+    @property
+    def first_in_flight(self) -> asyncio.Future[Position] | None:
+        """Receipts are due when this is done; None: nothing is in flight."""
+        return self._pending[0][0] if self._pending else None
 
-        One waiter at a time. Cancelling it loses nothing.
-        """
-        while True:
-            self.settle()
-            if self._receipts:
-                due, self._receipts = self._receipts, []
-                return due
-            # Stopped by its client: what is in flight is waited for. Stopped by a failure: it is
-            # not.
-            if self._stopped and (self._failed or not self.pending):
-                return []
-            await self._next_news()
+    @property
+    def has_ended(self) -> bool:
+        """Whether there will be no receipt any more."""
+        # Stopped by its client: what is in flight is waited for. Stopped by a failure: it is not.
+        return self._stopped and not self._receipts and (self._failed or not self.pending)
 
-    async def _next_news(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiter = waiter
-        # Invariant 4: one callback, on the first in flight; the rest is done when that is, or
-        # later.
-        if self._pending:
-            self._pending[0][0].add_done_callback(self._wake)
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self, _: object = None) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def take_receipts(self) -> list[Receipt | ReceiptRun]:
+        """Take all receipts that are due, in order; empty if there are none now."""
+        self.settle()
+        due, self._receipts = self._receipts, []
+        if self._stopped and self.has_ended:
+            self.changed.advance()
+        return due
 
     def settle(self) -> None:
         """Take what is done from the front of what is in flight."""
@@ -563,12 +567,12 @@ class Producer:
                     if sequence_id > sent.persisted:
                         sent.persisted = sequence_id
                 if not self._failed:
-                    self._receipts.append(Receipt(sequence_id, None, future.result()))
+                    self._receipts.append(_new(Receipt, (sequence_id, None, future.result(), None)))
             # Of a transaction that is open: what was decided meanwhile needs more than a note.
             elif done and type(sent) is TxnFastPath and sent.segment_txn.decision is None:
                 sent.runs.plain_stored(sequence_id)
                 if not self._failed:
-                    self._receipts.append(Receipt(sequence_id, None, future.result()))
+                    self._receipts.append(_new(Receipt, (sequence_id, None, future.result(), None)))
             else:
                 position, error = _outcome_of(future)
                 self._settle_special(position, error, sequence_id, _special(sent, sequence_id))
@@ -644,7 +648,7 @@ class Producer:
             self._stopped, self._direct = True, False
             self.failure = error
             self.readiness.advance()
-        self._wake()
+            self.changed.advance()
 
     async def close(self, seconds: float) -> None:
         """Stop, and wait until everything in flight is settled."""
@@ -664,7 +668,7 @@ class Producer:
         # The two point at each other: without this its memory, and that of its connection, would
         # wait for the garbage collector.
         self._held = None
-        self._wake()
+        self.changed.advance()
 
 
 def _special(sent: _Noted, sequence_id: int, highest_sequence_id: int | None = None) -> _Sent:

@@ -108,7 +108,7 @@ class Topics(Service):
         self._loads_done = 0
 
     async def _start(self) -> None:
-        self.spawn(TopicMaintenance(self, self._parts.clock).run(), "care")
+        self.spawn(TopicMaintenance(self, self._parts.clock, self._parts.limits).run(), "care")
         self.spawn(self._follow_gate(), "publish gate")
 
     async def _stop(self) -> None:

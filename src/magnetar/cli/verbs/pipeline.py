@@ -28,6 +28,7 @@ from magnetar.cli.admin_client import (
     json_option,
     name_server,
 )
+from magnetar.cli.next_step import to_type
 from magnetar.cli.output import print_json, print_table
 from magnetar.cli.verbs.subscriptions import deletion
 from magnetar.errors import ConfigError, NotAllowed, SparkError
@@ -62,7 +63,7 @@ def init(file: Path) -> None:
     # The server that the other verbs would talk to here.
     text = example.read_text("utf-8").replace(_EXAMPLE_URL, default_service_url())
     file.write_text(text, "utf-8")
-    click.echo(f"wrote {file}; edit it, then: magnetar pipeline validate {file}")
+    click.echo(f"wrote {file}; edit it, then: {to_type(f'pipeline validate {file}')}")
 
 
 @pipeline.command()

@@ -18,8 +18,10 @@ from importlib import import_module
 
 import click
 
+from magnetar.cli.next_step import to_type
 from magnetar.runtime import logs
 from magnetar.runtime.descriptors import raise_soft_limit
+from magnetar.runtime.loop_turns import LoopTurns
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig, load
 
@@ -68,6 +70,8 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     await server.bind_admin()  # a busy port is told before clients are served, not after
     await server.start()
     _calm_collector()
+    # Of the process and not of the server: whoever embeds one has a loop of his own.
+    turns = LoopTurns(server.clock)
     try:
         # Clients are served by now; loading the admin interface takes as long as all before it, and
         # half of the time from those whose topics are being loaded.
@@ -78,6 +82,7 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
         sys.stdout.flush()
         await _until_stopped_or_failed(server, told_to_stop)
     finally:
+        turns.stop()
         await server.stop()
 
 
@@ -132,7 +137,7 @@ def _ready_text(server: Server) -> str:
         f"  service URL  {server.service_url}",
         f"  admin URL    {server.admin_url or '-'}",
         f"  data folder  {server.folder}",
-        f"  next         magnetar produce --url {server.service_url} my-topic hello",
+        f"  next         {to_type(f'produce --url {server.service_url} my-topic hello')}",
         "Ctrl-C stops it.",
     ]
     return "\n".join(lines)

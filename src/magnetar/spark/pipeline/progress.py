@@ -8,6 +8,7 @@ Relies on: the source for its lag (`lagMessages`, `lagSeconds` in what it report
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -18,6 +19,7 @@ HEADINGS: Final = (
     *("sink", "batch", "rows", "rows/s", "lag", "batch ms", "last commit", "group"),
     "transactions",
 )
+_JAVA_OBJECT: Final = re.compile(r" \w+ [\w.$]+@[0-9a-f]+$")
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -74,6 +76,11 @@ def taken(state: QueryState, progress: Mapping[str, Any], *, group: str | None) 
     ended = started + timedelta(milliseconds=state.batch_ms)
     state.committed_at = ended.isoformat(timespec="milliseconds")
     state.group = group
+
+
+def doing(message: str) -> str:
+    """What Spark says that it does, without the Java object that it does it to."""
+    return _JAVA_OBJECT.sub("", message)
 
 
 def _reported(source: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ from magnetar.spark.pipeline.errors import explained
 from magnetar.spark.pipeline.file import Pipeline
 from magnetar.spark.pipeline.groups import PipelineGroups
 from magnetar.spark.pipeline.java import java_home
-from magnetar.spark.pipeline.progress import taken
+from magnetar.spark.pipeline.progress import doing, taken
 from magnetar.spark.pipeline.shipping import environment_settings, pack
 from magnetar.spark.pipeline.state import RunState, StateFolder, state_folder
 
@@ -216,7 +216,7 @@ class _Run:
 
     def _tell_start(self, name: str, running: StreamingQuery) -> None:
         """What Spark does until its first batch is done, in its words, each of them once."""
-        self._tell_once(f"{name}: {running.status['message']}")
+        self._tell_once(f"{name}: {doing(running.status['message'])}")
 
     def _tell_once(self, what: str) -> None:
         if what not in self._told:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from magnetar.broker.dispatch import dispatcher
 from magnetar.broker.dispatch.consumer import News
 from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.errors import CorruptEntry
@@ -14,6 +15,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.testing.virtual import virtual_time
 from tests.unit.broker.subscription_world import (
     EXCLUSIVE,
@@ -44,6 +46,34 @@ def test_everything_comes_once_and_in_order(type_: SubscriptionType) -> None:
         assert all(each.redelivery_count == 0 and not each.ack_set for each in client.got)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("type_", list(SubscriptionType))
+def test_single_messages_are_delivered_as_if_each_had_been_looked_at(
+    type_: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of reads without a batch, and the way of all others, on the same topic."""
+
+    def delivered() -> list[object]:
+        found: list[object] = []
+
+        async def scenario(topic: Topic) -> None:
+            await topic.publish(*numbered(30), key="k")
+            client = Client(await topic.subscription(), type_, permits=25, epoch=3)
+            await settle()
+            client.consumer.flow(100)
+            await topic.publish(*numbered(10, 30), key="k")
+            await settle()
+            client.take()
+            found.extend([client.got, client.consumer.permits, client.consumer.unacked])
+
+        run(scenario)
+        return found
+
+    together = delivered()
+    monkeypatch.setattr(dispatcher, "may_have_batches", lambda _: True)
+    assert together == delivered()
+    assert len(together[0]) == 40  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("type_", list(SubscriptionType))
@@ -386,6 +416,36 @@ def test_a_damaged_entry_stops_dispatch_until_it_is_skipped() -> None:
         await settle()
         assert subscription.failure is None
         assert client.bodies() == ["0", "2", "3", "4"]
+
+    run(scenario)
+
+
+def test_others_have_turns_while_hidden_entries_are_passed_over() -> None:
+    """A consumer with one permit reads them one by one, and what is in memory is not waited for."""
+
+    async def scenario(topic: Topic) -> None:
+        await topic.publish(*numbered(2 * SLICE_ITEMS + 1))
+        first = topic.ledger.first_position()
+        entries = await topic.ledger.read(first, 10_000, 10**9)
+        topic.hidden = {entry.position for entry in entries[:-1]}
+        subscription = await topic.subscription()
+        reads = 0
+
+        async def in_memory(position: Position, entries_max: int, bytes_max: int) -> object:
+            nonlocal reads
+            reads += 1
+            at = position.entry_id - first.entry_id
+            return entries[at : at + entries_max]
+
+        subscription.cursor._read = in_memory  # type: ignore[assignment]
+        client = Client(subscription, SHARED, permits=1)
+        most = 0
+        while not client.bodies():
+            before = reads
+            await asyncio.sleep(0)
+            most = max(most, reads - before)
+        assert reads == len(entries)
+        assert most <= SLICE_ITEMS
 
     run(scenario)
 

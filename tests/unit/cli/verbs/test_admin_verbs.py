@@ -173,6 +173,22 @@ def test_produce_and_consume(running: Running) -> None:
     assert message["publish_time"] > 0
 
 
+@pytest.mark.parametrize(
+    ("topic", "kind"), [("t", "shared"), ("topic://public/default/t", "queue")]
+)
+def test_produce_says_when_to_deliver(running: Running, topic: str, kind: str) -> None:
+    if kind == "queue":
+        running.done("topics", "create", topic)
+    late = running.client("produce", topic, "late", "--deliver-after", "3600")
+    assert late.exit_code == 0, late.output
+    assert running.client("produce", topic, "now").exit_code == 0
+    options = ("-s", "s", "--from", "earliest", "--wait", "0.3", "--type", kind)
+    got = running.client("consume", topic, *options)
+    assert (got.exit_code, got.stdout) == (0, "now\n"), got.output
+    refused = running.client("produce", topic, "x", "--deliver-after", "-1")
+    assert refused.exit_code == 2
+
+
 def test_produce_and_consume_over_partitions(running: Running) -> None:
     running.done("topics", "create", "t", "--partitions", "3")
     texts = [f"m{number}" for number in range(7)]

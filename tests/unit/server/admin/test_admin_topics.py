@@ -1,4 +1,4 @@
-"""Topics with and without partitions, statistics, the end of topics, schemas, metrics."""
+"""Topics with and without partitions, statistics, the end of topics, metrics."""
 
 from __future__ import annotations
 
@@ -286,48 +286,6 @@ def test_terminate_unload_and_last_message(tmp_path: Path) -> None:
         await world.change("PUT", f"{PARTED}/unload")
         both = await world.ask("POST", f"{PARTED}/terminate/partitions")
         assert both.body.keys() == {"0", "1"}
-
-    run(tmp_path, scenario)
-
-
-def test_schemas(tmp_path: Path) -> None:
-    path = "schemas/public/default/t"
-    one = {"type": "JSON", "schema": '{"type":"record"}', "properties": {"a": "b"}}
-    two = {"type": "JSON", "schema": '{"type":"other"}', "properties": {}}
-
-    async def scenario(world: World) -> None:
-        await world.refuse(404, "GET", f"{path}/schema")
-        added = await world.ask("POST", f"{path}/schema", one)
-        assert (added.status, added.body) == (200, {"version": {"version": 0}})
-        again = await world.ask("POST", f"{path}/schema", one)
-        assert again.body == added.body
-        await world.ask("POST", f"{path}/schema", two)
-        found = await world.get(f"{path}/schema")
-        assert (found["version"], found["type"], found["data"]) == (1, "JSON", two["schema"])
-        first = await world.get(f"{path}/schema/0")
-        assert (first["data"], first["properties"]) == (one["schema"], one["properties"])
-        assert first["timestamp"] > 0
-        listed = await world.get(f"{path}/schemas")
-        assert [each["version"] for each in listed["getSchemaResponses"]] == [0, 1]
-        asked = await world.ask("POST", f"{path}/version", one)
-        assert asked.body == {"version": 0}
-        fits = await world.ask("POST", f"{path}/compatibility", {"type": "STRING"})
-        assert fits.body["compatibility"] is False
-        fits = await world.ask("POST", f"{path}/compatibility", one)
-        assert fits.body["compatibility"] is True
-        # Only the type is compared so far: no claim about another definition of it.
-        await world.refuse(501, "POST", f"{path}/compatibility", {**two, "schema": "{}"})
-        await world.refuse(409, "POST", f"{path}/schema", {"type": "STRING"})
-        await world.refuse(412, "POST", f"{path}/schema", {"type": "POEM"})
-        await world.refuse(412, "POST", f"{path}/schema", {})
-        await world.refuse(404, "GET", f"{path}/schema/7")
-        await world.refuse(412, "GET", f"{path}/schema/x")
-        await world.refuse(404, "POST", f"{path}/version", {**two, "schema": "?"})
-        await world.refuse(404, "POST", "schemas/public/none/t/schema", one)
-        gone = await world.ask("DELETE", f"{path}/schema")
-        assert (gone.status, gone.body) == (200, {"version": {"version": 2}})
-        await world.refuse(404, "GET", f"{path}/schema")
-        await world.refuse(404, "DELETE", f"{path}/schema")
 
     run(tmp_path, scenario)
 

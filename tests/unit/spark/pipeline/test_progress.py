@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.spark.pipeline.errors import explained
-from magnetar.spark.pipeline.progress import QueryState, duration, line, row, taken
+from magnetar.spark.pipeline.progress import QueryState, doing, duration, line, row, taken
 
 
 def _progress(batch: int, rows: int, **more: Any) -> dict[str, Any]:
@@ -68,6 +68,12 @@ def test_a_line_says_what_a_row_shows() -> None:
     assert row("out", state)[-2:] == ("app", "0_1 +2")
     assert state.output_rows == 3
     assert [duration(seconds) for seconds in (0.4, 90, 7200)] == ["0.4 s", "1.5 min", "2.0 h"]
+
+
+def test_what_spark_does_is_told_without_its_classes() -> None:
+    source = "org.apache.spark.sql.PythonMicroBatchStreamWithTriggerAvailableNow@6ee4b39e"
+    assert doing(f"Getting offsets from {source}") == "Getting offsets"
+    assert doing("Waiting for data to arrive") == "Waiting for data to arrive"
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,8 @@ class TransactionRecords:
                     found.truncated = True
                     break
                 self._add(found, record)
+                # A record of many acknowledgements takes milliseconds: others come between two.
+                await asyncio.sleep(0)
         return found
 
     def _add(self, found: Ops, record: Record) -> None:
@@ -462,16 +464,26 @@ def pin_json(dates: Dated, pin: Pin) -> Json:
     }
 
 
+async def acks_json(acks: Iterable[tuple[Dated, AckOp]]) -> list[Json]:
+    """Records of acknowledgements; each may have very many entries, and is a turn of its own."""
+    found = []
+    for each in acks:
+        found.append(ack_json(*each))
+        await asyncio.sleep(0)
+    return found
+
+
 def ack_json(dates: Dated, ack: AckOp) -> Json:
-    positions = sorted(each.position for each in ack.entries)
+    first = min(((each.ledger_id, each.entry_id) for each in ack.entries), default=None)
+    last = max(((each.ledger_id, each.entry_id) for each in ack.entries), default=None)
     return {
         "txnId": ack.txn,
         "segment": ack.segment,
         "subscription": ack.subscription,
         "cumulative": ack.cumulative,
-        "entries": len(positions),
-        "first": str(positions[0]) if positions else None,
-        "last": str(positions[-1]) if positions else None,
+        "entries": len(ack.entries),
+        "first": None if first is None else str(Position(*first)),
+        "last": None if last is None else str(Position(*last)),
         "written": dates.created_ms,
     }
 

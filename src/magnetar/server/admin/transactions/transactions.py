@@ -34,7 +34,7 @@ from magnetar.server.admin.transactions.records import (
     Json,
     TransactionRecords,
     aborted_json,
-    ack_json,
+    acks_json,
     check_here,
     coordinators_of,
     group_json,
@@ -211,7 +211,7 @@ async def _story(request: web.Request, txn: TxnId) -> Json:
     story |= {
         "coordinatorUrl": assignment.url,
         "pins": [pin_json(*each) for each in ops.pins],
-        "acks": [ack_json(*each) for each in ops.acks],
+        "acks": await acks_json(ops.acks),
         "aborted": [aborted_json(*each) for each in aborted],
         "timeline": timeline(header, state, ops, aborted),
         "truncated": ops.truncated or cut,
