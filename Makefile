@@ -18,8 +18,11 @@ CRASH_CUTS ?= 150
 CRASH_EVERY ?= 1
 BASE ?=
 PEERS ?=
+TURNS ?= 3
+SECONDS ?= 3
 FINISHED ?= 100000
 TRANSACTIONS ?= 100000
+MINUTES ?= 10
 
 # The sample of `make sim` and `make crash` that is a part of `make test`.
 TEST_SEEDS ?= 20
@@ -117,7 +120,7 @@ soak-txn: $(STAMP) ## what 10^5 transactions leave in the store: nothing; TRANSA
 
 .PHONY: soak-models
 soak-models: $(STAMP) ## the largest models and stores, whole: what `make test` sees a part of
-	$(BIN)/pytest -v -m soak tests/unit tests/recovery tests/integration/client
+	$(BIN)/pytest -v -m soak tests/unit tests/recovery tests/integration/client tests/meta
 
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## the slow faults of Spark queries: kills, timeouts, a cluster of two hosts
@@ -134,6 +137,14 @@ bench-broker: $(STAMP) ## measure the broker over sockets against a stub that st
 .PHONY: bench-restart
 bench-restart: $(STAMP) ## from process start to the first producer, with a million messages stored
 	$(BIN)/python -m bench.restart
+
+.PHONY: bench-stalls
+bench-stalls: $(STAMP) ## 70 % load for MINUTES=10: receipts, and the longest turn of the loop
+	$(BIN)/python -m bench.stalls --minutes $(MINUTES)
+
+.PHONY: bench-delayed
+bench-delayed: $(STAMP) ## a million messages that wait for their time: memory, start, processor, lateness
+	$(BIN)/python -m bench.delayed
 
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
@@ -167,6 +178,10 @@ bench-client: $(STAMP) ## our client beside the official one: single messages, b
 bench-spark: $(STAMP) ## source and sink on Spark beside parquet and files; PEERS=1: beside Kafka
 	$(BIN)/python -m bench.spark $(if $(PEERS),--peers)
 
+.PHONY: bench-peers
+bench-peers: $(STAMP) ## beside Apache Pulsar and Kafka, in turns; TURNS=3 SECONDS=3; Java, Maven
+	$(BIN)/python -m bench.peers --turns $(TURNS) --seconds $(SECONDS)
+
 .PHONY: bench-diff
 bench-diff: $(STAMP) ## compare build/bench with an earlier commit: the newest, or BASE=rev
 	$(BIN)/python -m bench.diff $(if $(BASE),--base "$(BASE)")
@@ -187,6 +202,10 @@ blocking: $(STAMP) ## write the blocking classes of the client from the asyncio 
 .PHONY: test-map
 test-map: $(STAMP) ## write the page that says which tests belong to which module
 	$(BIN)/python scripts/make_test_map.py
+
+.PHONY: benchmarks-page
+benchmarks-page: $(STAMP) ## write what the last bench-peers found into docs/benchmarks.md, README
+	$(BIN)/python -m scripts.make_benchmarks
 
 .PHONY: lock
 lock: $(STAMP) ## resolve pyproject.toml anew into requirements/*.txt

@@ -18,23 +18,31 @@ import json
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import uvloop
 
 from magnetar.testing.virtual.driver import Driver, build_message
+from magnetar.wire.commands import TYPES
 from magnetar.wire.frames import base_command, command, encode_with_payload, varint
 
 FIRST_SEQUENCE = 1 << 21
 """From here up to 2^28 a sequence id is a varint of four bytes."""
 
+WAIT_SECONDS = 60.0
+"""So much longer than it should take, and a run is given up."""
+
 _LENGTH = struct.Struct(">I")
+_EXPECTED = frozenset({TYPES["SEND_RECEIPT"], TYPES["PING"]})
 
 
 class Frames:
     """SEND frames of one producer, by sequence id."""
 
     def __init__(self, producer_id: int, payload: bytes, messages: int) -> None:
-        entry = build_message(payload, producer_name="bench", sequence_id=FIRST_SEQUENCE)
+        batch: dict[str, Any] = {"num_messages_in_batch": messages} if messages > 1 else {}
+        entry = build_message(payload, producer_name="bench", sequence_id=FIRST_SEQUENCE, **batch)
         fields: dict[str, object] = {"producer_id": producer_id, "sequence_id": FIRST_SEQUENCE}
         if messages > 1:
             fields["num_messages"] = messages
@@ -48,6 +56,20 @@ class Frames:
         return b"".join(
             [piece for n in range(first, first + count) for piece in (head, varint(n), tail)]
         )
+
+    def look_at(self, answer: bytes) -> None:
+        """Raise if an answer is no receipt: what counts frames takes refusals for receipts."""
+        # The type is the first field of every command, and these are all below 128.
+        if answer[9] not in _EXPECTED:
+            raise ConnectionError(f"refused: {answer[8:400]!r}")
+
+
+class Sends(Protocol):
+    """What a publisher sends, and its answers: frames that begin with their lengths."""
+
+    def run(self, first: int, count: int) -> bytes: ...
+
+    def look_at(self, answer: bytes) -> None: ...
 
 
 def count_frames(data: bytes) -> tuple[int, bytes]:
@@ -66,7 +88,7 @@ def count_frames(data: bytes) -> tuple[int, bytes]:
 class Publisher(asyncio.Protocol):
     """Keeps `window` sends in flight on a connection that has its producer already."""
 
-    def __init__(self, frames: Frames, window: int, until: float) -> None:
+    def __init__(self, frames: Sends, window: int, until: float) -> None:
         self._frames = frames
         self._window = window
         self._until = until
@@ -84,7 +106,14 @@ class Publisher(asyncio.Protocol):
         self._send(self._window)
 
     def data_received(self, data: bytes) -> None:
-        count, self._rest = count_frames(self._rest + data if self._rest else data)
+        data = self._rest + data if self._rest else data
+        count, self._rest = count_frames(data)
+        if count and not self.done.done():
+            # One of each read: refusals come for as long as their reason is there.
+            try:
+                self._frames.look_at(data)
+            except ConnectionError as error:
+                self.done.set_exception(error)
         now = time.perf_counter()
         self.acknowledged += count
         for _ in range(count):
@@ -114,20 +143,32 @@ async def publish(options: argparse.Namespace) -> dict[str, float]:
     for number, driver in enumerate(drivers):
         await driver.request(
             "PRODUCER",
-            topic=options.topic,
+            topic=topic_of(options, number),
             producer_id=1,
             producer_name=f"bench-{options.name}-{number}",
         )
+    return await published([(frames, driver.detach()) for driver in drivers], options)
+
+
+def topic_of(options: argparse.Namespace, number: int) -> str:
+    """The topic of a connection: all have the same, or each has the next of so many."""
+    topic: str = options.topic
+    return topic if options.topics == 1 else f"{topic}-{number % options.topics}"
+
+
+async def published(
+    sends: Sequence[tuple[Sends, asyncio.Transport]], options: argparse.Namespace
+) -> dict[str, float]:
+    """Publish on every connection for so many seconds; what was acknowledged, and when."""
     start = time.perf_counter()
-    publishers = [
-        Publisher(frames, options.window, start + options.seconds) for _ in range(len(drivers))
-    ]
-    for publisher, driver in zip(publishers, drivers, strict=True):
-        publisher.begin(driver.detach())
-    await asyncio.gather(*[publisher.done for publisher in publishers])
+    publishers = [Publisher(frames, options.window, start + options.seconds) for frames, _ in sends]
+    for publisher, (_, transport) in zip(publishers, sends, strict=True):
+        publisher.begin(transport)
+    ended = asyncio.gather(*[publisher.done for publisher in publishers])
+    await asyncio.wait_for(ended, options.seconds + WAIT_SECONDS)
     seconds = time.perf_counter() - start
     times = sorted(each for publisher in publishers for each in publisher.times)
-    return _measured(len(times), seconds, times)
+    return measured(len(times), seconds, times)
 
 
 class Reader(asyncio.Protocol):
@@ -176,7 +217,7 @@ async def consume(options: argparse.Namespace) -> dict[str, float]:
     start = time.perf_counter()
     reader.begin(driver.detach())
     await asyncio.wait_for(reader.done, options.seconds * 20)
-    return _measured(reader.received, time.perf_counter() - start, [])
+    return measured(reader.received, time.perf_counter() - start, [])
 
 
 async def echo(options: argparse.Namespace) -> dict[str, float]:
@@ -206,10 +247,10 @@ async def echo(options: argparse.Namespace) -> dict[str, float]:
             times.append(time.perf_counter() - begun)
 
     await asyncio.gather(*[client(n, driver) for n, driver in enumerate(producer_of)])
-    return _measured(len(times), time.perf_counter() - start, sorted(times))
+    return measured(len(times), time.perf_counter() - start, sorted(times))
 
 
-def _measured(count: int, seconds: float, times: list[float]) -> dict[str, float]:
+def measured(count: int, seconds: float, times: list[float]) -> dict[str, float]:
     found = {"count": float(count), "rate": count / seconds}
     if times:
         found["p50"] = times[len(times) // 2]
@@ -222,6 +263,7 @@ def main() -> None:
     parser.add_argument("kind", choices=("publish", "consume", "echo"))
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--topic", default="persistent://public/default/bench")
+    parser.add_argument("--topics", type=int, default=1, help="so many, numbered from 0")
     parser.add_argument("--name", default="load")
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--window", type=int, default=1)

@@ -45,12 +45,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def publish(name: str, rows: Sequence[Row]) -> Path:
-    """Print the rows, write them as the result of `name` and keep a copy for this commit."""
+    """Print the rows and keep them."""
     # A pipe has no width of its own, and folded rows cannot be compared.
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_WIDTH)
     console.print(_table(name, rows))
+    return keep(name, rows)
+
+
+def keep(name: str, rows: Sequence[Row]) -> Path:
+    """Write the rows as the result of `name`, and a copy for this commit."""
     commit = measured_commit()
     text = msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n"
     for folder in (RESULTS, HISTORY / commit):

@@ -1,6 +1,6 @@
 """Spark's own Kafka source and sink, measured in the peer's environment.
 
-    python -m bench.spark_kafka ADDRESS JARS FOLDER
+    python -m bench.spark_kafka ADDRESS CLASSPATH FOLDER
 
 It imports PySpark alone, and prints one line of JSON: by size and measure, rows per second of the
 first round and of the others.
@@ -9,6 +9,7 @@ first round and of the others.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -30,9 +31,9 @@ KEYS = 1000
 
 
 def main() -> None:
-    address, jars, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]) / "kafka-work"
+    address, jars, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]) / "kafka-work"
     folder.mkdir()
-    chosen = [str(path) for path in jars.glob("*.jar") if path.name.startswith(CONNECTOR)]
+    chosen = [each for each in jars.split(os.pathsep) if Path(each).name.startswith(CONNECTOR)]
     builder = SparkSession.builder.master(f"local[{PARTITIONS},4]").appName("kafka")
     builder = builder.config("spark.jars", ",".join(chosen)).config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false")

@@ -87,7 +87,7 @@ def client(served: Served, kind: str, *flags: str, **options: object) -> dict[st
     done = subprocess.run(
         [sys.executable, "-m", "bench.txn_load", kind, *target, *given],
         check=True,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
@@ -118,9 +118,9 @@ def judged(text: str, value: float, unit: str, most: float) -> list[str]:
 class Inputs:
     """A topic with messages that wait to be acknowledged."""
 
-    def __init__(self, served: Served, name: str) -> None:
+    def __init__(self, served: Served, topic: str) -> None:
         self._served = served
-        self.topic = topic(served, name)
+        self.topic = topic
         self._waiting = 0
         self._fills = 0
         asyncio.run(self._subscribe())
@@ -130,12 +130,13 @@ class Inputs:
         await subscribe(driver, self.topic)
         await driver.close()
 
-    def transact(self, topic: str, **options: Any) -> dict[str, Any]:
+    def transact(self, topic: str, *flags: str, **options: Any) -> dict[str, Any]:
         """Have transactions acknowledge from here and publish there."""
         self._fills += 1
         found = client(
             self._served,
             "transact",
+            *flags,
             topic=topic,
             input=self.topic,
             name=f"transact-{self._fills}",
@@ -250,7 +251,7 @@ def one_client(served: Served, inputs: Inputs, folder: Path, seconds: float) -> 
 
 def flatness(served: Served, finished: int) -> Found:
     """What a transaction costs a new server after a thousand others, and after so many."""
-    inputs, segment = Inputs(served, "txn-inputs"), topic(served, "txn-many")
+    inputs, segment = Inputs(served, topic(served, "txn-inputs")), topic(served, "txn-many")
     name = f"CPU of a transaction after {finished} others"
     done = 0
     costs, rates = [], []
@@ -450,7 +451,7 @@ def main() -> int:
     parser.add_argument("--concurrent", type=int, default=64, help="transactions at once")
     options = parser.parse_args()
     with scratch() as folder, serving(folder) as served:
-        inputs = Inputs(served, "txn-inputs")
+        inputs = Inputs(served, topic(served, "txn-inputs"))
         found = [
             asyncio.run(metadata_writes(served)),
             asyncio.run(blocked(served)),

@@ -56,16 +56,34 @@ _MESSAGE: Final = TYPES["MESSAGE"]
 _BEGUN: Final = TYPES["NEW_TXN_RESPONSE"]
 _ACKED: Final = TYPES["ACK_RESPONSE"]
 _ENDED: Final = TYPES["END_TXN_RESPONSE"]
+_ADDED: Final = frozenset(
+    {TYPES["ADD_PARTITION_TO_TXN_RESPONSE"], TYPES["ADD_SUBSCRIPTION_TO_TXN_RESPONSE"]}
+)
 _SIZES: Final = struct.Struct(">II")
 
 
-class Link(asyncio.Protocol):
+class Ending(asyncio.Protocol):
+    """A connection that is over when its work is done, and not before."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+
+    def finish(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Link(Ending):
     """A connection taken over from its driver; every command that arrives goes to `take`."""
 
     def __init__(self, driver: Driver) -> None:
+        super().__init__()
         self._rest = b""
         self._out: list[bytes] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport = driver.detach()
         self._transport.set_protocol(self)
 
@@ -98,14 +116,6 @@ class Link(asyncio.Protocol):
         self._rest = data[at:]
         self.flush()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
-
-    def finish(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
 
 def body_of(kind: int, frame: bytes) -> Any:
     """What an answer says, unless it is a refusal."""
@@ -125,10 +135,11 @@ def txn_fields(txn: TxnId | None) -> dict[str, Any]:
     return {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
 
 
-def begin(request_id: int) -> bytes:
+def begin(request_id: int, *, legacy: bool = False) -> bytes:
+    kind = {} if legacy else {"scalable": True}
     coordinator = request_id % COORDINATORS
     return command(
-        "NEW_TXN", request_id=request_id, txn_ttl_millis=TTL_MS, tc_id=coordinator, scalable=True
+        "NEW_TXN", request_id=request_id, txn_ttl_millis=TTL_MS, tc_id=coordinator, **kind
     )
 
 
@@ -281,31 +292,39 @@ class Quota:
 
     def __init__(self, count: int, until: float) -> None:
         self._left = count
-        self._until = until
+        self.until = until
 
     def take(self, now: float) -> bool:
-        if not self._left or now >= self._until:
+        if not self._left or now >= self.until:
             return False
         self._left -= 1
         return True
 
 
 class Transactor(Link):
-    """Has `slots` transactions under way: each publishes a message and acknowledges another."""
+    """Has `slots` transactions under way: each publishes a message and acknowledges another.
 
-    def __init__(self, driver: Driver, slots: int, first: int, payload: bytes, quota: Quota):
+    Those of the older kind name their topic and subscription to the coordinator first.
+    """
+
+    def __init__(
+        self, driver: Driver, slots: int, first: int, options: argparse.Namespace, quota: Quota
+    ):
         super().__init__(driver)
+        self._legacy = bool(options.legacy)
+        self._names: tuple[str, str] = (options.topic, options.input)
         self._slots = [_Slot(first + number) for number in range(slots)]
         self._first = first
         self._idle = slots
         self._quota = quota
-        self._payload = payload
+        self._payload = bytes(options.bytes)
         self._inputs: deque[Any] = deque()
         self._hungry: deque[_Slot] = deque()
         self._unconfirmed: deque[_Slot] = deque()
         self._send = base_command("SEND", producer_id=1, sequence_id=0)
         self._ack = base_command("ACK", consumer_id=1, ack_type=0, message_id=[], request_id=0)
-        self._end = base_command("END_TXN", request_id=0, txn_action=COMMIT, scalable=True)
+        kind = {} if self._legacy else {"scalable": True}
+        self._end = base_command("END_TXN", request_id=0, txn_action=COMMIT, **kind)
         self._metadata = pb.MessageMetadata(producer_name="bench", publish_time=0)
         self._permits = INPUTS_AHEAD * slots
         self._owed = 0
@@ -331,7 +350,14 @@ class Transactor(Link):
         slot = self._slots[body.request_id - self._first]
         if kind == _BEGUN:
             slot.txn = txn_of(body)
-            self._work(slot)
+            if self._legacy:
+                self._add(slot)
+            else:
+                self._work(slot)
+        elif kind in _ADDED:
+            slot.waits -= 1
+            if not slot.waits:
+                self._work(slot)
         elif kind == _ACKED:
             self._answered(slot)
         elif kind == _ENDED:
@@ -347,9 +373,18 @@ class Transactor(Link):
         if self._quota.take(now):
             self._idle -= 1
             slot.began_at = now
-            self.put(begin(slot.number))
+            self.put(begin(slot.number, legacy=self._legacy))
         elif self._idle == len(self._slots):
             self.finish()
+
+    def _add(self, slot: _Slot) -> None:
+        """What the transaction will touch: commands that only those of the older kind need."""
+        slot.waits = 2
+        topic, read = self._names
+        ids = {"request_id": slot.number, **txn_fields(slot.txn)}
+        subscriptions = [pb.Subscription(topic=read, subscription=SUBSCRIPTION)]
+        self.put(command("ADD_PARTITION_TO_TXN", partitions=[topic], **ids))
+        self.put(command("ADD_SUBSCRIPTION_TO_TXN", subscription=subscriptions, **ids))
 
     def _work(self, slot: _Slot) -> None:
         if not self._inputs:
@@ -390,12 +425,15 @@ async def transact(options: argparse.Namespace) -> dict[str, object]:
             "PRODUCER", topic=options.topic, producer_id=1, producer_name=f"{options.name}-{number}"
         )
         await subscribe(driver, options.input)
+        if options.legacy:
+            for coordinator in range(COORDINATORS):
+                await driver.request("TC_CLIENT_CONNECT_REQUEST", tc_id=coordinator)
         drivers.append(driver)
     started, used = time.perf_counter(), time.process_time()
     quota = Quota(options.count or 1 << 62, started + options.seconds)
     each = options.concurrent // options.connections
     links = [
-        Transactor(driver, each, number * each, bytes(options.bytes), quota)
+        Transactor(driver, each, number * each, options, quota)
         for number, driver in enumerate(drivers)
     ]
     for link in links:
@@ -409,8 +447,8 @@ async def transact(options: argparse.Namespace) -> dict[str, object]:
         "count": len(times),
         "rate": len(times) / seconds,
         "own_cpu": (time.process_time() - used) / seconds,
-        **_quantiles("", times),
-        **_quantiles("commit_", commits),
+        **quantiles("", times),
+        **quantiles("commit_", commits),
     }
 
 
@@ -463,10 +501,10 @@ async def wake(options: argparse.Namespace) -> dict[str, object]:
         came = await asyncio.wait_for(waiting.came, WAIT_SECONDS)
         waiting.came = asyncio.get_running_loop().create_future()
         delays.append(max(0.0, came - answered))
-    return {"count": len(delays), **_quantiles("", sorted(delays))}
+    return {"count": len(delays), **quantiles("", sorted(delays))}
 
 
-def _quantiles(name: str, times: list[float]) -> dict[str, float]:
+def quantiles(name: str, times: list[float]) -> dict[str, float]:
     return {f"{name}p50": times[len(times) // 2], f"{name}p99": times[int(len(times) * 0.99)]}
 
 
@@ -478,6 +516,7 @@ def main() -> None:
     parser.add_argument("--input")
     parser.add_argument("--name", default="load")
     parser.add_argument("--plain", action="store_true", help="without transactions")
+    parser.add_argument("--legacy", action="store_true", help="transactions of the older kind")
     parser.add_argument("--messages", type=int, default=100, help="of a transaction")
     parser.add_argument("--window", type=int, default=1000, help="messages in flight")
     parser.add_argument("--concurrent", type=int, default=1, help="transactions under way")

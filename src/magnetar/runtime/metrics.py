@@ -172,6 +172,21 @@ PUBLISHES_REFUSED = gauge(
     "magnetar_publishes_refused", "1 while publishes are refused, for the disk is full, else 0."
 )
 
+# --- the event loop ---
+
+LOOP_TURN_SECONDS = histogram(
+    "magnetar_loop_turn_seconds",
+    "How late a timer of the event loop came: about as long as the turn that held it up.",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+LOOP_LONGEST_TURN_SECONDS = gauge(
+    "magnetar_loop_longest_turn_seconds", "The longest of these of the last one to two minutes."
+)
+LOOP_LONGEST_TURN_CPU_SECONDS = gauge(
+    "magnetar_loop_longest_turn_cpu_seconds",
+    "The most processor time that the loop's thread used in one of these.",
+)
+
 # --- dispatch ---
 
 DISPATCHED_ENTRIES = counter(
@@ -183,6 +198,15 @@ RANGE_ENTRIES = counter(
 RANGE_BYTES = counter("magnetar_range_bytes_total", "Bytes of these entries.")
 OUTBOX_BYTES = gauge(
     "magnetar_outbox_bytes", "Bytes offered to consumers and not yet taken by their connections."
+)
+DELAYED_ENTRIES = gauge(
+    "magnetar_delayed_entries", "Entries that wait for their time of delivery, by subscription."
+)
+EXPIRED_ENTRIES = counter(
+    "magnetar_expired_entries_total", "Entries that subscriptions passed over because of their age."
+)
+EXPIRED_SUBSCRIPTIONS = counter(
+    "magnetar_expired_subscriptions_total", "Subscriptions deleted because nobody used them."
 )
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."

@@ -186,6 +186,12 @@ class Connection:
         if self._error is None:
             self._error = RemoteProtocolError("bytes on a connection that is closed")
 
+    def keep(self, data: bytes) -> None:
+        """Put bytes aside for the next `receive`: nothing of them is looked at now."""
+        if self._error is not None:
+            raise self._error
+        self._partial += data
+
     def receive(self, data: bytes, most: int | None = None) -> list[Command]:
         """The commands that `data` completes, in order; about `most`, then there `is_more`."""
         if self._error is not None:

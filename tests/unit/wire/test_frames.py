@@ -16,6 +16,7 @@ from magnetar.wire.frames import (
     encode_ack_answer,
     encode_command,
     encode_message,
+    encode_messages,
     encode_receipt,
     encode_send,
     encode_txn_answer,
@@ -126,6 +127,26 @@ def test_messages_are_those_of_protobuf(
         consumer_id, position, partition, redeliveries, ack_set, entry, consumer_epoch=epoch
     )
     assert made == encode_with_payload(base, entry)
+
+
+@given(
+    UINT64,
+    st.integers(-1, 2**31 - 1),
+    st.none() | UINT64,
+    st.lists(
+        st.tuples(st.builds(Position, UINT64, UINT64 | INT64), st.binary(max_size=20)), max_size=6
+    ),
+)
+def test_messages_together_are_those_one_by_one(
+    consumer_id: int, partition: int, epoch: int | None, entries: list[tuple[Position, bytes]]
+) -> None:
+    together = encode_messages(consumer_id, partition, epoch, entries)
+    one_by_one = [
+        piece
+        for position, payload in entries
+        for piece in encode_message(consumer_id, position, partition, 0, (), payload, epoch)
+    ]
+    assert together == one_by_one
 
 
 @given(

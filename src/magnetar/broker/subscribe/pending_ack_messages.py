@@ -168,6 +168,8 @@ class PendingAckMessages:
         # Dispatch comes to it by itself, or nothing is left to deliver.
         if position >= self._cursor.read_position or self._cursor.is_acked(position):
             return False
+        if self._dispatcher.is_delayed(position):
+            return False
         return not self._opened.is_withheld(position)
 
     async def _return(self, state: DispatchState, rewinds: int, positions: list[Position]) -> None:
