@@ -17,7 +17,7 @@ import binascii
 import re
 import struct
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from magnetar.errors import NotAllowed, RemoteProtocolError
@@ -36,7 +36,8 @@ BATCH_SIZE_TAG: Final = b"\x58"
 """The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
 
 # Field 19 (deliver_at_time, a number) begins with these in MessageMetadata.
-_finds_delay: Final = re.compile(rb"\x98\x01").search
+_DELAY_TAG: Final = b"\x98\x01"
+_finds_delay: Final = re.compile(re.escape(_DELAY_TAG)).search
 _finds_batch: Final = re.compile(re.escape(BATCH_SIZE_TAG)).search
 
 # How an entry begins: magic number and CRC-32C, if its client sent them; the metadata's size.
@@ -251,16 +252,26 @@ def too_late(send: Send, max_delay_ms: int) -> NotAllowed | None:
 
 def may_have_batches(payloads: Iterable[bytes]) -> bool:
     """Whether some entry may say how many messages it has (`may_be_batch`)."""
+    return _may_have(payloads, BATCH_SIZE_TAG, may_be_batch)
+
+
+def may_have_delays(payloads: Iterable[bytes]) -> bool:
+    """Whether some entry may say when it is to be delivered (`may_be_delayed`)."""
+    return _may_have(payloads, _DELAY_TAG, may_be_delayed)
+
+
+def _may_have(payloads: Iterable[bytes], tag: bytes, judged: Callable[[bytes], bool]) -> bool:
+    """Whether the metadata of some entry has a tag; `judged` judges those of rare forms."""
     read_head, head_bytes = _CHECKED_HEAD.unpack_from, _CHECKED_HEAD.size
     for payload in payloads:
         if len(payload) >= head_bytes:
             magic, _, size = read_head(payload)
             if magic == MAGIC_CHECKSUM:
                 # In full, without a call: this is once per entry that is delivered.
-                if payload.find(BATCH_SIZE_TAG, head_bytes, head_bytes + size) >= 0:
+                if payload.find(tag, head_bytes, head_bytes + size) >= 0:
                     return True
                 continue
-        if may_be_batch(payload):
+        if judged(payload):
             return True
     return False
 
