@@ -33,10 +33,12 @@ AT = Position(3, 4)
 ENTRIES = st.binary(max_size=14) | st.builds(
     lambda count, checksum, name, payload: encode_entry(
         pb.MessageMetadata(
-            producer_name=name, sequence_id=1, publish_time=1, num_messages_in_batch=count
-        )
-        if count
-        else pb.MessageMetadata(producer_name=name, sequence_id=1, publish_time=1),
+            producer_name=name,
+            sequence_id=1,
+            publish_time=1,
+            num_messages_in_batch=count or None,
+            deliver_at_time=5 if count == 1 else None,
+        ),
         payload,
         checksum=checksum,
     ),
@@ -50,6 +52,7 @@ ENTRIES = st.binary(max_size=14) | st.builds(
 @given(st.lists(ENTRIES, max_size=4))
 def test_many_entries_are_judged_as_each_of_them(payloads: list[bytes]) -> None:
     assert may_have_batches(payloads) == any(may_be_batch(each) for each in payloads)
+    assert may_have_delays(payloads) == any(may_be_delayed(each) for each in payloads)
 
 
 def view(**fields: object) -> EntryView:
