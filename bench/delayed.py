@@ -124,11 +124,10 @@ def times_of(count: int) -> list[int]:
 
 
 async def received(driver: Driver, seconds: float) -> Delivered:
-    async with asyncio.timeout(seconds):
-        while True:
-            found = await driver.pushes.get()
-            if isinstance(found, Delivered):
-                return found
+    while True:
+        found = await driver.pushes.get(seconds)
+        if isinstance(found, Delivered):
+            return found
 
 
 async def waiting(running: Running) -> dict[str, float]:

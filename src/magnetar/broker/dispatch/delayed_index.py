@@ -11,8 +11,9 @@ Invariants (`check_invariants`):
 3. What is due comes in the order of the log, as far as it became due together.
 4. What was removed leaves its bucket when that is due, or when `sweep` comes to it: it takes memory
    until then. With a sweep after each `add` no more than what waits does, and some buckets.
-5. A bucket of one position is a number, since most are where times are spread widely: a million
-   messages take less than 200 MB, whatever their times.
+5. A bucket of one position is a number, one of few an array, and one of many a bitmap. Where times
+   are spread widely nearly all are of the first two kinds, and a bitmap would take ten times as
+   much: a million messages take 1 to 110 MB, by how widely their times are spread.
 
 Relies on: positions that come in the order of the log, and once each between two calls of `clear`,
 as dispatch reads them.
@@ -20,10 +21,11 @@ as dispatch reads them.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from pyroaring import BitMap64
 
@@ -34,10 +36,13 @@ from magnetar.model.ids import Position
 _ENTRY_BITS: Final = 32
 _ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
 
-# Measured with pyroaring 1.2: a bucket with its place in dict and heap, and what a bitmap adds.
-_BUCKET_BYTES: Final = 90
-_BITMAP_BYTES: Final = 370
-_ENTRY_BYTES: Final = 2
+Bucket: TypeAlias = "int | array[int] | BitMap64"
+_ARRAY_MAX: Final = 64
+
+# Measured: a bucket with its place in dict and heap, what an array adds, and what each entry does.
+_BUCKET_BYTES: Final = 85
+_ARRAY_BYTES: Final = 96
+_ENTRY_BYTES: Final = 9
 
 
 class DelayedIndex:
@@ -61,7 +66,7 @@ class DelayedIndex:
         self._ledgers: list[int] = []
         self._waiting = BitMap64()
         self._due = BitMap64()
-        self._buckets: dict[int, int | BitMap64] = {}
+        self._buckets: dict[int, Bucket] = {}
         self._times: list[int] = []
         self._placed = 0
         """Numbers in buckets, of what was removed too."""
@@ -82,8 +87,8 @@ class DelayedIndex:
     def size_bytes(self) -> int:
         """What it takes of memory, estimated."""
         entries, buckets = len(self._waiting), len(self._buckets)
-        bitmaps = min(buckets, max(entries - buckets, 0))
-        return buckets * _BUCKET_BYTES + bitmaps * _BITMAP_BYTES + entries * _ENTRY_BYTES
+        arrays = min(buckets, max(entries - buckets, 0))
+        return buckets * _BUCKET_BYTES + arrays * _ARRAY_BYTES + entries * _ENTRY_BYTES
 
     # --- what waits
 
@@ -105,10 +110,8 @@ class DelayedIndex:
         if bucket is None:
             self._buckets[at] = number
             heappush(self._times, at)  # where a sweep was it may stand twice: the second is empty
-        elif isinstance(bucket, int):
-            self._buckets[at] = BitMap64((bucket, number))
         else:
-            bucket.add(number)
+            self._buckets[at] = _joined(bucket, number)
         self._is_fixed = self._is_fixed and deliver_at_ms >= self._latest_ms - rule.tick_ms
         self._latest_ms = max(self._latest_ms, deliver_at_ms)
 
@@ -154,16 +157,14 @@ class DelayedIndex:
 
     def _sweep_bucket(self, at: int) -> None:
         bucket = self._buckets.get(at)
-        if isinstance(bucket, int):
-            if bucket not in self._waiting:
-                del self._buckets[at]
-                self._placed -= 1
-        elif bucket is not None:
-            before = len(bucket)
-            bucket &= self._waiting
-            self._placed -= before - len(bucket)
-            if not bucket:
-                del self._buckets[at]
+        if bucket is None:
+            return  # due meanwhile
+        kept = _numbers(bucket) & self._waiting
+        self._placed -= _size(bucket) - len(kept)
+        if not kept:
+            del self._buckets[at]
+        elif len(kept) < _size(bucket):
+            self._buckets[at] = array("Q", kept) if len(kept) <= _ARRAY_MAX else kept
 
     # --- what is due
 
@@ -178,13 +179,9 @@ class DelayedIndex:
         while len(due) < count and times and rule.is_due(times[0], now_ms):
             bucket = self._buckets.pop(heappop(times), None)
             # Some may have been removed, or all.
-            if isinstance(bucket, int):
-                self._placed -= 1
-                if bucket in self._waiting:
-                    due.add(bucket)
-            elif bucket is not None:
-                self._placed -= len(bucket)
-                due |= bucket & self._waiting
+            if bucket is not None:
+                self._placed -= _size(bucket)
+                due |= _numbers(bucket) & self._waiting
         return [
             Position(self._ledgers[each >> _ENTRY_BITS], each & _ENTRY_MASK)
             for each in islice(due, count)
@@ -221,13 +218,36 @@ class DelayedIndex:
         placed = BitMap64(self._due)
         if not self._buckets.keys() <= set(self._times):
             raise InvariantBroken("a bucket has no time in the heap")
-        sizes = [1 if isinstance(each, int) else len(each) for each in self._buckets.values()]
-        if sum(sizes) != self._placed:
-            raise InvariantBroken(f"{sum(sizes)} are in buckets, {self._placed} are counted")
+        found = sum(map(_size, self._buckets.values()))
+        if found != self._placed:
+            raise InvariantBroken(f"{found} are in buckets, {self._placed} are counted")
         for bucket in self._buckets.values():
-            numbers = BitMap64((bucket,)) if isinstance(bucket, int) else bucket
+            numbers = _numbers(bucket)
             if numbers & placed:
                 raise InvariantBroken(f"positions {list(numbers & placed)} wait twice")
             placed |= numbers
         if not self._waiting <= placed or not self._due <= self._waiting:
             raise InvariantBroken("what waits is not what is in buckets or due")
+
+
+def _joined(bucket: Bucket, number: int) -> Bucket:
+    """A bucket with one more in it."""
+    if isinstance(bucket, int):
+        return array("Q", (bucket, number))
+    if isinstance(bucket, BitMap64):
+        bucket.add(number)
+        return bucket
+    if len(bucket) < _ARRAY_MAX:
+        bucket.append(number)
+        return bucket
+    return BitMap64((*bucket, number))
+
+
+def _numbers(bucket: Bucket) -> BitMap64:
+    if isinstance(bucket, BitMap64):
+        return bucket
+    return BitMap64((bucket,) if isinstance(bucket, int) else bucket)
+
+
+def _size(bucket: Bucket) -> int:
+    return 1 if isinstance(bucket, int) else len(bucket)

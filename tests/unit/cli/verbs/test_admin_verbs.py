@@ -155,6 +155,8 @@ def test_no_server_is_one_line_with_a_hint() -> None:
         assert result.exit_code == 1
         assert result.stderr.count("\n") == 1
         assert "magnetar serve" in result.stderr
+        assert "refused" in result.stderr
+        assert "ssl" not in result.stderr
     result = CliRunner().invoke(main, ["produce", "t", "x", "--url", "http://127.0.0.1"])
     assert "not a service URL" in result.stderr
 
