@@ -22,6 +22,7 @@ TURNS ?= 3
 SECONDS ?= 3
 FINISHED ?= 100000
 TRANSACTIONS ?= 100000
+MINUTES ?= 10
 
 # The sample of `make sim` and `make crash` that is a part of `make test`.
 TEST_SEEDS ?= 20
@@ -137,6 +138,14 @@ bench-broker: $(STAMP) ## measure the broker over sockets against a stub that st
 bench-restart: $(STAMP) ## from process start to the first producer, with a million messages stored
 	$(BIN)/python -m bench.restart
 
+.PHONY: bench-stalls
+bench-stalls: $(STAMP) ## 70 % load for MINUTES=10: receipts, and the longest turn of the loop
+	$(BIN)/python -m bench.stalls --minutes $(MINUTES)
+
+.PHONY: bench-delayed
+bench-delayed: $(STAMP) ## a million messages that wait for their time: memory, start, processor, lateness
+	$(BIN)/python -m bench.delayed
+
 .PHONY: bench-split
 bench-split: $(STAMP) ## a topic splits and merges under load: message set, order, stalls
 	$(BIN)/python -m bench.split
@@ -145,9 +154,17 @@ bench-split: $(STAMP) ## a topic splits and merges under load: message set, orde
 bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, restarts
 	$(BIN)/python -m bench.layouts
 
+.PHONY: bench-policies
+bench-policies: $(STAMP) ## ten thousand loaded topics: until a changed policy holds for all
+	$(BIN)/python -m bench.policies
+
 .PHONY: bench-txn
 bench-txn: $(STAMP) ## transactions: cost of a publish, rate, commit times, wakes; FINISHED=100000
 	$(BIN)/python -m bench.txn --finished $(FINISHED)
+
+.PHONY: bench-txn-path
+bench-txn-path: $(STAMP) ## what one transaction is made of: time, tasks, futures, records, calls
+	$(BIN)/python -m bench.txn_path
 
 .PHONY: bench-txn-large
 bench-txn-large: $(STAMP) ## one transaction of up to 10^6 messages: memory, time of its end

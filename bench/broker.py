@@ -52,10 +52,15 @@ class Running:
 
     port: int
     pid: int
+    admin_url: str = ""
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_mib(self) -> float:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager
@@ -68,7 +73,8 @@ def server(folder: Path) -> Iterator[Running]:
     try:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        yield Running(int(ready["service_url"].rpartition(":")[2]), process.pid)
+        port = int(ready["service_url"].rpartition(":")[2])
+        yield Running(port, process.pid, ready["admin_url"])
     finally:
         process.terminate()
         process.wait(READY_SECONDS)

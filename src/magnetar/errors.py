@@ -175,6 +175,10 @@ class IncompatibleSchema(RequestError):
     wire_code = WireCode.INCOMPATIBLE_SCHEMA
 
 
+class InvalidSchema(IncompatibleSchema):
+    """The definition of a schema is none of its type."""
+
+
 # The usual answer while a topic changes its owner; every Pulsar client retries it by itself.
 class ServiceNotReady(RequestError):
     """The topic is moving or recovering: nothing was applied, look it up again."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -102,6 +104,45 @@ def test_a_schema_that_does_not_go_with_the_topic_is_refused_after_a_split(targe
         found = await drain(consumer, 9, consumer.ack)
         assert sorted(each.value.number for each in found) == list(range(1, 10))
         assert len({each.schema_version for each in found}) == 1
+
+    play(target, story)
+
+
+@CHANGES
+@pytest.mark.parametrize("schema_of", [AvroSchema, JsonSchema])
+def test_versions_and_rules_go_on_over_a_split_and_a_merge(
+    target: Target, schema_of: Callable[[type], Any]
+) -> None:
+    """What a segment got counts in its children, and in the one that they become."""
+
+    async def story(scene: Scene) -> None:
+        topic = await scene.scalable(1)
+
+        async def publish(number: int, of: type) -> None:
+            async with await scene.client.producer(topic, schema=schema_of(of)) as producer:
+                await producer.send(of(number), key=f"k{number}")
+
+        async def refused() -> None:
+            with pytest.raises(IncompatibleSchema):
+                await publish(9, OtherOrder)
+
+        await publish(1, Order)
+        await refused()
+        await scene.split(topic, 0)
+        await refused()
+        await publish(2, LaterOrder)
+        await publish(3, Order)
+        await scene.merge(topic, 1, 2)
+        await refused()
+        await publish(4, Order)
+        await publish(5, LaterOrder)
+        consumer = await scene.client.queue_consumer(
+            topic, "s", schema=schema_of(LaterOrder), initial_position=FIRST
+        )
+        found = {each.value.number: each for each in await drain(consumer, 5, consumer.ack)}
+        versions = [found[number].schema_version for number in range(1, 6)]
+        assert versions == [versions[0], versions[1], versions[0], versions[0], versions[1]]
+        assert versions[0] != versions[1]
 
     play(target, story)
 

@@ -1,4 +1,4 @@
-"""Schemas of the official client: stored, versioned, refused where the types differ."""
+"""Schemas of the official client: stored, versioned, refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -36,6 +36,33 @@ class PlaceWithCountry(Record):  # type: ignore[misc]
     height = Integer()
     tags = Array(String())
     country = String(default="nowhere", required=True, required_default=True)
+
+
+class PlaceOnceMore(Record):  # type: ignore[misc]
+    """The first version under another name."""
+
+    _avro_namespace = "elsewhere"
+
+    name = String()
+    height = Integer()
+    tags = Array(String())
+
+
+class PlaceByText(Record):  # type: ignore[misc]
+    """One that reads nothing of the first version, and is read by nobody."""
+
+    name = String()
+    height = String()
+    tags = Array(String())
+
+
+class PlaceWithMust(Record):  # type: ignore[misc]
+    """One that has more than the first version, without a default."""
+
+    name = String()
+    height = Integer()
+    tags = Array(String())
+    mayor = String(required=True)
 
 
 PLACE = {"name": "Zürich", "height": 408, "tags": ["lake", "town"]}
@@ -88,6 +115,60 @@ def test_another_type_is_refused(client: Any, topic: str) -> None:
     with pytest.raises(pulsar.IncompatibleSchema):
         client.subscribe(topic, "sub", schema=StringSchema())
     producer.send(Place(**PLACE))
+
+
+@pytest.mark.parametrize("kind", [JsonSchema, AvroSchema])
+def test_a_record_that_does_not_fit_is_refused(
+    client: Any, server: ServerProcess, topic: str, kind: Any
+) -> None:
+    """By the default strategy, which is FULL: producers and consumers, and both hear why."""
+    producer = client.create_producer(topic, schema=kind(Place))
+    producer.send(Place(**PLACE))
+    for other in (PlaceByText, PlaceWithMust):
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.create_producer(topic, schema=kind(other))
+        with pytest.raises(pulsar.IncompatibleSchema):
+            client.subscribe(topic, "sub", schema=kind(other))
+    # Records go by their fields, and a name is not one.
+    client.create_producer(topic, schema=kind(PlaceOnceMore))
+    assert _versions(server, topic) == [0, 1]
+    producer.send(Place(**PLACE))
+
+
+def test_strategies_and_switches_are_followed_at_once(
+    client: Any, server: ServerProcess, topic: str
+) -> None:
+    path = f"persistent/{topic.partition('://')[2]}"
+    client.create_producer(topic, schema=AvroSchema(Place)).send(Place(**PLACE))
+    server.admin("PUT", f"{path}/schemaCompatibilityStrategy", "FORWARD")
+    client.create_producer(topic, schema=AvroSchema(PlaceWithMust))
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(topic, schema=AvroSchema(PlaceByText))
+    server.admin("PUT", f"{path}/schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE")
+    client.create_producer(topic, schema=AvroSchema(PlaceByText))
+    server.admin("PUT", f"{path}/schemaCompatibilityStrategy", "ALWAYS_INCOMPATIBLE")
+    client.create_producer(topic, schema=AvroSchema(Place))
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(topic, schema=AvroSchema(PlaceWithCountry))
+    assert _versions(server, topic) == [0, 1, 2]
+    server.admin("POST", f"{path}/schemaValidationEnforced", True)
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(topic)
+    client.subscribe(topic, "plain").close()
+
+
+def test_a_schema_that_was_deleted_no_longer_binds(
+    client: Any, server: ServerProcess, topic: str
+) -> None:
+    path = f"schemas/{topic.partition('://')[2]}/schema"
+    client.create_producer(topic, schema=AvroSchema(Place)).send(Place(**PLACE))
+    assert server.admin("DELETE", path) == {"version": {"version": 1}}
+    client.create_producer(topic, schema=AvroSchema(PlaceByText))
+    assert _versions(server, topic) == [2]
+    # The message still finds the version that it was written with.
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert reader.read_next(RECEIVE_MS).schema_version()
+    assert server.admin("GET", f"{path}/0")["version"] == 0
 
 
 def test_bytes_go_with_any_schema(client: Any, topic: str) -> None:

@@ -22,6 +22,10 @@ var scenarios = map[string]func(*stage){
 	"partitioned": partitioned,
 	"access":      access,
 	"table-view":  tableView,
+	// schemas
+	"schema-rules":  schemaRules,
+	"schema-native": schemaNative,
+	"schema-admin":  schemaAdmin,
 	// consumers
 	"exclusive":       exclusive,
 	"shared":          shared,

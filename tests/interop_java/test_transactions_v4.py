@@ -1,4 +1,4 @@
-"""Transactions of the official Java client of version 4, against our server."""
+"""Transactions and schemas of the official Java client of version 4, against our server."""
 
 from __future__ import annotations
 

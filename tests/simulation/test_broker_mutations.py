@@ -7,6 +7,7 @@ find nothing with the rule in place is shown by `test_broker_seeds.py` and `make
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from harness.simulation.broker.run import simulate_broker
 from magnetar.broker.api import Receipt, ReceiptRun
 from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.delayed_index import DelayedIndex
+from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.key_shared import HashHolds
 from magnetar.broker.dispatch.members import Member, Members
@@ -22,6 +25,7 @@ from magnetar.broker.publish.dedup import Dedup, SendVerdict
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription
+from magnetar.errors import InvariantBroken
 from magnetar.journal.files import JournalFile
 from magnetar.journal.format import FILE_HEADER_BYTES, encode_file_header
 from magnetar.managed_ledger.cursor_state import CursorState
@@ -136,3 +140,40 @@ def test_redelivery_counts_of_what_nobody_asked_for_are_caught(
 
     monkeypatch.setattr(RedeliveryCounts, "of", too_many)
     assert "redelivery count" in _first_violation()
+
+
+def test_messages_before_their_time_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_due = DelayedIndex.first_due
+
+    def two_seconds_early(
+        index: DelayedIndex, count: int, now_ms: int, rule: Any
+    ) -> list[Position]:
+        return first_due(index, count, now_ms + 2000, rule)
+
+    monkeypatch.setattr(DelayedIndex, "first_due", two_seconds_early)
+    assert "s early" in _first_violation()
+
+
+def test_messages_that_are_forgotten_while_they_wait_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DelayedIndex, "add", lambda *_: None)
+    assert "is open" in _first_violation()
+
+
+def test_messages_that_wait_again_once_they_were_handed_out_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remove_all = Delays.remove_all
+
+    def and_once_more(delays: Delays, positions: Any) -> None:
+        gone = list(positions)
+        remove_all(delays, gone)
+        rule, at_ms = delays._rule(), delays._clock.now_ms() + 1500
+        for position in gone:
+            with suppress(InvariantBroken):
+                delays._add(position, at_ms, rule)
+
+    monkeypatch.setattr(Delays, "remove_all", and_once_more)
+    found = _first_violation()
+    assert "again" in found or "which c" in found

@@ -27,6 +27,7 @@ from harness.simulation.broker.history import (
     SubscriptionStory,
 )
 from harness.simulation.broker.world import CLIENT_ERRORS, BrokerWorld, Client
+from harness.simulation.seeds import EPOCH_MS
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.batch_indexes import unacked_of, words_of
@@ -152,6 +153,9 @@ class _Producing:
         if messages > 1:
             fields["num_messages_in_batch"] = messages
             fields["highest_sequence_id"] = story.next_sequence + messages - 1
+        deliver_at = self._world.deliver_at(story.topic)
+        if deliver_at is not None:
+            fields["deliver_at_time"] = EPOCH_MS + round(deliver_at * 1000)
         payload = build_message(
             self._world.payload(random, story.next_sequence),
             producer_name=story.name,
@@ -160,7 +164,7 @@ class _Producing:
             key=key,
             **fields,
         )
-        return story.prepare(messages, key, payload)
+        return story.prepare(messages, key, payload, deliver_at)
 
     def _send(self, sent: Sent) -> None:
         if self._over or self._world.disk.is_stopped or self._client.failure is not None:

@@ -21,7 +21,7 @@ is not known weakens both ends: what it would open is not durable, what it would
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Protocol
@@ -31,6 +31,9 @@ from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 
 ALL: Final = -1
+_SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+_CLOCK_STEP: Final = 0.002
+"""The broker's clock and the times of messages are in milliseconds, each rounded."""
 NOWHERE: Final = Position(-1, -1)
 
 
@@ -47,6 +50,8 @@ class Sent:
     key: str
     payload: bytes
     """All that follows the command, unlike that of any other send."""
+    deliver_at: float | None = None
+    """Not to be delivered before, where consumers share messages."""
     tries: int = 0
     receipted: bool = False
     positions: list[Position] = field(default_factory=list)
@@ -73,6 +78,9 @@ class TopicStory:
         """Every entry that a receipt, a reader or a consumer showed."""
         self.lost_appends = False
         """An append failed since the log was last compared: its producer's order may suffer."""
+        self.has_delays = False
+        self.early = 0.0
+        """How much before its time a message may be delivered."""
         self._findings = findings
         self._sends: dict[bytes, Sent] = {}
 
@@ -149,9 +157,11 @@ class ProducerStory:
         self._findings = findings
         topic.producers.append(self)
 
-    def prepare(self, messages: int, key: str, payload: bytes) -> Sent:
+    def prepare(
+        self, messages: int, key: str, payload: bytes, deliver_at: float | None = None
+    ) -> Sent:
         """A new send; the next sequence ids are its own."""
-        sent = Sent(self, self.next_sequence, messages, key, payload)
+        sent = Sent(self, self.next_sequence, messages, key, payload, deliver_at)
         self.next_sequence += messages
         self.topic.add(sent)
         self.sends.append(sent)
@@ -343,17 +353,52 @@ class SubscriptionStory:
     # --- deliveries
 
     def delivered(
-        self, consumer: ConsumerStory, sent: Sent, position: Position, mask: int, at: float
+        self,
+        consumer: ConsumerStory,
+        sent: Sent,
+        position: Position,
+        mask: int,
+        at: float,
+        count: int,
     ) -> None:
-        """A delivery, with its open messages, written at a moment."""
+        """A delivery, with its open messages and redelivery count, written at a moment."""
         again = mask & self._durable(position, at, consumer)
         if again:
             self.broken(f"{position} came again at {at:.6f}, {again:b} of it was acknowledged")
+        if consumer.kind in _SHARING:
+            self._check_time(consumer, sent, position, at)
+            self._note_double(consumer, sent.key, position, at, count)
         if consumer.joined_at < self._sought_at or self._possible_seeks:
             return
-        self._note_first(consumer, sent.key, position, at)
+        # Order is promised among messages of equal delay.
+        if sent.deliver_at is None:
+            self._note_first(consumer, sent.key, position, at)
         if consumer.kind is SubscriptionType.KEY_SHARED:
             self._note_overtaking(consumer, sent.key, position, at)
+
+    def _check_time(
+        self, consumer: ConsumerStory, sent: Sent, position: Position, at: float
+    ) -> None:
+        """Where messages are shared, none comes before its time."""
+        if sent.deliver_at is not None and at < sent.deliver_at - self.topic.early - _CLOCK_STEP:
+            self.broken(f"{consumer.name} got {position} {sent.deliver_at - at:.3f} s early")
+
+    def _note_double(
+        self, consumer: ConsumerStory, key: str, position: Position, at: float, count: int
+    ) -> None:
+        """Where messages are shared, one that somebody has goes to nobody.
+
+        A consumer may have asked for it again before it arrived; then the count is another one.
+        """
+        for other in self.live:
+            moment = other.held.get(key, {}).get(position)
+            if moment is None or other.kind not in _SHARING or other.counts[position] < count:
+                continue
+            if other is consumer:
+                self.broken(f"{consumer.name} got {position} again, and has it")
+            elif moment < at:
+                text = f"{consumer.name} got {position}, which {other.name} has"
+                self._overtakings.append((other, at, text))
 
     def _note_first(self, consumer: ConsumerStory, key: str, position: Position, at: float) -> None:
         """Key_Shared: for the first time, the entries of a key come in the order of the log."""
@@ -396,10 +441,22 @@ class SubscriptionStory:
 
     # --- the whole
 
-    def verified(self, log: Sequence[Position], found: Mapping[Position, int]) -> None:
+    def waits(self, position: Position, until: float) -> bool:
+        """Whether a message is still to wait at a moment, where consumers share messages."""
+        deliver_at = self.topic.at[position].deliver_at
+        return deliver_at is not None and deliver_at > until
+
+    def verified(
+        self,
+        log: Sequence[Position],
+        found: Mapping[Position, int],
+        owed: Callable[[Position], bool] = lambda _: True,
+    ) -> None:
         """Everything that a first and only consumer got, with nobody else connected."""
         for position in log:
             missing = self.open_messages(position) & ~found.get(position, 0)
+            if not owed(position):
+                continue
             if missing:
                 self.broken(f"{position} was not delivered, though {missing:b} of it is open")
         known = set(log)
@@ -427,6 +484,8 @@ class ConsumerStory:
         """When the broker said that it closed it."""
         self.held: dict[str, dict[Position, float]] = {}
         """Neither acknowledged nor given back, by key: when each was written."""
+        self.counts: dict[Position, int] = {}
+        """With which redelivery count each came last."""
         self._permits = 0
         self._last = NOWHERE
         self._rewinds = 0
@@ -473,7 +532,8 @@ class ConsumerStory:
         self._check_order(position)
         if count > (0 if self.kind.takes_cumulative_acks else subscription.redeliveries(position)):
             subscription.broken(f"{position} came with the redelivery count {count}")
-        subscription.delivered(self, sent, position, opened, at)
+        subscription.delivered(self, sent, position, opened, at, count)
+        self.counts[position] = count
         self.held.setdefault(sent.key, {})[position] = at
         return sent
 

@@ -29,6 +29,7 @@ from harness.simulation.seeds import EPOCH_MS, LIFE_SECONDS_MAX, Report, alone, 
 from harness.simulation.storage.actors import BUGS
 from harness.simulation.storage.history import Findings
 from harness.simulation.watched_runs import ended
+from magnetar.broker.policy.defaults import PolicyDefaults
 from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.values import RetentionPolicies
 from magnetar.errors import MagnetarError
@@ -62,9 +63,14 @@ _POLICIES: Final = {
 _ACTORS_SECONDS: Final = 300.0
 _SESSIONS_SECONDS: Final = 200.0
 _DELIVERY_SECONDS: Final = 100.0
+_SOON_SECONDS: Final = 30.0
 _SURPLUS_SECONDS: Final = 0.5
 _ENOUGH_PERMITS: Final = 1_000_000
 _MANY: Final = 1000
+_MANY_UNACKED: Final = {
+    "consumer_unacked_messages": 50_000,
+    "subscription_unacked_messages": 200_000,
+}
 
 
 class BrokerRun:
@@ -76,8 +82,15 @@ class BrokerRun:
         self.findings.lines = lines
         self._random = Random(f"broker {seed}")
         self._limits = _small_limits(self._random)
+        # Drawn apart: seeds without delays are what they were before there were any.
+        self._delays = Random(f"delays {seed}")
+        self._tick_ms = self._delays.choice((50, 300, 1000))
+        self._is_strict = self._delays.random() < 0.5
         self._disk = SimulatedDisk(seed=seed)
         self._topics = self._draw_topics()
+        if any(topic.has_delays for topic in self._topics) and self._delays.random() < 0.7:
+            # So that whoever compares may take all of what waits, and not in order.
+            self._limits = self._limits.override(_MANY_UNACKED)
         self._is_set_up = False
 
     def _draw_topics(self) -> list[TopicStory]:
@@ -89,6 +102,8 @@ class BrokerRun:
                 ProducerStory(self.findings, topic, f"p{number}")
             for kind in random.sample(list(SubscriptionType), 2):
                 SubscriptionStory(self.findings, topic, kind.name.lower(), kind)
+            topic.has_delays = self._delays.random() < 0.5
+            topic.early = 0.0 if self._is_strict else self._tick_ms / 1000
             topics.append(topic)
         return topics
 
@@ -202,7 +217,13 @@ class BrokerRun:
             new_worker=lambda name: VirtualWorker(Random(f"{seed} {name}"), self._disk.stopped),
             listen=network.listen,
         )
-        config = ServerConfig(data=str(ROOT), host="simulated", limits=self._limits)
+        config = ServerConfig(
+            data=str(ROOT),
+            host="simulated",
+            limits=self._limits,
+            policies=PolicyDefaults(delayed_delivery_tick_time_millis=self._tick_ms),
+            is_delayed_delivery_deliver_at_time_strict=self._is_strict,
+        )
         return BrokerWorld(
             name=f"life {self.report.lives}",
             disk=self._disk,
@@ -211,6 +232,7 @@ class BrokerRun:
             findings=self.findings,
             topics=self._topics,
             started_at=started_at,
+            delays=Random(f"{self.report.seed} delays {self.report.lives}"),
         )
 
     async def _set_up(self, world: BrokerWorld, random: Random) -> None:
@@ -285,11 +307,19 @@ class BrokerRun:
         log: list[Position],
     ) -> None:
         """What a first consumer gets is everything open, and nothing that is acknowledged."""
-        wanted = {position for position in log if story.open_messages(position)}
         kind = random.choice((SubscriptionType.EXCLUSIVE, story.kind))
+        if story.topic.has_delays and not story.kind.takes_cumulative_acks:
+            kind = story.kind
         limits = self._limits
         if min(limits.consumer_unacked_messages, limits.subscription_unacked_messages) < _MANY:
             kind = SubscriptionType.EXCLUSIVE  # which does not count what is unacknowledged
+        # What is due soon is waited for; where there is an order, all comes at once.
+        soon = world.now() + _SOON_SECONDS
+
+        def owed(position: Position) -> bool:
+            return kind.takes_cumulative_acks or not story.waits(position, soon)
+
+        wanted = {each for each in log if story.open_messages(each) and owed(each)}
         client = await world.connect()
         consumer = Consuming(world, random, story, client, kind)
         await consumer.subscribe()
@@ -299,7 +329,7 @@ class BrokerRun:
         if self._disk.is_stopped:
             return
         world.note(f"{story.name} has {len(wanted)} open entries, {len(consumer.got)} came")
-        story.verified(log, consumer.got)
+        story.verified(log, consumer.got, owed)
         await consumer.leave()
         await self._quiet(world)
 

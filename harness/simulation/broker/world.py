@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, Final
 
 from harness.simulation.broker.history import TopicStory
+from harness.simulation.seeds import LIFE_SECONDS_MAX
 from harness.simulation.storage.history import Findings
 from magnetar.errors import (
     DeadlineExceeded,
@@ -73,6 +74,8 @@ class BrokerWorld:
     topics: list[TopicStory]
     started_at: float
     """The moment at which the loop's time was 0."""
+    delays: Random
+    """Draws delays; apart, so that what else is drawn does not depend on them."""
     ending: bool = False
     consumers: int = 0
 
@@ -134,6 +137,14 @@ class BrokerWorld:
         if client is None or client.failure is not None:
             return True
         return client.end.is_silent or client.end.peer.is_silent
+
+    def deliver_at(self, topic: TopicStory) -> float | None:
+        """The time of delivery of a new message; None: at once."""
+        if not topic.has_delays:
+            return None
+        # The long ones wait over the next start, which is an hour later.
+        delay = self.delays.choice((None, None, 0.0, 0.3, 2.0, 8.0, 15.0, LIFE_SECONDS_MAX))
+        return None if delay is None else self.now() + delay
 
     def payload(self, random: Random, number: int) -> bytes:
         """Unlike any other."""

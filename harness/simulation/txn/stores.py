@@ -248,6 +248,13 @@ class ToldStore(MetadataStore):
 
         return self._told(self._inner._delete(key, expected), gone)
 
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[list[str]]:
+        def gone(keys: list[str]) -> None:
+            for key in keys:
+                self._mirror.removed(key)
+
+        return self._told(self._inner._delete_seen(seen), gone)
+
     def _told(
         self, written: Awaitable[Result], tell: Callable[[Result], None]
     ) -> asyncio.Future[Result]:

@@ -1,7 +1,8 @@
 """Pure: what the broker needs to know of an entry, read from its metadata once and when asked.
 
 Owns: `EntryView`; `may_be_batch` and `wrong_count`, which judge how many messages a send claims;
-and `publish_time_of` for the search by time.
+`may_be_delayed` and `too_late`, which judge when one is to be delivered; and `publish_time_of` for
+the search by time.
 
 Invariants:
 1. The metadata is parsed at most once, and the payload behind it is never looked at.
@@ -13,14 +14,17 @@ Invariants:
 from __future__ import annotations
 
 import binascii
+import re
+import struct
 from base64 import b64decode
+from collections.abc import Iterable
 from typing import Final
 
 from magnetar.errors import NotAllowed, RemoteProtocolError
 from magnetar.ledger.api import Entry
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.ids import Position
-from magnetar.wire.messages import Send, TxnId, metadata_of
+from magnetar.wire.messages import MAGIC_CHECKSUM, Send, TxnId, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 NO_MARKER: Final = -1
@@ -31,10 +35,15 @@ UNPLACED: Final = Position(0, 0)
 BATCH_SIZE_TAG: Final = b"\x58"
 """The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
 
+# Field 19 (deliver_at_time, a number) begins with these in MessageMetadata.
+_finds_delay: Final = re.compile(rb"\x98\x01").search
+_finds_batch: Final = re.compile(re.escape(BATCH_SIZE_TAG)).search
+
 # How an entry begins: magic number and CRC-32C, if its client sent them; the metadata's size.
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
 _CHECKSUM_BYTES: Final = 6
 _SIZE_BYTES: Final = 4
+_CHECKED_HEAD: Final = struct.Struct(">HII")
 
 # A message of a batch has its size (4 bytes) and metadata of at least one field.
 _MESSAGE_BYTES_MIN: Final = 5
@@ -204,10 +213,56 @@ def may_be_batch(payload: bytes) -> bool:
 
     Metadata without the byte that begins the field cannot have the field.
     """
+    # Nearly always: a checksum (14 begins the magic number), and metadata of less than 64 KiB. This
+    # is once per entry, so the general way has its own function.
+    if len(payload) > 9 and payload[0] == 14 and not payload[6] and not payload[7]:
+        return _finds_batch(payload, 10, 10 + payload[9] + (payload[8] << 8)) is not None
+    return _finds_batch(payload, *_metadata_span(payload)) is not None
+
+
+def may_be_delayed(payload: bytes) -> bool:
+    """Whether an entry may say when it is to be delivered; found as `may_be_batch` finds it."""
+    if len(payload) > 9 and payload[0] == 14 and not payload[6] and not payload[7]:
+        return _finds_delay(payload, 10, 10 + payload[9] + (payload[8] << 8)) is not None
+    return _finds_delay(payload, *_metadata_span(payload)) is not None
+
+
+def _metadata_span(payload: bytes) -> tuple[int, int]:
+    """Where the metadata of an entry of any form begins and ends."""
     start = _CHECKSUM_BYTES if payload.startswith(_CHECKSUM_MAGIC) else 0
     body = start + _SIZE_BYTES
-    end = body + int.from_bytes(payload[start:body], "big")
-    return payload.find(BATCH_SIZE_TAG, body, end) >= 0
+    return body, body + int.from_bytes(payload[start:body], "big")
+
+
+def too_late(send: Send, max_delay_ms: int) -> NotAllowed | None:
+    """Why a send is to be delivered too long after it was published; None: it is not."""
+    if not may_be_delayed(send.headers_and_payload):
+        return None
+    view = EntryView(UNPLACED, send.headers_and_payload)
+    delay_ms = (view.deliver_at or 0) - view.publish_time
+    if delay_ms <= max_delay_ms:
+        return None
+    return NotAllowed(
+        f"message {send.sequence_id} of producer {send.producer_id} is to be delivered "
+        f"{delay_ms} ms after it was published",
+        hint=f"the longest delay here is {max_delay_ms} ms",
+    )
+
+
+def may_have_batches(payloads: Iterable[bytes]) -> bool:
+    """Whether some entry may say how many messages it has (`may_be_batch`)."""
+    read_head, head_bytes = _CHECKED_HEAD.unpack_from, _CHECKED_HEAD.size
+    for payload in payloads:
+        if len(payload) >= head_bytes:
+            magic, _, size = read_head(payload)
+            if magic == MAGIC_CHECKSUM:
+                # In full, without a call: this is once per entry that is delivered.
+                if payload.find(BATCH_SIZE_TAG, head_bytes, head_bytes + size) >= 0:
+                    return True
+                continue
+        if may_be_batch(payload):
+            return True
+    return False
 
 
 def wrong_count(send: Send) -> NotAllowed | None:

@@ -120,11 +120,21 @@ class AdminClient:
             ) from error
         except aiohttp.ClientError as error:
             raise ServiceNotReady(
-                f"no admin interface answers at {self.url}: {error}",
+                f"no admin interface answers at {self.url}: {_reason(error)}",
                 hint="start a server with `magnetar serve`, or name its --admin-url",
             ) from error
         except ValueError as error:
             raise RequestError(f"{self.url} is not a URL: {error}") from error
+
+
+def _reason(error: aiohttp.ClientError) -> str:
+    # The library's own text has the address again, and speaks of SSL where there is none.
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(
+        error, aiohttp.ClientSSLError
+    ):
+        number = error.os_error.errno
+        return os.strerror(number) if number else str(error.os_error)
+    return str(error)
 
 
 def _value(answer: Answer) -> Any:

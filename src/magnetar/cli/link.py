@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ class ServerConnection:
                 self._reader, self._writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError) as error:
             raise ServiceNotReady(
-                f"no server answers at {self.url}: {error}",
+                f"no server answers at {self.url}: {_reason(error)}",
                 hint="start one with `magnetar serve`, or name its --url",
             ) from error
         try:
@@ -241,6 +242,14 @@ def said_by(url: str) -> Iterator[None]:
 def _whole(url: str) -> str:
     # `host:port` alone is what people type.
     return url if "://" in url else f"pulsar://{url}"
+
+
+def _reason(error: OSError) -> str:
+    # Asyncio's own text has the address again, as Python writes a tuple. A name that cannot be
+    # resolved has a number that is not the system's.
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or "it took too long"
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -24,14 +24,26 @@ class EntryCache:
         self._blocks: OrderedDict[tuple[int, int], Sequence[bytes]] = OrderedDict()
         self.bytes_used = 0
 
-    def get(self, ledger_id: int, entry_id: int) -> Sequence[bytes]:
-        """Cached payloads from `entry_id` to the end of its block; empty if unknown."""
-        block, place = divmod(entry_id, BLOCK_ENTRIES)
-        payloads = self._blocks.get((ledger_id, block))
-        if payloads is None:
-            return ()
-        self._blocks.move_to_end((ledger_id, block))
-        return payloads[place:]
+    def get(self, ledger_id: int, first: int, last: int, bytes_max: int) -> Sequence[bytes]:
+        """Cached payloads from entry `first` on, up to `last` or one that is not cached.
+
+        Those of the block in which `bytes_max` is reached are the last ones.
+        """
+        blocks, room = self._blocks, bytes_max
+        found: list[bytes] = []
+        block, place = divmod(first, BLOCK_ENTRIES)
+        for number in range(block, last // BLOCK_ENTRIES + 1):
+            payloads = blocks.get((ledger_id, number))
+            if payloads is None:
+                break
+            blocks.move_to_end((ledger_id, number))
+            found += payloads[place:] if place else payloads
+            room -= sum(map(len, payloads))
+            if room <= 0:
+                break
+            place = 0
+        del found[last + 1 - first :]
+        return found
 
     def add(self, ledger_id: int, first: int, payloads: Sequence[bytes]) -> None:
         """Keep the complete blocks of a run of payloads that begins with entry `first`."""

@@ -73,6 +73,8 @@ _KNOWN_MAX: Final = 4096
 # What a read from a file takes along for the next reader, in one call.
 _READ_AHEAD_BYTES: Final = 1 << 20
 
+_FREED_AT_ONCE: Final = 10_000
+
 _FROM_MEMORY = metrics.LEDGER_READS.labels(source="memory")
 _FROM_CACHE = metrics.LEDGER_READS.labels(source="cache")
 _FROM_FILE = metrics.LEDGER_READS.labels(source="file")
@@ -358,7 +360,7 @@ class FileLedgers(LedgerStore):
             return entries
         # Catching up: from the file, up to the tail at most. A short answer is allowed.
         last = min(last, ledger.moved - 1)
-        payloads = self._cache.get(ledger_id, first)
+        payloads = self._cache.get(ledger_id, first, last, bytes_max)
         source = _FROM_CACHE if payloads else _FROM_FILE
         if not payloads:
             payloads = await self._read_file(ledger_id, first, last, ledger.moved, bytes_max)
@@ -541,6 +543,10 @@ class FileLedgers(LedgerStore):
             # Only now, synced: until here readers take these entries from the tail (invariant 1).
             for ledger, move in zip(ledgers, moves, strict=True):
                 self._moved(ledger, move)
+                # A second's entries may be a hundred thousand: to free them takes its time.
+                while len(move.records) > _FREED_AT_ONCE:
+                    del move.records[-_FREED_AT_ONCE:]
+                    await asyncio.sleep(0)
             for ledger_id in deleted:
                 del self._deleted[ledger_id]
 

@@ -72,11 +72,6 @@ def encode_entries(ledger_id: int, first: int, payloads: Iterable[bytes]) -> lis
     return records
 
 
-def entry_payload(record: bytes) -> bytes:
-    """The payload of a record that is known to be whole."""
-    return record[ENTRY_OVERHEAD:]
-
-
 def entry_ids(record: bytes) -> tuple[int, int]:
     """Ledger and entry id of a record that is known to be whole."""
     _, _, _, ledger_id, entry_id = _ENTRY.unpack_from(record)
@@ -97,10 +92,32 @@ def entry_size(data: bytes, offset: int, ledger_id: int, entry_id: int) -> int |
     return int(body) - _BODY_IDS + ENTRY_OVERHEAD
 
 
-def is_whole(record: bytes) -> bool:
-    """Whether a record passes its checksum."""
-    (crc,) = _CRC.unpack_from(record)
-    return bool(crc32c(memoryview(record)[_CRC.size :]) == crc)
+def whole_payloads(data: bytes, ledger_id: int, first: int, last: int) -> list[bytes]:
+    """Payloads of the entries that stand one behind the other from the start of `data` on.
+
+    Up to `last`, or to the first that is not the one that follows, is damaged, or is cut off.
+    """
+    # Without a call or a second copy for each: a backlog is read here.
+    view, end, place = memoryview(data), len(data), 0
+    payloads: list[bytes] = []
+    take, read_head = payloads.append, _ENTRY.unpack_from
+    for entry_id in range(first, last + 1):
+        start = place + ENTRY_OVERHEAD
+        if start > end:
+            break
+        crc, body, kind, ledger, entry = read_head(data, place)
+        stop: int = start + body - _BODY_IDS
+        if (
+            entry != entry_id
+            or ledger != ledger_id
+            or kind != KIND_ENTRY
+            or not start <= stop <= end
+            or crc32c(view[place + _CRC.size : stop]) != crc
+        ):
+            break
+        take(data[start:stop])
+        place = stop
+    return payloads
 
 
 def encode_ledger_record(kind: int, ledger_id: int) -> bytes:

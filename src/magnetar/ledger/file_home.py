@@ -38,9 +38,8 @@ from magnetar.ledger.file_format import (
     decode_header,
     decode_index,
     encode_index,
-    entry_payload,
     entry_size,
-    is_whole,
+    whole_payloads,
 )
 from magnetar.runtime import metrics
 from magnetar.runtime.disk import Disk, File
@@ -63,7 +62,7 @@ class Move:
     ledger_id: int
     first: int
     offset: int
-    records: Sequence[bytes]
+    records: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,25 +238,14 @@ class LedgerHomes:
     ) -> list[bytes]:
         size = self._bytes_to_read(handle, start, first, last, bytes_max)
         data = handle.data.read(start, size)
-        payloads: list[bytes] = []
-        place = 0
-        for entry_id in range(first, last + 1):
-            # None: no such entry stands here. If it is the first, `read` finds out why.
-            length = entry_size(data, place, ledger_id, entry_id)
-            if length is None:
-                break
-            # Cut off by `bytes_max`: the first entry is read again at its full size, a later one
-            # is left for the next read.
-            if place + length > len(data):
-                if payloads:
-                    break
-                data = handle.data.read(start, length)
-            record = data[place : place + length]
-            if len(record) < length or not is_whole(record):
-                break
-            payloads.append(entry_payload(record))
-            place += length
-        return payloads
+        # Cut off by `bytes_max`: the first entry is read again at its full size, a later one
+        # is left for the next read.
+        length = entry_size(data, 0, ledger_id, first)
+        if length is not None and length > len(data):
+            data = handle.data.read(start, length)
+        # Up to the first that does not stand whole in its place. If that is the very first one,
+        # `read` finds out why.
+        return whole_payloads(data, ledger_id, first, last)
 
     def _bytes_to_read(
         self, handle: _Handle, start: int, first: int, last: int, bytes_max: int

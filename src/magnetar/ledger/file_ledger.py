@@ -6,18 +6,21 @@ I/O: `FileLedgers` does that.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from typing import Any, Final
 
 from magnetar.errors import LedgerClosed, LedgerFenced, StorageError
 from magnetar.ledger.api import NO_ENTRY, Entry, LedgerInfo, LedgerState
-from magnetar.ledger.file_format import ENTRIES_START, ENTRY_OVERHEAD, LedgerHeader, entry_payload
+from magnetar.ledger.file_format import ENTRIES_START, ENTRY_OVERHEAD, LedgerHeader
 from magnetar.ledger.file_home import Loaded, Move
 from magnetar.model.ids import Position
 from magnetar.runtime.signal import Signal
 
-# Faster than the call of a named tuple, and this is once per entry read.
-_new = tuple.__new__
+# Makes a named tuple of a tuple without a call of Python.
+_new: Final[Any] = tuple.__new__
 
 
 @dataclass(slots=True)
@@ -74,17 +77,13 @@ class FileLedger:
         )
 
     def read_tail(self, first: int, last: int, bytes_max: int) -> list[Entry]:
-        entries: list[Entry] = []
-        size = 0
-        for entry_id in range(first, last + 1):
-            payload = entry_payload(self.tail[entry_id - self.moved])
-            size += len(payload)
-            # One entry comes whatever its size: a reader must get on.
-            if entries and size > bytes_max:
-                break
-            position = _new(Position, (self.ledger_id, entry_id))
-            entries.append(_new(Entry, (position, payload)))
-        return entries
+        records = self.tail[first - self.moved : last + 1 - self.moved]
+        count, overhead = len(records), ENTRY_OVERHEAD
+        # As `_count_within` counts, before a payload is copied that will not be returned.
+        if sum(map(len, records)) - overhead * count > bytes_max:
+            count = _count_within([len(each) - overhead for each in records], bytes_max)
+        payloads = [record[overhead:] for record in records[:count]]
+        return _entries(self.ledger_id, first, payloads)
 
 
 def loaded_ledger(ledger_id: int, loaded: Loaded) -> FileLedger:
@@ -110,14 +109,24 @@ def move_of(ledger: FileLedger) -> Move:
 def entries_of(
     ledger_id: int, first: int, last: int, payloads: Sequence[bytes], bytes_max: int
 ) -> list[Entry]:
-    entries: list[Entry] = []
-    size = 0
-    for entry_id, payload in enumerate(payloads[: last + 1 - first], first):
-        size += len(payload)
-        if entries and size > bytes_max:
-            break
-        entries.append(_new(Entry, (_new(Position, (ledger_id, entry_id)), payload)))
-    return entries
+    """Entries of payloads that begin with that of `first`: up to `last`, as many as fit."""
+    payloads = payloads[: last + 1 - first]
+    if sum(map(len, payloads)) > bytes_max:
+        payloads = payloads[: _count_within([len(each) for each in payloads], bytes_max)]
+    return _entries(ledger_id, first, payloads)
+
+
+def _count_within(sizes: Sequence[int], bytes_max: int) -> int:
+    """How many of the first entries have no more than so many bytes."""
+    # One entry comes whatever its size: a reader must get on.
+    return max(bisect_right(list(accumulate(sizes)), bytes_max), 1)
+
+
+def _entries(ledger_id: int, first: int, payloads: Sequence[bytes]) -> list[Entry]:
+    # Without a line of Python per entry: a backlog is read through here.
+    ids = zip(repeat(ledger_id), range(first, first + len(payloads)), strict=False)
+    positions = map(_new, repeat(Position), ids)
+    return list(map(_new, repeat(Entry), zip(positions, payloads, strict=False)))
 
 
 def not_writable(ledger: FileLedger) -> StorageError:

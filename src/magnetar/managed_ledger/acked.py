@@ -95,13 +95,16 @@ class AckedSet:
         return bool(self._chunks)
 
     def __contains__(self, position: Position) -> bool:
-        chunk = self._chunks.get(_key_of(position))
-        return chunk is not None and (position.entry_id & _OFFSET_MASK) in chunk.bits
+        ledger_id, entry_id = position
+        # A plain pair is found as a `ChunkKey` is; this is asked for every entry.
+        chunk = self._chunks.get((ledger_id, entry_id >> CHUNK_BITS))  # type: ignore[call-overload]
+        return chunk is not None and (entry_id & _OFFSET_MASK) in chunk.bits
 
     def unacked_indexes(self, position: Position) -> int | None:
         """The batch-index set of a partly acknowledged entry."""
-        chunk = self._chunks.get(_key_of(position))
-        return None if chunk is None else chunk.batches.get(position.entry_id & _OFFSET_MASK)
+        ledger_id, entry_id = position
+        chunk = self._chunks.get((ledger_id, entry_id >> CHUNK_BITS))  # type: ignore[call-overload]
+        return None if chunk is None else chunk.batches.get(entry_id & _OFFSET_MASK)
 
     def run_end(self, position: Position) -> int | None:
         """The last entry of the acknowledged run that begins here, None if none does."""
@@ -292,8 +295,12 @@ class AckedSet:
         return chunk
 
 
+_NEW: Final = tuple.__new__
+
+
 def _key_of(position: Position) -> ChunkKey:
-    return ChunkKey(position.ledger_id, position.entry_id >> CHUNK_BITS)
+    ledger_id, entry_id = position
+    return _NEW(ChunkKey, (ledger_id, entry_id >> CHUNK_BITS))
 
 
 def _run_end(bits: BitMap, start: int) -> int:

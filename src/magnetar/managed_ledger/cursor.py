@@ -186,6 +186,30 @@ class Cursor:
             if error is not None and self._taken >= needed:
                 raise error
 
+    async def change_properties(self, properties: dict[str, str]) -> None:
+        """Replace the properties, durably."""
+        self._check()
+        # One write at a time (invariant 2): whoever waits for this one tries again afterwards.
+        while self._flight is not None:
+            await asyncio.wait({self._flight})
+            self._check()
+        flight = asyncio.create_task(
+            self._write_properties(properties), name=f"cursor {self.name}: properties"
+        )
+        self._flight = flight
+        await asyncio.shield(flight)
+
+    async def _write_properties(self, properties: dict[str, str]) -> None:
+        assert self._store is not None
+        try:
+            await self._store.change_properties(properties)
+        # As of a state (invariant 3).
+        except (ManagedLedgerFenced, OutcomeUnknown) as error:
+            self.stop(error)
+            raise
+        finally:
+            self._flight = None
+
     async def _write(self) -> None:
         assert self._store is not None
         self._taken += 1

@@ -104,6 +104,12 @@ class CursorStore:
             state.acked.give_back_changed(changed)
             raise
 
+    async def change_properties(self, properties: dict[str, str]) -> None:
+        """Replace the properties; not while a state is being written."""
+        await self._record.update(
+            lambda record: msgspec.structs.replace(record, properties=properties)
+        )
+
     async def delete(self) -> None:
         """Remove the cursor. Once the main record says so, the rest can be done by anyone."""
         await self._record.update(lambda record: msgspec.structs.replace(record, deleted=True))

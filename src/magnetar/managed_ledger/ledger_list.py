@@ -168,15 +168,17 @@ class LedgerList:
 
     def at_or_after(self, position: Position) -> Position | None:
         """The lowest existing position that is not below this one."""
-        index = bisect_left(self._ids, position.ledger_id)
+        ledger_id, entry_id = position
+        index = bisect_left(self._ids, ledger_id)
         if index == len(self._ids):
             return None
         # In its own ledger, if that has so many entries; otherwise the first entry behind it. Empty
         # ledgers have none: the open one, or one that is being closed.
-        if self._ids[index] == position.ledger_id:
-            entry_id = max(position.entry_id, 0)
-            if entry_id < self._counts[index]:
-                return Position(position.ledger_id, entry_id)
+        if self._ids[index] == ledger_id:
+            if 0 <= entry_id < self._counts[index]:
+                return position
+            if entry_id < 0 < self._counts[index]:
+                return Position(ledger_id, 0)
             index += 1
         while index < len(self._ids):
             if self._counts[index]:

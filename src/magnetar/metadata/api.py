@@ -8,7 +8,7 @@ Promises of every backend (the conformance kit checks them):
    linearizable per key. Nothing is atomic over several keys.
 2. `put`, `append` and `delete` are submitted **when called**, not when awaited: program order per
    key is call order. A change is readable and watched once durable, never before; one store
-   object reads its own finished writes.
+   object reads its own finished writes. `delete_seen` is many deletes, each by itself.
 3. A version is opaque, changes at every write and is good for equality only.
 4. `append` gives a key above every existing key of its prefix. Gaps are allowed; numbers may come
    back after the highest record was deleted, so never keep one as a cursor.
@@ -24,6 +24,7 @@ Promises of every backend (the conformance kit checks them):
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from magnetar.errors import InvalidArgument, LimitExceeded
+from magnetar.errors import BadVersion, InvalidArgument, LimitExceeded
 
 ABSENT: Final = -1
 """As `expected`: the record must not exist yet."""
@@ -49,10 +50,6 @@ INDEXES_PER_RECORD_MAX: Final = 8
 SEQUENCE_DIGITS: Final = 20
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Nearly all keys match these: one pass and no encoding. The rest is looked at
-# closely, to say what is wrong.
-_PLAIN_KEY = re.compile(r"(?:/[^/\x00-\x1f\x7f]+)+")
-_PLAIN_INDEX_KEY = re.compile(r"[^/\x00\x01\x80-\U0010ffff]{0,256}")
 _INDEX_NAME = re.compile(r"[a-z0-9:-]{1,64}")
 
 Item = TypeVar("Item")
@@ -68,7 +65,7 @@ class Index(NamedTuple):
     key: str
 
 
-class Stat(msgspec.Struct, frozen=True):
+class Stat(msgspec.Struct, frozen=True, gc=False):
     """All about a record but its value."""
 
     key: str
@@ -182,9 +179,12 @@ class MetadataStore(ABC):
         ephemeral: bool = False,
     ) -> Awaitable[Stat]:
         """Create or replace. `expected` None: whatever is there; ABSENT: only create."""
-        check_key(key)
+        # The most frequent call of all: what nearly all keys and values are is seen here.
+        if not _is_plain(key):
+            check_key(key)
         entries = check_indexes(indexes)
-        check_value(value)
+        if len(value) > VALUE_BYTES_MAX:
+            check_value(value)
         if ephemeral and entries:
             raise InvalidArgument(f"{key}: an ephemeral record cannot be indexed")
         return self._put(key, value, expected, entries, ephemeral)
@@ -210,6 +210,16 @@ class MetadataStore(ABC):
         """False: there was nothing to delete (an `expected` version then fails instead)."""
         check_key(key)
         return self._delete(key, expected)
+
+    def delete_seen(self, seen: Iterable[tuple[str, int]]) -> Awaitable[list[str]]:
+        """Delete records, each in the version given, and tell the keys of those that went.
+
+        One that has another version stays; one that is gone by now is no error.
+        """
+        places = list(seen)
+        for key, _ in places:
+            check_key(key)
+        return self._delete_seen(places)
 
     async def delete_range(
         self, parent: str, start: str = "", end: str | None = None, *, partition: str | None = None
@@ -297,6 +307,10 @@ class MetadataStore(ABC):
     @abstractmethod
     def _delete(self, key: str, expected: int | None) -> Awaitable[bool]: ...
 
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[list[str]]:
+        # Each submitted now, in this order: a backend that can do better does.
+        return _deleted([(key, self._delete(key, version)) for key, version in seen])
+
     @abstractmethod
     async def _delete_range(
         self, parent: str, start: str, end: str | None, partition: str | None
@@ -342,12 +356,32 @@ class MetadataStore(ABC):
         await self.close()
 
 
+async def _deleted(deletes: list[tuple[str, Awaitable[bool]]]) -> list[str]:
+    results = await asyncio.gather(*(each for _, each in deletes), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, BadVersion):
+            raise result
+    return [key for (key, _), result in zip(deletes, results, strict=True) if result is True]
+
+
 # --- argument checks, shared with tests and recipes ---
+
+
+def _is_plain(key: str) -> bool:
+    """Whether a key is certainly good: of printable ASCII, without empty parts, not too long."""
+    return (
+        len(key) <= KEY_BYTES_MAX
+        and key.isascii()
+        and key.isprintable()
+        and key[:1] == "/"
+        and key[-1] != "/"
+        and "//" not in key
+    )
 
 
 @lru_cache(maxsize=8192)
 def check_key(key: str) -> None:
-    if len(key) <= KEY_BYTES_MAX and key.isascii() and _PLAIN_KEY.fullmatch(key):
+    if _is_plain(key):
         return  # most keys; the rest finds out what is wrong, if anything
     # What is told first is what the caller most likely got wrong: shape, characters, then length.
     if not key.startswith("/") or key.endswith("/") or "//" in key:
@@ -377,9 +411,6 @@ def check_index_name(name: str) -> None:
 
 @lru_cache(maxsize=8192)
 def check_index_key(key: str) -> None:
-    # ASCII within the limit. Others may be sound as well, but their bytes have to be counted.
-    if _PLAIN_INDEX_KEY.fullmatch(key):
-        return
     if "/" in key or "\x00" in key or "\x01" in key:
         raise InvalidArgument(f"index key {key!r} holds '/', NUL or 0x01")
     if len(key) > INDEX_KEY_BYTES_MAX or len(_utf8(key)) > INDEX_KEY_BYTES_MAX:
@@ -394,9 +425,12 @@ def check_indexes(indexes: Iterable[Index]) -> tuple[Index, ...]:
         return entries
     if len(entries) > INDEXES_PER_RECORD_MAX:
         raise LimitExceeded(f"{len(entries)} index entries; the limit is {INDEXES_PER_RECORD_MAX}")
-    for entry in entries:
-        check_index_name(entry.name)
-        check_index_key(entry.key)
+    for name, key in entries:
+        check_index_name(name)
+        # Nearly all: the rest finds out what is wrong, if anything.
+        is_plain = key.isascii() and key.isprintable() and "/" not in key
+        if not is_plain or len(key) > INDEX_KEY_BYTES_MAX:
+            check_index_key(key)
     return entries
 
 

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from magnetar.errors import BadVersion, LimitExceeded
-from magnetar.metadata.api import SEQUENCE_DIGITS, Index, Stat
+from magnetar.metadata.api import ABSENT, SEQUENCE_DIGITS, Index, Stat
 
 NO_SESSION: Final = 0
 """As the session of a record: it is not ephemeral."""
@@ -34,7 +34,8 @@ _STEP: Final = SEQUENCE_DIGITS + 1
 _NUMBERS: Final = re.compile(rf"(?:-[0-9]{{{SEQUENCE_DIGITS}}})+")
 
 
-class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
+# Of numbers, text and bytes alone: the collector need not look at the many that are held.
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A record as a backend of this package holds it; its key is where it is held."""
 
     value: bytes
@@ -84,7 +85,8 @@ def judge_put(
     now_ms: int,
 ) -> StoredRecord:
     """The record after the put, or BadVersion. `version` is one that was never given before."""
-    _check_expected(key, current, expected)
+    if expected is not None and expected != (ABSENT if current is None else current.version):
+        _check_expected(key, current, expected)
     # A record that was deleted before begins again: nothing of its former life is kept.
     if current is None:
         return StoredRecord(value, version, now_ms, now_ms, 0, session, indexes)

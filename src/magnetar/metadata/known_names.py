@@ -62,18 +62,19 @@ class KnownNames:
         self._misses: dict[str, int] = {}
         self._records: dict[str, StoredRecord] = {}
 
-    def record(self, key: str) -> StoredRecord | None:
-        """What the database has under a key that is not on its way there."""
+    def record(self, key: str, parent: str, name: str) -> StoredRecord | None:
+        """What the database has under a key (of that directory and name) that is not on its way
+        there.
+        """
         # Read before, and not changed since (`changed` would have dropped it).
         found = self._records.get(key)
         if found is not None:
             return found
-        parent, name = split_key(key)
         names = self._names.get(parent)
         # Every name of this directory is known, and this one is not among them.
         if names is not None and name not in names:
             return None
-        series = (parent, series_of(name))
+        series = (parent, name[: name.find("_") + 1])  # as `series_of`
         highest = self._highest.get(series)
         if highest is None:
             highest = self._learn_highest(series)
@@ -96,7 +97,7 @@ class KnownNames:
 
     def put(self, parent: str, name: str) -> None:
         """A record is on its way to the database."""
-        series = (parent, series_of(name))
+        series = (parent, name[: name.find("_") + 1])  # as `series_of`
         # A series that was never learnt stays unknown: its highest name may be far above this one.
         if name > self._highest.get(series, name):
             self._highest[series] = name

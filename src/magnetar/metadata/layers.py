@@ -15,7 +15,7 @@ from magnetar.metadata.judge import StoredRecord, in_range, split_key
 class Layer:
     """A set of changed keys; setting a key again replaces its state."""
 
-    __slots__ = ("_by_index", "_by_parent", "_unlisted", "rows", "states")
+    __slots__ = ("_by_index", "_by_parent", "_created", "_unlisted", "rows", "states")
 
     def __init__(self) -> None:
         self.states: dict[str, StoredRecord | None] = {}
@@ -23,8 +23,10 @@ class Layer:
         """Each state as it is handed to the database."""
         self._by_parent: dict[str, set[str]] = {}
         self._by_index: dict[str, set[str]] = {}
-        self._unlisted: list[str] = []
+        self._unlisted: dict[str, None] = {}
         """Keys that the two above do not show yet: most are never asked for."""
+        self._created: set[str] = set()
+        """Keys that were nowhere before the layer had them."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -32,7 +34,31 @@ class Layer:
     def set(self, key: str, state: StoredRecord | None, row: bytes) -> None:
         self.states[key] = state
         self.rows[key] = row
-        self._unlisted.append(key)
+        self._unlisted[key] = None
+
+    def create(self, key: str, state: StoredRecord, row: bytes) -> None:
+        """Set a key that is in no lower layer and not in the database, or is deleted in them."""
+        # One that this layer says was deleted may still be in the database.
+        if key not in self.states:
+            self._created.add(key)
+        self.set(key, state, row)
+
+    def delete(self, key: str, row: bytes) -> bool:
+        """Set a key to deleted; True: it was only here, and is forgotten instead."""
+        if key not in self._created:
+            self.set(key, None, row)
+            return False
+        # Most records of a transaction: what is below need never hear of them.
+        self._created.discard(key)
+        del self.states[key]
+        del self.rows[key]
+        self._unlisted.pop(key, None)
+        # In an index it may stay: who finds it there looks at its state.
+        parent, name = split_key(key)
+        names = self._by_parent.get(parent)
+        if names is not None:
+            names.discard(name)
+        return True
 
     def names(self, parent: str) -> Iterable[str]:
         self._list()
@@ -44,9 +70,8 @@ class Layer:
         return self._by_index.get(index, ())
 
     def _list(self) -> None:
-        # Put off until somebody scans. A key that was set twice stands there twice, and both times
-        # its latest state counts.
-        unlisted, self._unlisted = self._unlisted, []
+        # Put off until somebody scans: of a key that was set many times the latest state counts.
+        unlisted, self._unlisted = self._unlisted, {}
         for key in unlisted:
             parent, name = split_key(key)
             self._by_parent.setdefault(parent, set()).add(name)

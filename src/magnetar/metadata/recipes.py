@@ -184,12 +184,19 @@ class Counter:
         self._end = 0
         self._refill = asyncio.Lock()
 
-    async def next(self, *, timeout_s: float = CAS_TIMEOUT_S) -> int:
-        """A number that nobody else gets."""
-        # While a block is fetched, newcomers queue behind those who wait for it.
+    def next_at_once(self) -> int | None:
+        """A number that nobody else gets; None: `next`, for a block has to be fetched."""
+        # While one is fetched, newcomers queue behind those who wait for it.
         if self._next < self._end and not self._refill.locked():
             self._next += 1
             return self._next - 1
+        return None
+
+    async def next(self, *, timeout_s: float = CAS_TIMEOUT_S) -> int:
+        """A number that nobody else gets."""
+        number = self.next_at_once()
+        if number is not None:
+            return number
         async with _within(timeout_s, f"{self._key}: next number"), self._refill:
             # Looked at again: the one before in the queue may have brought a block.
             if self._next == self._end:
@@ -240,15 +247,12 @@ class LeaderElection:
         # An answer that was asked for before a loss of the session is not believed after it:
         # hence `_losses` is counted.
         self._epoch: int | None = None
+        self.leading = False
         self._losses = 0
         self._news = Signal()
         self._closing = False
         self._over = asyncio.Event()
         self._over.set()
-
-    @property
-    def leading(self) -> bool:
-        return self._epoch is not None
 
     @property
     def epoch(self) -> int | None:
@@ -356,12 +360,12 @@ class LeaderElection:
 
     def _begin(self, epoch: int) -> None:
         if self._epoch != epoch:
-            self._epoch = epoch
+            self._epoch, self.leading = epoch, True
             self.changes.advance()
 
     def _step_down(self) -> None:
         if self._epoch is not None:
-            self._epoch = None
+            self._epoch, self.leading = None, False
             self.changes.advance()
 
 

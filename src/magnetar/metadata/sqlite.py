@@ -68,7 +68,8 @@ class SqliteStore(MetadataStore):
         indexes: tuple[Index, ...],
         ephemeral: bool,
     ) -> Awaitable[Stat]:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if not ephemeral:
             return self._engine.put(key, value, expected, indexes, NO_SESSION)
         # Before the outcome is known: `close` looks at each key once more.
@@ -84,6 +85,13 @@ class SqliteStore(MetadataStore):
     def _delete(self, key: str, expected: int | None) -> Awaitable[bool]:
         self._check_open()
         return self._engine.delete(key, expected)
+
+    def _delete_seen(self, seen: list[tuple[str, int]]) -> Awaitable[list[str]]:
+        self._check_open()
+        if len(seen) <= _DELETE_PAGE:
+            return self._engine.delete_seen(seen)
+        pages = range(0, len(seen), _DELETE_PAGE)
+        return _all([self._engine.delete_seen(seen[at : at + _DELETE_PAGE]) for at in pages])
 
     async def _delete_range(
         self, parent: str, start: str, end: str | None, partition: str | None
@@ -219,3 +227,7 @@ def _once(
                 continue
             seen.add(key)
         yield key, record
+
+
+async def _all(futures: list[asyncio.Future[list[str]]]) -> list[str]:
+    return [key for keys in await asyncio.gather(*futures) for key in keys]

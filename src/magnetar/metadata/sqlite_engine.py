@@ -52,7 +52,13 @@ from magnetar.metadata.judge import (
 from magnetar.metadata.known_names import KnownNames
 from magnetar.metadata.layers import Layer, directory_states
 from magnetar.metadata.sqlite_home import SqliteHome
-from magnetar.metadata.sqlite_rows import body_pieces, decode_body, encode_row
+from magnetar.metadata.sqlite_rows import (
+    body_pieces,
+    decode_body,
+    decode_deletes,
+    deletes_body,
+    encode_row,
+)
 from magnetar.metadata.watches import Watchers
 from magnetar.runtime import metrics
 from magnetar.runtime.clock import Clock
@@ -62,6 +68,11 @@ from magnetar.runtime.worker import Worker
 
 KIND_CHANGE: Final = 16
 """The journal's kind of a metadata change: key and new state."""
+
+KIND_DELETES: Final = 17
+"""The journal's kind of many deletes: their keys."""
+
+METADATA_KINDS: Final = (KIND_CHANGE, KIND_DELETES)
 
 _ROOM_STEP: Final = 256
 """How many changes are taken between two looks at how many are unapplied."""
@@ -77,10 +88,22 @@ class _Change(msgspec.Struct, frozen=True):
     future: asyncio.Future[Any]
     answer: Any
     key: str
+    parent: str
     state: StoredRecord | None
     row: bytes
     event: EventKind | None
     """None: nothing changes, only the answer waits (its error, if it is one)."""
+
+
+class _Deletes(msgspec.Struct, frozen=True):
+    """Decided deletes of several records that share a record of the journal."""
+
+    sequence: int
+    future: asyncio.Future[Any]
+    changes: list[_Change]
+    """One for each, with this sequence and future."""
+    answer: list[str]
+    """Their keys."""
 
 
 class SqliteMetadata:
@@ -99,7 +122,7 @@ class SqliteMetadata:
         self._judged: dict[str, _Change] = {}
         self._visible = Layer()
         self._applying = Layer()
-        self._pending: deque[_Change] = deque()
+        self._pending: deque[_Change | _Deletes] = deque()
         self._refusals = 0
         # How many changes may be taken before the unapplied ones are counted again.
         self._room = 0
@@ -121,7 +144,12 @@ class SqliteMetadata:
 
     def replay(self, record: JournalRecord) -> None:
         """Take back a durable change that SQLite may not hold."""
-        if record.sequence > self._applied:
+        if record.sequence <= self._applied:
+            return
+        if record.kind == KIND_DELETES:
+            for key, row in decode_deletes(record.body):
+                self._visible.set(key, None, row)
+        else:
             self._visible.set(*decode_body(record.body))
 
     def replayed(self, sequence: int) -> None:
@@ -158,10 +186,15 @@ class SqliteMetadata:
         indexes: tuple[Index, ...],
         session: int,
     ) -> asyncio.Future[Stat]:
-        self._check_room()
+        if self._room > 0 and self._journal.refusals == self._refusals:
+            self._room -= 1
+        else:
+            self._check_room()
+        parent, _, name = key.rpartition("/")  # as `split_key`
         # Judged against changes that are not durable yet, too: calls of one turn see each other.
         # The version is the number that `_submit` gets; there is no await in between (invariant 4).
-        current = self._judged_state(key)
+        judged = self._judged.get(key)
+        current = judged.state if judged is not None else self._visible_at(key, parent, name)
         try:
             state = judge_put(
                 key,
@@ -181,7 +214,7 @@ class SqliteMetadata:
         if self._sequences:
             self._note_sequence(key, state.version)
         kind = EventKind.CREATED if current is None else EventKind.MODIFIED
-        return self._submit(key, state, kind, stat_of(key, state, session))
+        return self._submit(key, parent, name, state, kind, stat_of(key, state, session))
 
     def append(
         self, prefix: str, value: bytes, deltas: tuple[int, ...], indexes: tuple[Index, ...]
@@ -201,7 +234,34 @@ class SqliteMetadata:
         # Perhaps because of a deletion that is judged only: the answer waits for it (invariant 2).
         if not present:
             return self._answer(False)
-        return self._submit(key, None, EventKind.DELETED, True)
+        return self._submit(key, *split_key(key), None, EventKind.DELETED, True)
+
+    def delete_seen(self, seen: list[tuple[str, int]]) -> asyncio.Future[list[str]]:
+        """Delete what is there in these versions, with one record of the journal; its keys."""
+        self._check_room()
+        self._room -= len(seen) - 1
+        rows: dict[str, tuple[str, bytes]] = {}
+        for key, version in seen:
+            state = self._judged_state(key)
+            if state is not None and state.version == version:
+                parent, name = split_key(key)
+                rows[key] = parent, encode_row(parent, name, None)
+        if not rows:
+            return self._answer([])  # perhaps because of deletions that are judged only
+        try:
+            body = deletes_body([row for _, row in rows.values()])
+            sequence = self._journal.append(encode_record(KIND_DELETES, body))
+        except StorageError as error:
+            text = f"{len(rows)} records cannot be deleted: {error}"
+            raise Unavailable(text, hint=error.hint) from error
+        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        changes = [
+            _Change(sequence, future, None, key, parent, None, row, EventKind.DELETED)
+            for key, (parent, row) in rows.items()
+        ]
+        self._judged.update((each.key, each) for each in changes)
+        self._pending.append(_Deletes(sequence, future, changes, list(rows)))
+        return future
 
     async def settle_submitted(self) -> None:
         """Wait until every change submitted so far is visible (or refused)."""
@@ -210,9 +270,14 @@ class SqliteMetadata:
             await self._followed.past(self._followed.version)
 
     def _submit(
-        self, key: str, state: StoredRecord | None, event: EventKind, answer: Any
+        self,
+        key: str,
+        parent: str,
+        name: str,
+        state: StoredRecord | None,
+        event: EventKind,
+        answer: Any,
     ) -> asyncio.Future[Any]:
-        parent, name = split_key(key)
         row = encode_row(parent, name, state)
         try:
             # If the journal does not take it, nothing was remembered yet.
@@ -220,7 +285,7 @@ class SqliteMetadata:
         except StorageError as error:
             raise Unavailable(f"{key} cannot be changed: {error}", hint=error.hint) from error
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        change = _Change(sequence, future, answer, key, state, row, event)
+        change = _Change(sequence, future, answer, key, parent, state, row, event)
         self._judged[key] = change
         self._pending.append(change)
         self._known.put(parent, name)
@@ -233,7 +298,7 @@ class SqliteMetadata:
         if self._pending:
             # With the number of the last change, so that both become due in the same step.
             last = self._pending[-1].sequence
-            self._pending.append(_Change(last, future, answer, "", None, b"", None))
+            self._pending.append(_Change(last, future, answer, "", "", None, b"", None))
         else:
             _resolve(future, answer)
         return future
@@ -322,11 +387,16 @@ class SqliteMetadata:
     # --- reading
 
     def visible_state(self, key: str) -> StoredRecord | None:
+        return self._visible_at(key, *split_key(key))
+
+    def _visible_at(self, key: str, parent: str, name: str) -> StoredRecord | None:
         # From the newest to the oldest: the first that knows the key is right, deleted or not.
-        for layer in (self._visible, self._applying):
-            if key in layer.states:
-                return layer.states[key]
-        return self._known.record(key)
+        states = self._visible.states
+        if key not in states:
+            states = self._applying.states
+            if key not in states:
+                return self._known.record(key, parent, name)
+        return states[key]
 
     def _on_their_way(self) -> Iterator[str]:
         yield from self._applying.states
@@ -359,10 +429,16 @@ class SqliteMetadata:
         while pending and pending[0].sequence <= synced:
             change = pending.popleft()
             # Readable and watched first, then answered: whoever has the answer reads its own write.
-            if change.event is not None:
+            if isinstance(change, _Deletes):
+                for each in change.changes:
+                    self._show(each)
+                deletes += len(change.changes)
+            elif change.event is not None:
                 self._show(change)
-                puts += change.state is not None
-                deletes += change.state is None
+                if change.state is not None:
+                    puts += 1
+                else:
+                    deletes += 1
             _resolve(change.future, change.answer)
         if puts or deletes:
             _PUTS.inc(puts)
@@ -375,16 +451,23 @@ class SqliteMetadata:
 
     def _show(self, change: _Change) -> None:
         """Make a durable change readable, then tell the watches."""
-        assert change.event is not None
-        self._visible.set(change.key, change.state, change.row)
-        self._known.changed(change.key)
+        key, state, judged = change.key, change.state, self._judged
+        self._known.changed(key)
         # A later change of the key that is only judged stays: new verdicts go by that one.
-        if self._judged[change.key] is change:
-            del self._judged[change.key]
-        version = None if change.state is None else change.state.version
+        if judged[key] is change:
+            del judged[key]
+        if change.event is EventKind.CREATED and state is not None:
+            self._visible.create(key, state, change.row)
+        elif state is not None:
+            self._visible.set(key, state, change.row)
+        elif self._visible.delete(key, change.row) and key not in judged:
+            self._known.gone([key])
         for watchers in self.watchers:
-            if len(watchers):
-                watchers.publish(Event(change.event, change.key, version))
+            # Most changes are in directories that nobody watches.
+            if watchers.has(change.parent):
+                assert change.event is not None
+                version = None if state is None else state.version
+                watchers.publish(Event(change.event, key, version))
 
     def _forget_refused(self) -> None:
         """What the journal refused was never there. Everything pending was behind it."""
@@ -393,7 +476,10 @@ class SqliteMetadata:
         for _ in refused:
             self._pending.pop()
         # What is left in the queue is synced already and waits for its turn only.
-        self._judged = {each.key: each for each in self._pending if each.event is not None}
+        self._judged = {}
+        for each in self._pending:
+            changes = each.changes if isinstance(each, _Deletes) else [each]
+            self._judged.update((one.key, one) for one in changes if one.event is not None)
         # Some numbers may have been refused: they are learnt again, when asked for.
         self._sequences.clear()
         for each in refused:

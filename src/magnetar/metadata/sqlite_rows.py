@@ -4,6 +4,7 @@
     row of a put               [parent, name, value bytes, version, created, modified, mods,
                                 session, indexes or null]
     row of a delete            [parent, name]
+    body of many deletes       [row, row, ...]
 
 A row is JSON, so that a batch of rows joined by commas is an array that SQLite takes apart by
 itself; it is encoded once, when the change is judged.
@@ -12,6 +13,7 @@ itself; it is encoded once, when the change is judged.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -53,6 +55,21 @@ def encode_row(parent: str, name: str, state: StoredRecord | None) -> bytes:
 def body_pieces(row: bytes, state: StoredRecord | None) -> tuple[bytes, bytes, bytes]:
     """The body of the journal record, in pieces."""
     return _SIZE.pack(len(row)), row, state.value if state is not None else b""
+
+
+def deletes_body(rows: Iterable[bytes]) -> bytes:
+    """The body of a journal record with many deletes."""
+    return b"[" + b",".join(rows) + b"]"
+
+
+def decode_deletes(body: bytes) -> list[tuple[str, bytes]]:
+    """Key and row of each of many deletes."""
+    try:
+        rows = [bytes(row) for row in _decode_row(body)]
+        names = [_decode_delete(row) for row in rows]
+    except msgspec.MsgspecError as error:
+        raise CorruptMetadata(f"deletes in the journal cannot be read: {error}") from error
+    return [(f"{parent}/{name}", row) for (parent, name), row in zip(names, rows, strict=True)]
 
 
 def decode_body(body: bytes) -> tuple[str, StoredRecord | None, bytes]:

@@ -147,6 +147,10 @@ class Watchers:
         """How many watches are open."""
         return self._open
 
+    def has(self, parent: str) -> bool:
+        """Whether anybody watches in a directory."""
+        return parent in self._places
+
     def watch(self, *, parent: str | None = None, key: str | None = None) -> Watch[Event]:
         """Events of one key or of the children of one directory, published from now on."""
         self._check_open()

@@ -62,12 +62,12 @@ class Position(NamedTuple):
     @property
     def next(self) -> Position:
         """Behind it in its ledger; whether there is an entry, the ledger knows."""
-        return Position(self.ledger_id, self.entry_id + 1)
+        return _NEW_TUPLE(Position, (self[0], self[1] + 1))
 
     @property
     def previous(self) -> Position:
         """Before it in its ledger; -1 as an entry is before all of them."""
-        return Position(self.ledger_id, self.entry_id - 1)
+        return _NEW_TUPLE(Position, (self[0], self[1] - 1))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -45,6 +45,11 @@ def asked_isolation(properties: Mapping[str, str]) -> ReadIsolation | None:
         ) from None
 
 
+def isolation_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that say what is read."""
+    return {name: value for name, value in properties.items() if name == ISOLATION_PROPERTY}
+
+
 def stored_isolation(properties: Mapping[str, str]) -> ReadIsolation:
     """What a subscription that has these properties reads."""
     # Invariant 2, stored: nobody is there to be told, so the careful reading wins.

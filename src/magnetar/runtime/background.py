@@ -11,7 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from magnetar.errors import ServiceNotReady
@@ -27,7 +28,7 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         # Strong references: the event loop keeps none, and a task could be collected half-way.
-        self._work: set[asyncio.Task[Any]] = set()
+        self._work: set[asyncio.Future[Any]] = set()
         self._is_closed = False
 
     async def apart(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -45,6 +46,22 @@ class BackgroundTasks:
         self._work.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def promise(self) -> asyncio.Future[Any]:
+        """An outcome that callbacks give, instead of a task; work under way until then."""
+        if self._is_closed:
+            raise stopping()
+        promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._work.add(promise)
+        promise.add_done_callback(self._done)
+        return promise
+
+    def keep(self, promise: asyncio.Future[Result], work: Coroutine[Any, Any, Result]) -> None:
+        """Have a task give the outcome of a promise after all, also once this is closed."""
+        task = asyncio.create_task(work, name="transaction")
+        self._work.add(task)
+        task.add_done_callback(self._done)
+        task.add_done_callback(partial(pass_on, promise))
 
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Begin work that nobody waits for; a failure is logged."""
@@ -65,7 +82,7 @@ class BackgroundTasks:
         while self._work:
             await asyncio.wait(self._work)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, task: asyncio.Future[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waits gets it; if nobody does any more, it is not lost
@@ -74,6 +91,23 @@ class BackgroundTasks:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.warning("txn-background-failed", task=task.get_name(), error=str(error))
+
+
+def pass_on(promise: asyncio.Future[Result], work: asyncio.Future[Result]) -> None:
+    """Give a promise the outcome of work that is over."""
+    if promise.done():
+        return
+    if work.cancelled():
+        promise.cancel()
+    elif (error := work.exception()) is not None:
+        promise.set_exception(error)
+    else:
+        promise.set_result(work.result())
+
+
+def future_of(work: Awaitable[Result]) -> asyncio.Future[Result]:
+    """What is being done, as a future: the very one, if it is one."""
+    return work if isinstance(work, asyncio.Future) else asyncio.ensure_future(work)
 
 
 def stopping() -> ServiceNotReady:

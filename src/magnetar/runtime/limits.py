@@ -173,6 +173,12 @@ class Limits:
     subscription_look_ahead_entries: int = _limit(
         2000, "entries", "passed over because their key's consumer cannot take them (Key_Shared)"
     )
+    subscription_delayed_entries: int = _limit(
+        2_000_000, "entries", "that wait for their time on one subscription; more are not read"
+    )
+    expiry_check_seconds: float = _limit(
+        300.0, "seconds", "between two looks for messages and subscriptions whose time is over"
+    )
     command_ids_max: int = _limit(
         50_000, "message ids", "in one ACK or REDELIVER_UNACKNOWLEDGED_MESSAGES"
     )

@@ -14,6 +14,7 @@ An increment takes a lock and about half a microsecond: hot paths count once per
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -41,18 +42,41 @@ class Metric(NamedTuple):
     labels: tuple[str, ...]
 
 
+class _Counter(Counter):
+    """A counter whose increments are known to be positive, and to have their labels."""
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        # The library asks for both on each of them, in as many calls again.
+        self._value.inc(amount)
+
+
+class _Gauge(Gauge):
+    """A gauge that has its labels."""
+
+    def set(self, value: float) -> None:
+        self._value.set(value)
+
+
+class _Histogram(Histogram):
+    """A histogram that has its labels."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        self._sum.inc(amount)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
+
+
 def counter(name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
     """Define a count that only grows; its name ends with `_total`."""
     if not name.endswith("_total"):
         raise ValueError(f"counter {name} must end with _total")
     _define(Metric(name, "counter", doc, tuple(labels)))
-    return Counter(name, doc, labels, registry=_REGISTRY)
+    return _Counter(name, doc, labels, registry=_REGISTRY)
 
 
 def gauge(name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
     """Define a value that goes up and down."""
     _define(Metric(name, "gauge", doc, tuple(labels)))
-    return Gauge(name, doc, labels, registry=_REGISTRY)
+    return _Gauge(name, doc, labels, registry=_REGISTRY)
 
 
 def histogram(
@@ -60,7 +84,7 @@ def histogram(
 ) -> Histogram:
     """Define a distribution; `buckets` are upper bounds, ascending."""
     _define(Metric(name, "histogram", doc, tuple(labels)))
-    return Histogram(name, doc, labels, registry=_REGISTRY, buckets=buckets)
+    return _Histogram(name, doc, labels, registry=_REGISTRY, buckets=buckets)
 
 
 def all_metrics() -> tuple[Metric, ...]:
@@ -148,6 +172,21 @@ PUBLISHES_REFUSED = gauge(
     "magnetar_publishes_refused", "1 while publishes are refused, for the disk is full, else 0."
 )
 
+# --- the event loop ---
+
+LOOP_TURN_SECONDS = histogram(
+    "magnetar_loop_turn_seconds",
+    "How late a timer of the event loop came: about as long as the turn that held it up.",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+LOOP_LONGEST_TURN_SECONDS = gauge(
+    "magnetar_loop_longest_turn_seconds", "The longest of these of the last one to two minutes."
+)
+LOOP_LONGEST_TURN_CPU_SECONDS = gauge(
+    "magnetar_loop_longest_turn_cpu_seconds",
+    "The most processor time that the loop's thread used in one of these.",
+)
+
 # --- dispatch ---
 
 DISPATCHED_ENTRIES = counter(
@@ -159,6 +198,15 @@ RANGE_ENTRIES = counter(
 RANGE_BYTES = counter("magnetar_range_bytes_total", "Bytes of these entries.")
 OUTBOX_BYTES = gauge(
     "magnetar_outbox_bytes", "Bytes offered to consumers and not yet taken by their connections."
+)
+DELAYED_ENTRIES = gauge(
+    "magnetar_delayed_entries", "Entries that wait for their time of delivery, by subscription."
+)
+EXPIRED_ENTRIES = counter(
+    "magnetar_expired_entries_total", "Entries that subscriptions passed over because of their age."
+)
+EXPIRED_SUBSCRIPTIONS = counter(
+    "magnetar_expired_subscriptions_total", "Subscriptions deleted because nobody used them."
 )
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."

@@ -26,6 +26,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from magnetar.broker.dispatch.delay_rule import DelayRule
+from magnetar.broker.policy.configuration import BrokerConfiguration
 from magnetar.broker.policy.namespaces import Cluster, Namespaces
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.publish.producers import ProducerNames
@@ -119,7 +121,9 @@ class Server(Service):
         self.storage = await self.machine.open_storage(self.folder, config.limits)
         self._storage = self.storage
         self.metadata = self.storage.connect()
-        policies = config.policies.as_policies(config.limits)
+        self.configuration = BrokerConfiguration(self.metadata, config.policies)
+        await self.configuration.load()
+        policies = self.configuration.defaults.as_policies(config.limits)
         self.namespaces = Namespaces(self.metadata, config.cluster, policies)
         self.schemas = Schemas(self.metadata, self.clock)
         # Bound first: only the socket knows which port 0 became, and the address goes into records.
@@ -198,6 +202,10 @@ class Server(Service):
             consistent_hashing=self.config.subscription_key_shared_use_consistent_hashing,
             publish_gate=self.storage.publish_gate,
             segment_retention=self._segment_retention(),
+            delays=DelayRule(
+                strict=self.config.is_delayed_delivery_deliver_at_time_strict,
+                fixed_delay_entries=self.config.delayed_delivery_fixed_delay_detection_lookahead,
+            ),
         )
 
     def _segment_retention(self) -> Retention:

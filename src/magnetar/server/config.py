@@ -49,6 +49,7 @@ _LOG_FORMATS: Final = ("text", "json")
 _TRANSACTION_KINDS: Final = ("auto", "metadata", "markers")
 _ON_OFF: Final = {"true": True, "false": False}
 _PORT_MAX: Final = 65_535
+_LOOKAHEAD_MAX: Final = 2**31 - 1
 _PERCENT_MAX: Final = 100
 _MINUTES_MAX: Final = 2**31 - 1  # as in the policy of a namespace, which is Pulsar's
 # A message is in memory several times on its way; clients chunk what is larger.
@@ -123,6 +124,16 @@ class ServerConfig:
         "|".join(_ON_OFF),
         "how Key_Shared consumers divide the keys: by points of a ring, or by halving ranges",
     )
+    is_delayed_delivery_deliver_at_time_strict: bool = _setting(
+        False,
+        "|".join(_ON_OFF),
+        "whether it is never before its time, and so later by up to a tick; else it is earlier",
+    )
+    delayed_delivery_fixed_delay_detection_lookahead: int = _setting(
+        50_000,
+        "entries",
+        "that wait on a subscription, all equally late, before it is read no further; 0: no end",
+    )
     policies: PolicyDefaults = field(default_factory=PolicyDefaults)
     limits: Limits = field(default_factory=Limits)
 
@@ -138,6 +149,10 @@ class ServerConfig:
         _check_range("scalable_retention_minutes", self.scalable_retention_minutes, 0, _MINUTES_MAX)
         _check_range(
             "scalable_retention_disk_percent", self.scalable_retention_disk_percent, 0, _PERCENT_MAX
+        )
+        lookahead = self.delayed_delivery_fixed_delay_detection_lookahead
+        _check_range(
+            "delayed_delivery_fixed_delay_detection_lookahead", lookahead, 0, _LOOKAHEAD_MAX
         )
         _check_choice("log_level", self.log_level, _LOG_LEVELS)
         _check_choice("log_format", self.log_format, _LOG_FORMATS)

@@ -33,7 +33,7 @@ from magnetar.scalable.service import ScalableTopics
 from magnetar.server.authority import Authority
 from magnetar.server.config import ServerConfig
 from magnetar.server.outbound import WriteTurn
-from magnetar.server.publish_throttle import FrameBudget, PublishThrottle, WriteQueue
+from magnetar.server.publish_throttle import FrameBudget, PublishThrottle, ReadTurn, WriteQueue
 from magnetar.txn.coordinator.coordinators import Coordinators
 from magnetar.txn.coordinator_partitions import PARTITIONS
 
@@ -113,6 +113,7 @@ class Context:
         self._owners = owners
         self.publish_throttle = PublishThrottle(queue, config.limits, self._judge_publishers)
         self.frames = FrameBudget(config.limits)
+        self.read_turn = ReadTurn()
         self.write_turn = WriteTurn()
         # Kept here because the loop keeps only weak references, and nobody else waits for them.
         self._endings: set[asyncio.Task[None]] = set()

@@ -38,7 +38,7 @@ from magnetar.ledger.file import FileLedgers
 from magnetar.ledger.file_format import LEDGER_KINDS
 from magnetar.ledger.file_home import LedgerHomes
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.sqlite_engine import KIND_CHANGE, SqliteMetadata
+from magnetar.metadata.sqlite_engine import METADATA_KINDS, SqliteMetadata
 from magnetar.metadata.sqlite_home import SqliteHome
 from magnetar.runtime import metrics
 from magnetar.runtime.clock import Clock, SystemClock
@@ -179,7 +179,7 @@ class Storage:
         for record in recovered.records:
             # The kind of a record says whose it is. In their order: later ones build on earlier
             # ones.
-            if record.kind == KIND_CHANGE:
+            if record.kind in METADATA_KINDS:
                 self._metadata.replay(record)
             elif record.kind in LEDGER_KINDS:
                 self.ledgers.replay(record)

@@ -1,7 +1,8 @@
 """Back-pressure of the whole server: what all connections together may bring.
 
 Owns: `PublishThrottle`, which knows whether connections that publish may be read (not while storage
-is behind), and `FrameBudget`, which counts the frames that have not arrived as a whole.
+is behind), `FrameBudget`, which counts the frames that have not arrived as a whole, and `ReadTurn`,
+which shares a turn of the loop among connections.
 
 Invariants:
 1. Once half of `journal_queue_bytes` waits for the journal, no connection with a producer is read
@@ -11,6 +12,8 @@ Invariants:
 3. The beginnings of frames that wait for their end take `unfinished_frame_bytes` at most, over all
    connections. Beyond it the connection that has owed an end for the longest is closed: a frame
    that is being sent in earnest is whole soon.
+4. A turn of the loop handles `ITEMS_PER_LOOP_TURN` commands and messages, and what one connection
+   may do in it on top; who comes later is served in the next one, in the order of their coming.
 
 Relies on: sessions, which ask `has_room` after each read that brought a SEND, obey `is_open`, and
 tell the budget after each read what they keep.
@@ -18,12 +21,17 @@ tell the budget after each read what they keep.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from magnetar.errors import MagnetarError, TooManyRequests
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
+
+ITEMS_PER_LOOP_TURN: Final = 2000
+"""At three to five microseconds each they take ten milliseconds."""
 
 
 class WriteQueue(Protocol):
@@ -72,6 +80,38 @@ class PublishThrottle:
                 else:
                     await self._queue.progress.past(progress)
             await self._closed.past(seen)
+
+
+class ReadTurn:
+    """The share of a turn of the loop that is used up by what clients sent, on all connections."""
+
+    def __init__(self) -> None:
+        # While something is spent, `_end` is due.
+        self._spent = 0
+        self._later: deque[Callable[[], None]] = deque()
+
+    @property
+    def has_room(self) -> bool:
+        return self._spent < ITEMS_PER_LOOP_TURN
+
+    def spend(self, items: int) -> None:
+        if not self._spent and items:
+            asyncio.get_running_loop().call_soon(self._end)
+        self._spent += items
+
+    def later(self, go_on: Callable[[], None]) -> None:
+        """Call this in a turn that has room, as there is none now; in the order of the calls."""
+        self._later.append(go_on)
+
+    def _end(self) -> None:
+        self._spent = 0
+        try:
+            while self._later and self.has_room:
+                self._later.popleft()()
+        finally:
+            # One of them failed before it spent anything: the others go on all the same.
+            if self._later and not self._spent:
+                asyncio.get_running_loop().call_soon(self._end)
 
 
 class FrameHolder(Protocol):

@@ -52,8 +52,8 @@ class TransactionCoordinator(Protocol):
 
     def ending(
         self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = ""
-    ) -> asyncio.Task[State]:
-        """Decide a transaction in a task of its own, which is not to be cancelled."""
+    ) -> asyncio.Future[State]:
+        """Decide a transaction: in work of its own, which is not to be cancelled."""
         ...
 
 

@@ -26,7 +26,7 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_COORDINATORS
 from magnetar.runtime.service import Service
-from magnetar.txn.ids import is_metadata, metadata_id, to_text
+from magnetar.txn.ids import METADATA_BIT, is_metadata, metadata_id, to_text
 from magnetar.wire.messages import TxnId
 
 # Ids carry the number, so it is fixed; 16 is also what Pulsar initialises a cluster with.
@@ -137,7 +137,10 @@ class CoordinatorPartitions(Service):
 
     def coordinates(self, txn: TxnId) -> bool:
         """Whether the decision on a transaction is made by this broker."""
-        return is_metadata(txn) and self.leads(txn.most)
+        most, least = txn
+        # In one step: it is asked several times in each transaction.
+        is_known = least & METADATA_BIT and 0 <= most < PARTITIONS
+        return bool(is_known) and self._elections[most].leading
 
     def check(self, partition: int) -> None:
         """Raise unless this broker leads a coordinator."""
@@ -153,6 +156,11 @@ class CoordinatorPartitions(Service):
         self.check(txn.most)
 
     # --- ids
+
+    def new_id_at_once(self, partition: int) -> TxnId | None:
+        """An id that no transaction had; None: `new_id`, for numbers have to be fetched."""
+        number = self._counters[partition].next_at_once()
+        return None if number is None else metadata_id(partition, number)
 
     async def new_id(self, partition: int) -> TxnId:
         """An id that no transaction had."""

@@ -14,8 +14,11 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Final, Literal, Protocol, TypeAlias
+
+from prometheus_client import Counter as Count
 
 from magnetar.errors import TooManyRequests
 from magnetar.runtime.metrics import TXN_ENDED, TXN_LATE_SECONDS, TXN_OPEN, TXN_OPEN_SECONDS
@@ -35,10 +38,15 @@ _COMPACT_AT: Final = 1024
 """A heap that is larger, and mostly of transactions that are over, is made anew."""
 
 
+@lru_cache
+def _ended_count(coordinator: int, outcome: str) -> Count:
+    return TXN_ENDED.labels(str(coordinator), outcome)
+
+
 class Audience(Protocol):
     """The parts of this broker that are told what becomes of transactions; `Outcomes` is one."""
 
-    def opened(self, header: Header) -> None:
+    def opened(self, txn: TxnId) -> None:
         """A transaction began here."""
         ...
 
@@ -59,7 +67,7 @@ class OpenTransactions:
         # Lets END_TXN be one put without a read before it.
         self._versions: dict[TxnId, int] = {}
         """Of headers that only this broker has written."""
-        self._owners: Counter[str] = Counter()
+        self._owners: dict[str, int] = {}
         self._groups: dict[str, set[TxnId]] = {}
         self._heap: list[tuple[int, TxnId]] = []
 
@@ -87,20 +95,22 @@ class OpenTransactions:
         """Room for one more transaction of an owner, held until `release`."""
         # Counted when it begins, not when it is stored: many NEW_TXN in flight at once must not
         # slip past the limit together.
-        if self._owners[owner] >= self._per_owner_max:
+        count = self._owners.get(owner, 0)
+        if count >= self._per_owner_max:
             whose = f"of {owner!r}" if owner else "of clients that are not identified"
             raise TooManyRequests(
                 f"{self._per_owner_max} transactions {whose} are open, the limit",
                 hint="end some of them, or raise txn_open_per_owner_max",
             )
-        self._owners[owner] += 1
+        self._owners[owner] = count + 1
 
     def began(self, header: Header, version: int | None = None) -> None:
         """A transaction was begun here."""
+        txn = header.id
         self.add(header)
         if version is not None:
-            self._versions[header.id] = version
-        self._audience.opened(header)
+            self._versions[txn] = version
+        self._audience.opened(txn)
 
     def add(self, header: Header) -> None:
         """A transaction that was found open."""
@@ -109,7 +119,7 @@ class OpenTransactions:
         if txn in self._headers:
             return
         self._headers[txn] = header
-        self._owners[header.owner] += 1
+        self._owners[header.owner] = self._owners.get(header.owner, 0) + 1
         if header.group is not None:
             self._groups.setdefault(header.group.application, set()).add(txn)
         heappush(self._heap, (header.deadline_ms, txn))
@@ -126,7 +136,7 @@ class OpenTransactions:
         self._discard(txn, header)
         # An abort by deadline is counted apart: it means that a client went away.
         outcome = "timeout" if cause == "timeout" else state.lower()
-        TXN_ENDED.labels(str(txn.most), outcome).inc()
+        _ended_count(txn.most, outcome).inc()
         TXN_OPEN_SECONDS.observe(max(now_ms - header.created_ms, 0) / 1000)
         if cause == "timeout":
             TXN_LATE_SECONDS.observe(max(now_ms - header.deadline_ms, 0) / 1000)
@@ -152,8 +162,10 @@ class OpenTransactions:
             self._heap = sorted((each.deadline_ms, txn) for txn, each in self._headers.items())
 
     def release(self, owner: str) -> None:
-        self._owners[owner] -= 1
-        if not self._owners[owner]:
+        left = self._owners[owner] - 1
+        if left:
+            self._owners[owner] = left
+        else:
             del self._owners[owner]
 
     # --- deadlines

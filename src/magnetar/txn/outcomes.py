@@ -39,7 +39,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.txn.ids import to_text
-from magnetar.txn.records import Header, State, group_key, header_key
+from magnetar.txn.records import State, group_key, header_key
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import TxnId
 
@@ -51,6 +51,11 @@ REREAD_SECONDS: Final = 5.0
 # ('fence') instead of by a read of the store.
 FINAL_MAX: Final = 20_000
 """Decisions that are remembered, the latest ones."""
+
+# Nobody waits for what is left to be written behind a decision; one after the other it would cost
+# more than the decisions themselves.
+GATHER_SECONDS: Final = 0.05
+"""So long participants gather what they delete and write behind decisions."""
 
 STOP_SECONDS: Final = 5.0
 
@@ -124,7 +129,8 @@ class _Followed:
         # In the order of joining. The callback beside each is what a subscription needs: should
         # there be no header, nothing else ends what it holds for the transaction.
         self.participants: dict[Participant, Missing | None] = {}
-        self.news = Signal()
+        self.news: Signal | None = None
+        """For who watches it; None: it is coordinated here."""
         self.since = since
         self.is_watched = False
 
@@ -192,12 +198,12 @@ class Outcomes(Service):
         # newer than an OPEN just read.
         return self._final.get(txn, state)
 
-    def opened(self, header: Header) -> None:
+    def opened(self, txn: TxnId) -> None:
         """A coordinator of this broker began a transaction, durably."""
         # A deadline of a few milliseconds may have been decided before this is
         # told: final stays final.
-        if header.id not in self._final:
-            self._open.add(header.id)
+        if txn not in self._final:
+            self._open.add(txn)
 
     def learn(self, txn: TxnId, state: State) -> None:
         """Apply a decision to every participant; again, or OPEN: nothing."""
@@ -218,7 +224,8 @@ class Outcomes(Service):
             # turn ('all or nothing').
             for participant in followed.participants:
                 participant.decided(txn, state)
-            followed.news.advance()
+            if followed.news is not None:
+                followed.news.advance()
 
     # --- participants
 
@@ -256,18 +263,19 @@ class Outcomes(Service):
         if not followed.participants:
             del self._followed[txn]
             # Nobody asks any more: `_follow` wakes and ends its watches.
-            followed.news.advance()
+            if followed.news is not None:
+                followed.news.advance()
 
     # --- following
 
     def _watch(self, txn: TxnId, followed: _Followed) -> None:
         if not followed.is_watched and not self.stopping:
             followed.is_watched = True
-            self.spawn(self._follow(txn, followed), f"follow {to_text(txn)}")
+            news = followed.news = followed.news or Signal()
+            self.spawn(self._follow(txn, followed, news), f"follow {to_text(txn)}")
 
-    async def _follow(self, txn: TxnId, followed: _Followed) -> None:
+    async def _follow(self, txn: TxnId, followed: _Followed, news: Signal) -> None:
         """Until the decision is known, nobody asks any more, or it is coordinated here."""
-        news = followed.news
         watches: dict[str, Watch[Event]] = {}
         pumps: list[asyncio.Task[None]] = []
         try:

@@ -21,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -64,7 +65,7 @@ class GroupMembership(msgspec.Struct, frozen=True, rename="camel"):
     sequence: int
 
 
-class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """A transaction. Of a member of a group, the group's record goes before an OPEN here."""
 
     txn: str
@@ -89,7 +90,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
         return self.state != "OPEN"
 
 
-class Pin(msgspec.Struct, frozen=True, rename="camel"):
+class Pin(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """A transaction writes to a segment, at or above `bound`."""
 
     txn: str
@@ -198,6 +199,10 @@ def header_key(txn: TxnId) -> str:
     return f"{HEADERS}/{to_text(txn)}"
 
 
+def key_of(header: Header) -> str:
+    return f"{HEADERS}/{header.txn}"
+
+
 def header_indexes(header: Header) -> tuple[Index, ...]:
     if header.is_final:
         # A final header leaves the deadline and group indexes with the same put that decides it:
@@ -210,11 +215,11 @@ def header_indexes(header: Header) -> tuple[Index, ...]:
 
 
 def pin_key(txn: TxnId, segment: str) -> OpKey:
-    name = to_text(txn)
+    name, encoded = to_text(txn), _encoded(segment)
     # By segment for recovery, which must find every pin of one segment; by transaction for
     # operators, who ask what one of them still holds.
-    indexes = (Index(WRITES_BY_SEGMENT, encode_name(segment)), Index(OPS_BY_TXN, name))
-    return OpKey(f"{OPS}/{name}-w-{encode_name(segment)}", indexes)
+    indexes = (Index(WRITES_BY_SEGMENT, encoded), Index(OPS_BY_TXN, name))
+    return OpKey(f"{OPS}/{name}-w-{encoded}", indexes)
 
 
 def ack_key(txn: TxnId, segment: str, subscription: str, epoch: int, serial: int) -> OpKey:
@@ -229,7 +234,11 @@ def subscription_index(segment: str, subscription: str) -> str:
     """Encode a segment and a subscription, which may both be long, as one part of an index key."""
     # Two pairs that meet in one index key do no harm: who finds records compares
     # both names (invariant 2).
-    return encode_name(f"{segment}\n{subscription}")
+    return _encoded(f"{segment}\n{subscription}")
+
+
+# Asked for with each transaction, of the same few topics.
+_encoded: Final = lru_cache(maxsize=8192)(encode_name)
 
 
 def aborted_key(segment: str, txn: TxnId) -> str:
@@ -255,9 +264,11 @@ def number(value: int) -> str:
 
 # --- forms
 
+_encode: Final = msgspec.json.Encoder().encode
+
 
 def encode(body: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(body)
+    return _encode(body)
 
 
 def decode(record: Record, kind: type[Body]) -> Body:

@@ -23,6 +23,7 @@ from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import ABSENT, Index, MetadataStore, Record, Stat
 from magnetar.metadata.recipes import Content, Fate, cas_settle
 from magnetar.model.ids import Position
+from magnetar.runtime.background import future_of
 from magnetar.runtime.metrics import TXN_HEADER_CAS, TXN_INDEX_SECONDS, TXN_OP_WRITES
 from magnetar.txn import transitions
 from magnetar.txn.ids import to_text
@@ -49,6 +50,7 @@ from magnetar.txn.records import (
     group_key,
     header_indexes,
     header_key,
+    key_of,
     number,
     pin_key,
     subscription_index,
@@ -89,21 +91,21 @@ class TxnStore:
 
     def create(self, header: Header) -> Awaitable[Stat]:
         """Submitted when called; BadVersion if there is one of that id."""
-        key = header_key(header.id)
+        key = key_of(header)
         indexes = header_indexes(header)
         return self.metadata.put(key, encode(header), expected=ABSENT, indexes=indexes)
 
-    async def replace_header(self, header: Header, version: int) -> bool:
-        """Put a header where this version of it is; False: it is not, or nobody can tell."""
-        key, indexes = header_key(header.id), header_indexes(header)
-        try:
-            await self.metadata.put(key, encode(header), expected=version, indexes=indexes)
-        # In both cases only the store tells what stands there: the caller falls back to reading it.
-        except (BadVersion, OutcomeUnknown):
+    def replace(self, header: Header, version: int) -> Awaitable[Stat]:
+        """Put a header where this version of it is; submitted when called."""
+        key, indexes = key_of(header), header_indexes(header)
+        return self.metadata.put(key, encode(header), expected=version, indexes=indexes)
+
+    def count_replaced(self, error: BaseException | None) -> None:
+        """Count the outcome of a `replace`."""
+        if error is None:
+            _CAS_OK.inc()
+        elif isinstance(error, BadVersion | OutcomeUnknown):
             _CAS_CONFLICT.inc()
-            return False
-        _CAS_OK.inc()
-        return True
 
     async def header(self, txn: TxnId) -> Header | None:
         return await self._get(header_key(txn), Header)
@@ -127,9 +129,6 @@ class TxnStore:
             return None if header is None else transitions.ended(header, state, now_ms, by)
 
         return await self.change(header_key(txn), Header, ended, header_indexes)
-
-    async def forget(self, txn: TxnId) -> None:
-        await self.metadata.delete(header_key(txn))
 
     def due(self, now_ms: int) -> AsyncIterator[Header]:
         """Open transactions whose deadline has passed."""
@@ -180,6 +179,16 @@ class TxnStore:
         """What a transaction acknowledges, durably."""
         return self._put_op(ack_key(txn, ack.segment, ack.subscription, epoch, serial), ack)
 
+    def submit_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> asyncio.Future[Stat]:
+        """Write what a transaction acknowledges; of an unknown outcome `settle_ack` is asked."""
+        key, indexes = ack_key(txn, ack.segment, ack.subscription, epoch, serial)
+        return future_of(self.metadata.put(key, encode(ack), indexes=indexes))
+
+    async def settle_ack(self, txn: TxnId, epoch: int, serial: int, ack: AckOp) -> StoredOp | None:
+        """The record that was submitted so, if it is there."""
+        target = ack_key(txn, ack.segment, ack.subscription, epoch, serial)
+        return await self._settle(target, encode(ack))
+
     async def acks(self, segment: str, subscription: str) -> list[FoundAck]:
         """All that undecided or unmerged transactions acknowledge on a subscription."""
         pair = subscription_index(segment, subscription)
@@ -204,13 +213,7 @@ class TxnStore:
         """Each only as it was seen; one that is gone, or another's by now, stays as it is."""
         # Conditional on the version ('GC never forces'): a pin that a new owner has adopted
         # meanwhile, or a record that it wrote anew, has another version and survives.
-        results = await asyncio.gather(
-            *(self.metadata.delete(op.key, expected=op.version) for op in ops),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, BadVersion):
-                raise result
+        await self.metadata.delete_seen(ops)
 
     # --- aborted
 
@@ -249,14 +252,20 @@ class TxnStore:
         try:
             stat = await self.metadata.put(target.key, value, indexes=target.indexes)
         except OutcomeUnknown:
-            # The key is this owner's alone (epoch and serial), so the same value there is this put.
-            found = await self.metadata.get(target.key)
-            if found is None or found.value != value:
+            found = await self._settle(target, value)
+            if found is None:
                 raise
-            TXN_OP_WRITES.inc()
-            return _op(found)
+            return found
         TXN_OP_WRITES.inc()
         return StoredOp(target.key, stat.version)
+
+    async def _settle(self, target: OpKey, value: bytes) -> StoredOp | None:
+        # The key is this owner's alone (epoch and serial), so the same value there is this put.
+        found = await self.metadata.get(target.key)
+        if found is None or found.value != value:
+            return None
+        TXN_OP_WRITES.inc()
+        return _op(found)
 
     async def _get(self, key: str, kind: type[Body]) -> Body | None:
         record = await self.metadata.get(key)

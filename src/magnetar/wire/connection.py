@@ -186,6 +186,12 @@ class Connection:
         if self._error is None:
             self._error = RemoteProtocolError("bytes on a connection that is closed")
 
+    def keep(self, data: bytes) -> None:
+        """Put bytes aside for the next `receive`: nothing of them is looked at now."""
+        if self._error is not None:
+            raise self._error
+        self._partial += data
+
     def receive(self, data: bytes, most: int | None = None) -> list[Command]:
         """The commands that `data` completes, in order; about `most`, then there `is_more`."""
         if self._error is not None:
@@ -440,6 +446,18 @@ _DELIVERIES: Final = (MESSAGE_START, take_deliveries)
 
 def _txn_of(fields: bytes) -> TxnId | None:
     """The transaction of a SEND that ends with these fields; None: they are not (only) that."""
+    # As every client writes them: 20 and 28 are the tags of the least and of the most bits.
+    if fields[:1] == b"\x20":
+        least, at = _shortest_varint(fields, 1)
+        if fields[at : at + 1] == b"\x28":
+            most, at = _shortest_varint(fields, at + 1)
+            if at == len(fields) and max(least, most) <= _UINT64_MAX:
+                return TxnId(most, least)
+    return _parsed_txn(fields)
+
+
+def _parsed_txn(fields: bytes) -> TxnId | None:
+    """The transaction as protobuf reads it, which takes everything."""
     said = pb.CommandSend()
     try:
         said.MergeFromString(fields)
@@ -449,6 +467,23 @@ def _txn_of(fields: bytes) -> TxnId | None:
     # Anything that protobuf would write otherwise holds more than the transaction.
     canonical = pb.CommandSend(txnid_least_bits=txn.least, txnid_most_bits=txn.most)
     return txn if canonical.SerializePartialToString() == fields else None
+
+
+_UINT64_MAX: Final = 2**64 - 1
+
+
+def _shortest_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where the next field begins; above 64 bits unless it is as it must be."""
+    value = shift = 0
+    while shift < 70 and at < len(data):
+        byte = data[at]
+        at += 1
+        if byte < 0x80:
+            # A zero at the end says nothing: protobuf does not write it.
+            return (value | byte << shift, at) if byte or not shift else (_UINT64_MAX + 1, at)
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return _UINT64_MAX + 1, at
 
 
 def _entries(body: pb.CommandRangeReadResponse, data: bytes) -> bytes:

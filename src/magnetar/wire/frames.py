@@ -4,9 +4,9 @@ A frame is `u32 total`, `u32 size of the command`, BaseCommand, and for SEND and
 `messages.py` describes; RANGE_READ_RESPONSE has any number of that, whose sizes it lists. `total`
 counts everything after itself; all numbers are big-endian.
 
-The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`, `encode_ack`) put
-varints from a table together by hand; they cost a fraction of building and serializing a
-BaseCommand.
+The encoders of the hot path (`encode_send`, `encode_receipt`, `encode_message`, `encode_ack`, and
+the answers to commands of transactions) put varints from a table together by hand; they cost a
+fraction of building and serializing a BaseCommand.
 
 Invariants:
 1. What an encoder here makes is byte for byte what protobuf makes of the same command.
@@ -245,6 +245,56 @@ def encode_message(
     return [sizes + body, headers_and_payload]
 
 
+def encode_messages(
+    consumer_id: int,
+    partition: int,
+    consumer_epoch: int | None,
+    entries: Iterable[tuple[Position, bytes]],
+) -> list[bytes]:
+    """The frames of MESSAGEs that are nothing but their entries: each is delivered for the first
+    time, and whole. In pieces to be written in order.
+    """
+    consumer, rest = _FIRST[consumer_id], b"" if partition < 0 else _THIRD[partition]
+    epoch = b"" if consumer_epoch is None else b"\x28" + varint(consumer_epoch)
+    pack, base = SIZES.pack, len(consumer) + len(epoch) + 2 + len(_MESSAGE_LEADS[0])
+    pieces: list[bytes] = []
+    add = pieces.append
+    for (ledger, entry), payload in entries:
+        # As `_second` writes it, without the call where it is two lookups.
+        if _PIECE_MASK < entry < _TWO_PIECES:
+            second = _PIECES_2[entry & _PIECE_MASK] + _VARINTS[entry >> _PIECE_BITS]
+        else:
+            second = _second(entry)
+        message_id = _FIRST[ledger] + second + rest
+        id_size = len(message_id)
+        size = base + id_size  # shorter than 128 bytes, whatever its numbers
+        add(
+            pack(SIZE_BYTES + size + len(payload), size)
+            + _MESSAGE_LEADS[size - len(_MESSAGE_LEADS[0])]
+            + consumer
+            + _ID_2[id_size]
+            + message_id
+            + epoch
+        )
+        add(payload)
+    return pieces
+
+
+def encode_txn_answer(name: str, request_id: int, txn: tuple[int, int]) -> bytes:
+    """The frame of an answer that names a request and a transaction (its most and least bits)."""
+    most, least = txn
+    body = b"\x08" + varint(request_id) + b"\x10" + varint(least) + b"\x18" + varint(most)
+    return _TXN_ANSWERS[name][len(body)] + body
+
+
+def encode_ack_answer(consumer_id: int, request_id: int, txn: tuple[int, int]) -> bytes:
+    """The frame of an ACK_RESPONSE in a transaction."""
+    most, least = txn
+    body = _FIRST[consumer_id] + b"\x10" + varint(least) + b"\x18" + varint(most)
+    body += b"\x30" + varint(request_id)
+    return _TXN_ANSWERS["ACK_RESPONSE"][len(body)] + body
+
+
 def encode_ack(
     consumer_id: int,
     request_id: int,
@@ -283,6 +333,30 @@ def _second(value: int) -> bytes:
     if 0 < value < _TWO_PIECES:
         return _PIECES_2[value & _PIECE_MASK] + _VARINTS[value >> _PIECE_BITS]
     return b"\x10" + varint(value)
+
+
+def _heads(name: str) -> list[bytes]:
+    """What stands in front of the body of a command, by the size of that body."""
+    number = TYPES[name]
+    lead = b"\x08" + varint(number) + varint(number << 3 | 2)
+    sizes = [len(lead) + 1 + size for size in range(_SHORT)]
+    return [
+        SIZES.pack(SIZE_BYTES + size, size) + lead + bytes((n,)) for n, size in enumerate(sizes)
+    ]
+
+
+_TXN_ANSWERS: Final = {
+    name: _heads(name)
+    for name in (
+        "NEW_TXN_RESPONSE",
+        "ADD_PARTITION_TO_TXN_RESPONSE",
+        "ADD_SUBSCRIPTION_TO_TXN_RESPONSE",
+        "END_TXN_RESPONSE",
+        "END_TXN_ON_PARTITION_RESPONSE",
+        "END_TXN_ON_SUBSCRIPTION_RESPONSE",
+        "ACK_RESPONSE",
+    )
+}
 
 
 def _serialized(base: pb.BaseCommand) -> bytes:

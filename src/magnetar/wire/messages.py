@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from magnetar.errors import RemoteProtocolError
 from magnetar.model.ids import Position
+from magnetar.wire.frames import varint
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 MAGIC_CHECKSUM: Final = 0x0E01
@@ -137,7 +138,9 @@ class TxnSend(Send):
 
     def metadata_ends_with(self, trailer: bytes) -> bool:
         """Whether these are the last fields of the message's metadata."""
-        return metadata_ends_with(self.headers_and_payload, trailer)
+        data = self.headers_and_payload  # as `metadata_ends_with`
+        end = _METADATA_START + int(_SIZE.unpack_from(data, CHECKSUM_BYTES)[0])
+        return data.endswith(trailer, 0, end)
 
 
 class RareSend(Send):
@@ -281,9 +284,8 @@ def txn_trailer(txn: TxnId) -> bytes:
 
     What would follow it, had the message more of them, are those of chunks and of batches.
     """
-    return pb.MessageMetadata(
-        txnid_least_bits=txn.least, txnid_most_bits=txn.most
-    ).SerializePartialToString()
+    # Fields 22 and 23.
+    return b"\xb0\x01" + varint(txn.least) + b"\xb8\x01" + varint(txn.most)
 
 
 def metadata_ends_with(headers_and_payload: bytes, trailer: bytes) -> bool:

@@ -216,7 +216,8 @@ class ChaosClient:
 
     def _schema(self) -> dict[str, Any]:
         kind = self._random.choice((0, 2, 4))
-        return {"name": "s", "schema_data": b"%d" % self._number(), "type": kind}
+        data = self._random.choice((b"%d" % self._number(), b'"int"', b'"long"', b"[" * 5000))
+        return {"name": "s", "schema_data": data, "type": kind}
 
     def _say_flow(self) -> None:
         permits = self._random.choice((0, 1, 10, 1000, 2**32 - 1))

@@ -212,10 +212,14 @@ def test_many_topics_and_a_client_that_asks_for_their_list_and_does_not_read(
         asyncio.run(scene(server))
 
 
+EXTERNAL = 22
+"""The type of schema whose definition may be anything."""
+
+
 def test_a_client_that_asks_for_a_large_schema_and_does_not_read(tmp_path: Path) -> None:
     async def scene(server: Running) -> None:
         driver, lazy = await server.connect(), await server.connect()
-        schema = {"name": "s", "schema_data": b"x" * 400_000, "type": 2}
+        schema = {"name": "s", "schema_data": b"x" * 400_000, "type": EXTERNAL}
         await driver.request("PRODUCER", topic="topic", producer_id=1, schema=schema)
         lazy.detach().pause_reading()
         server.forget_peak()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 from magnetar.broker.api import SchemaData
@@ -25,7 +26,7 @@ from tests.integration.server.loop_probe import Probed, Turns, probed
 from tests.integration.server.loop_scene import TRANSACTIONS, Scene, fields_of
 
 EXCLUSIVE, SHARED, _, KEY_SHARED = range(4)
-_STRING: Final = 1
+_AVRO: Final = 4
 """A type of schema whose definitions are not compared."""
 AIM_MS: Final = 20.0
 TURN_MS_MAX: Final = 100.0
@@ -151,6 +152,22 @@ async def cumulative(scene: Scene, *, v4: bool) -> None:
     await scene.measure(f"commit of everything, {kind}", scene.end(txn, commit=True, v4=v4))
 
 
+async def passed_over(scene: Scene) -> None:
+    """What a consumer goes by that comes when a transaction has acknowledged everything."""
+    await scene.fill("passed-over")
+    await scene.subscribe(SHARED)
+    await scene.receive()
+    txn = await scene.begin(v4=False)
+    await scene.ack(scene.places, **fields_of(txn))
+    await _cut(scene.driver)
+    await scene.subscribe(SHARED)
+    scene.driver.send("FLOW", consumer_id=0, messagePermits=1)
+    await scene.measure("delivery behind held entries", scene.send_one())
+    await scene.measure("unload of them", scene.asked("PUT", "persistent/public/default/{}/unload"))
+    await scene.measure("load of them", scene.asked("GET", "persistent/public/default/{}/stats"))
+    await scene.end(txn, commit=False, v4=False)
+
+
 async def open_ones(scene: Scene) -> None:
     """A tenth as many transactions as items: each of them is a record."""
     begun: list[TxnId] = []
@@ -211,6 +228,12 @@ async def split(scene: Scene) -> None:
     await scene.measure("GET stats of a scalable topic", scene.asked("GET", f"{topic}/stats"))
 
 
+def _definition(number: int, fields: int) -> bytes:
+    """An Avro schema that goes with all others of these."""
+    given = [{"name": f"f{number}_{at}", "type": "int", "default": 1} for at in range(fields)]
+    return msgspec.json.encode({"type": "record", "name": "R", "fields": given})
+
+
 async def names(scene: Scene) -> None:
     """What is listed and looked for: topics, versions of a schema, hash ranges."""
 
@@ -220,7 +243,7 @@ async def names(scene: Scene) -> None:
             await server.topics.get(name, create=True)
         # As many as there may be, but for one.
         for number in range(VERSIONS_MAX * scene.items // 100_000 - 1):
-            schema = SchemaData(_STRING, b"%d" % number, "s", {})
+            schema = SchemaData(_AVRO, _definition(number, 1), "s", {})
             await server.schemas.register("public/default/versions", schema, strategy="FULL")
 
     await scene.probe.on_loop(create)
@@ -234,7 +257,9 @@ async def names(scene: Scene) -> None:
     await scene.measure("WATCH_TOPIC_LIST", watch)
     await scene.measure("GET topics", scene.asked("GET", f"persistent/{where}"))
     topic = f"persistent://{where}/versions"
-    schema = {"name": "s", "schema_data": b"new", "type": _STRING}
+    # A tenth of the items as fields; the largest definition has a few more.
+    new = _definition(VERSIONS_MAX, scene.items // 10)
+    schema = {"name": "s", "schema_data": new, "type": _AVRO}
     opened = driver.request("PRODUCER", topic=topic, producer_id=7, schema=schema)
     await scene.measure("PRODUCER with a new version of a schema", opened)
     await scene.measure(
@@ -308,6 +333,7 @@ async def everything(probe: Probed, items: int) -> dict[str, Turns]:
     for v4 in (False, True):
         await transactions(scene, v4=v4)
         await cumulative(scene, v4=v4)
+    await passed_over(scene)
     await open_ones(scene)
     await sends(scene)
     await split(scene)

@@ -28,8 +28,8 @@ from tests.unit.server.serving import connected, published, run, serving, subscr
 REQUEST = 4711
 NO_REQUEST = 2**64 - 1
 DEFAULT = NamespaceName("public", "default")
-AVRO = {"name": "s", "schema_data": b"{}", "type": 4}
-JSON = {"name": "s", "schema_data": b"{}", "type": 2}
+AVRO = {"name": "s", "schema_data": b'"int"', "type": 4}
+JSON = {"name": "s", "schema_data": b'"int"', "type": 2}
 SOME_ID = {"ledgerId": 1, "entryId": 1}
 TXN = {"txnid_least_bits": 1, "txnid_most_bits": 0}
 

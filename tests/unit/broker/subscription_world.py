@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer, News
+from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
@@ -40,6 +41,7 @@ class Topic:
         self.end: Position | None = None
         self.hidden: set[Position] = set()
         self.subscriptions: dict[str, Subscription] = {}
+        self.delays = DelayRule()
 
     def max_read_position(self) -> Position:
         return self.ledger.last_position() if self.end is None else self.end
@@ -51,15 +53,21 @@ class Topic:
     def is_visible(self, entry: Entry) -> bool:
         return entry.position not in self.hidden
 
+    def delay_rule(self) -> DelayRule:
+        return self.delays
+
     def wake(self) -> None:
         for each in self.subscriptions.values():
             each.wake.advance()
 
-    async def publish(self, *bodies: str, messages: int = 1, key: str | None = None) -> None:
+    async def publish(
+        self, *bodies: str, messages: int = 1, key: str | None = None, after: float | None = None
+    ) -> None:
         for body in bodies:
-            metadata = pb.MessageMetadata(
-                producer_name="p", sequence_id=0, publish_time=self.world.clock.now_ms()
-            )
+            now_ms = self.world.clock.now_ms()
+            metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=now_ms)
+            if after is not None:
+                metadata.deliver_at_time = now_ms + round(after * 1000)
             if messages > 1:
                 metadata.num_messages_in_batch = messages
             if key is not None:

@@ -14,7 +14,11 @@ from magnetar.broker.entries import (
     NO_MARKER,
     UNPLACED,
     EntryView,
+    may_be_batch,
+    may_be_delayed,
+    may_have_batches,
     publish_time_of,
+    too_late,
     wrong_count,
 )
 from magnetar.model.hashing import HASH_MAX, key_hash
@@ -23,6 +27,28 @@ from magnetar.wire.messages import Send, TxnId, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 AT = Position(3, 4)
+
+
+ENTRIES = st.binary(max_size=14) | st.builds(
+    lambda count, checksum, name, payload: encode_entry(
+        pb.MessageMetadata(
+            producer_name=name, sequence_id=1, publish_time=1, num_messages_in_batch=count
+        )
+        if count
+        else pb.MessageMetadata(producer_name=name, sequence_id=1, publish_time=1),
+        payload,
+        checksum=checksum,
+    ),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from(["p", "X", "p" * 300]),
+    st.binary(max_size=5),
+)
+
+
+@given(st.lists(ENTRIES, max_size=4))
+def test_many_entries_are_judged_as_each_of_them(payloads: list[bytes]) -> None:
+    assert may_have_batches(payloads) == any(may_be_batch(each) for each in payloads)
 
 
 def view(**fields: object) -> EntryView:
@@ -156,3 +182,52 @@ def test_a_number_of_messages_that_cannot_be_is_refused(send: Send) -> None:
 def test_a_stored_lie_does_not_use_up_everybodys_permits() -> None:
     lie = EntryView(UNPLACED, claimed(1, 2**31 - 1).headers_and_payload)
     assert lie.num_messages < 50
+
+
+@given(
+    name=st.text(max_size=30) | st.just("x" * 300) | st.just("x" * 70_000),
+    sequence=st.integers(0, 2**40),
+    batch=st.none() | st.integers(0, 9),
+    at=st.none() | st.integers(-(2**63), 2**63 - 1),
+    payload=st.binary(max_size=20),
+    checksum=st.booleans(),
+)
+def test_what_is_not_parsed_has_neither_a_batch_nor_a_time(
+    name: str, sequence: int, batch: int | None, at: int | None, payload: bytes, checksum: bool
+) -> None:
+    metadata = pb.MessageMetadata(producer_name=name, sequence_id=sequence, publish_time=9)
+    if batch is not None:
+        metadata.num_messages_in_batch = batch
+    if at is not None:
+        metadata.deliver_at_time = at
+    stored = encode_entry(metadata, payload, checksum=checksum)
+    assert batch is None or may_be_batch(stored)
+    assert at is None or may_be_delayed(stored)
+    assert EntryView(AT, stored).deliver_at == at
+
+
+@given(st.binary(max_size=14) | st.binary(max_size=9).map(b"\x0e\x01".__add__))
+def test_any_bytes_may_be_looked_at(stored: bytes) -> None:
+    assert may_be_batch(stored) in (True, False)
+    assert may_be_delayed(stored) in (True, False)
+    assert messages_in(stored) >= 1
+
+
+def test_most_entries_are_not_parsed_for_it() -> None:
+    stored = encode_entry(
+        pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=9), b"X\x98\x01" * 100
+    )
+    assert not may_be_batch(stored)
+    assert not may_be_delayed(stored)
+
+
+def test_too_late_is_later_than_the_limit_after_its_publish_time() -> None:
+    def send(**fields: int) -> Send:
+        return Send(1, 5, 1, view(**fields).payload)
+
+    assert too_late(send(), 10) is None
+    assert too_late(send(deliver_at_time=19), 10) is None
+    assert too_late(send(deliver_at_time=-1), 10) is None
+    refused = too_late(send(deliver_at_time=20), 10)
+    assert refused is not None
+    assert "11 ms" in str(refused)

@@ -86,10 +86,16 @@ async def ack(
 
 
 def play(
-    scenario: Scenario, *, name: TopicName = NAME, messages: int = 5, limits: Limits | None = None
+    scenario: Scenario,
+    *,
+    name: TopicName = NAME,
+    messages: int = 5,
+    limits: Limits | None = None,
+    shares_journal: bool = False,
+    coordinates: bool = True,
 ) -> None:
     async def scene(world: TxnWorld) -> None:
-        broker = world.broker()
+        broker = world.broker(coordinates=coordinates, shares_journal=shares_journal)
         stage = Stage(broker, await broker.topic(name))
         await stage.topic.create_subscription("s", Position(-1, -1))
         await stage.publish(*numbered(messages))

@@ -18,7 +18,7 @@ from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import DiskFailed, MagnetarError
 from magnetar.txn.ids import metadata_id
-from magnetar.txn.records import State
+from magnetar.txn.records import State, header_key
 from magnetar.wire.messages import TxnId
 from tests.unit.broker.txn_world import (
     Broker,
@@ -188,7 +188,7 @@ class History:
         if self.local:
             header = await self.coordinator.store.header(txn)
             assert header is not None
-            broker.outcomes.opened(header)
+            broker.outcomes.opened(header.id)
 
     def _publish(self, session: Session, txn: TxnId | None) -> None:
         if session.producer.stopped:
@@ -214,7 +214,7 @@ class History:
         for txn in list(self.begun):
             state = await self.coordinator.store.state(txn)
             if state in ("COMMITTED", "ABORTED") and not await self.coordinator.store.ops(txn):
-                await self.coordinator.store.forget(txn)
+                await self.coordinator.store.metadata.delete(header_key(txn))
 
     # --- what clients see
 

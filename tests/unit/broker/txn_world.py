@@ -22,7 +22,7 @@ from magnetar.testing.virtual.virtual_time import run
 from magnetar.txn import transitions
 from magnetar.txn.api import Transactions
 from magnetar.txn.ids import metadata_id, to_text
-from magnetar.txn.outcomes import Outcomes
+from magnetar.txn.outcomes import GATHER_SECONDS, Outcomes
 from magnetar.txn.records import ABORTED_RECORDS, OPS, State
 from magnetar.txn.store import TxnStore
 from magnetar.wire.messages import Send, TxnId, TxnSend, encode_entry, payload_offset
@@ -82,7 +82,7 @@ class Broker:
     async def begin(self, txn: TxnId) -> TxnId:
         header = transitions.begun(txn, now_ms=self.world.clock.now_ms(), timeout_ms=TIMEOUT_MS)
         await self.store.create(header)
-        self.outcomes.opened(header)
+        self.outcomes.opened(header.id)
         return txn
 
     async def end(self, txn: TxnId, state: State) -> None:
@@ -190,8 +190,8 @@ async def attach(topic: Topic, subscription: str = "s", *, permits: int = 10_000
     return reading
 
 
-async def quiet(seconds: float = 0.01) -> None:
-    """Until nothing happens any more that needs no timer."""
+async def quiet(seconds: float = 3 * GATHER_SECONDS) -> None:
+    """Until nothing happens any more: what decisions leave to be written is written."""
     await asyncio.sleep(seconds)
 
 
@@ -206,9 +206,9 @@ async def read_all(topic: Topic, subscription: str) -> list[str]:
     return await taken(await attach(topic, subscription))
 
 
-def cut(broker: Broker) -> None:
+def cut(broker: Broker, *, in_flight_arrives: bool = False) -> None:
     assert isinstance(broker.parts.metadata, MemoryStore)
-    broker.world.metadata.cut(broker.parts.metadata)
+    broker.world.metadata.cut(broker.parts.metadata, in_flight_arrives=in_flight_arrives)
 
 
 def heal(broker: Broker) -> None:

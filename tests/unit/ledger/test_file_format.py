@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
+from itertools import accumulate
 
 import pytest
 from crc32c import crc32c
@@ -25,9 +27,8 @@ from magnetar.ledger.file_format import (
     encode_index,
     encode_ledger_record,
     entry_ids,
-    entry_payload,
     entry_size,
-    is_whole,
+    whole_payloads,
 )
 
 IDS = st.integers(0, 2**64 - 1)
@@ -37,9 +38,8 @@ IDS = st.integers(0, 2**64 - 1)
 def test_an_entry_comes_back(ledger_id: int, entry_id: int, payload: bytes) -> None:
     record = encode_entry(ledger_id, entry_id, payload)
     assert len(record) == ENTRY_OVERHEAD + len(payload)
-    assert is_whole(record)
     assert entry_ids(record) == (ledger_id, entry_id)
-    assert entry_payload(record) == payload
+    assert whole_payloads(record, ledger_id, entry_id, entry_id) == [payload]
     assert entry_size(b"before" + record, 6, ledger_id, entry_id) == len(record)
 
 
@@ -56,8 +56,39 @@ def test_any_flipped_bit_is_noticed(payload: bytes, data: st.DataObject) -> None
     record = bytearray(encode_entry(5, 6, payload))
     bit = data.draw(st.integers(0, 8 * len(record) - 1))
     record[bit // 8] ^= 1 << bit % 8
-    size = entry_size(bytes(record), 0, 5, 6)
-    assert size != len(record) or not is_whole(bytes(record))
+    assert whole_payloads(bytes(record), 5, 6, 6) == []
+
+
+RUNS = st.lists(st.binary(max_size=40), min_size=1, max_size=12)
+
+
+@given(RUNS, st.data())
+def test_of_many_entries_those_in_front_of_a_damage_come_back(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    records = [encode_entry(5, 7 + number, each) for number, each in enumerate(payloads)]
+    whole = b"".join(records)
+    last = 6 + data.draw(st.integers(1, len(payloads)))
+    assert whole_payloads(whole, 5, 7, last) == payloads[: last - 6]
+    # Cut off, or one bit is another one: up to the record in which that is.
+    at = data.draw(st.integers(0, len(whole) - 1))
+    sound = bisect_right(list(accumulate(map(len, records))), at)
+    expected = payloads[: min(sound, last - 6)]
+    assert whole_payloads(whole[:at], 5, 7, last) == expected
+    damaged = bytearray(whole)
+    damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert whole_payloads(bytes(damaged), 5, 7, last) == expected
+
+
+def test_of_many_entries_none_is_taken_for_another() -> None:
+    records = [encode_entry(5, 6, b"a"), encode_entry(5, 8, b"b"), encode_entry(4, 7, b"c")]
+    assert whole_payloads(b"".join(records), 5, 6, 9) == [b"a"]
+    assert whole_payloads(records[0] + records[2], 5, 6, 9) == [b"a"]
+    assert whole_payloads(records[0], 4, 6, 6) == []
+    # A size that leads backwards, or beyond the end.
+    for size in (0, 15, 2**32 - 1):
+        head = struct.pack("<IIBQQ", 0, size, KIND_ENTRY, 5, 6)
+        assert whole_payloads(head + bytes(50), 5, 6, 6) == []
 
 
 def test_an_entry_read_at_a_wrong_place_is_not_taken_for_another() -> None:

@@ -65,7 +65,7 @@ class Store:
         self.known.gone(key for key, record in coming.items() if record is None)
 
     def get(self, key: str) -> StoredRecord | None:
-        return self.coming[key] if key in self.coming else self.known.record(key)
+        return self.coming[key] if key in self.coming else self.known.record(key, *split_key(key))
 
 
 KEYS = st.builds(

@@ -153,3 +153,49 @@ def test_the_newest_layer_that_knows_a_key_is_right(
 def test_a_change_comes_back_from_its_bytes(key: str, state: State) -> None:
     row = encode_row(*split_key(key), state)
     assert decode_body(b"".join(body_pieces(row, state))) == (key, state, row)
+
+
+@given(
+    st.dictionaries(st.sampled_from(KEYS), RECORDS),
+    st.lists(
+        st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), RECORDS), st.booleans()), max_size=20
+    ),
+)
+def test_what_came_and_went_in_a_layer_leaves_nothing_below_uncovered(
+    database: dict[str, StoredRecord], changes: list[tuple[str, State, bool]]
+) -> None:
+    """Changes as the engine tells a layer of them, with scans in between."""
+    layer, present = Layer(), dict[str, State](database)
+    untouched = set(KEYS) - set(database)
+    for key, state, is_scanned in changes:
+        row = encode_row(*split_key(key), state)
+        if state is None:
+            if present.get(key) is None:
+                continue  # nothing to delete: no change
+            layer.delete(key, row)
+        elif present.get(key) is None:
+            layer.create(key, state, row)
+        else:
+            layer.set(key, state, row)
+        present[key] = state
+        if is_scanned:
+            for parent in ("", "/d", "/d/e"):
+                found = {
+                    f"{parent}/{name}": each
+                    for name, each in directory_states([layer], parent, "", None)
+                }
+                for each in KEYS:
+                    if split_key(each)[0] == parent:
+                        shown = found[each] if each in found else database.get(each)
+                        assert shown == present.get(each)
+            for index in ("i", "j"):
+                here = [key for _, key, _ in index_entries([layer], index, "", None)]
+                assert len(here) >= len(set(here))
+                for each in here:
+                    assert layer.states[each] == present[each]
+    for key in KEYS:
+        shown = layer.states[key] if key in layer.states else database.get(key)
+        assert shown == present.get(key)
+    assert set(layer.rows) == set(layer.states)
+    # What was nowhere before and is nowhere now costs the database nothing.
+    assert not {key for key in untouched if present.get(key) is None} & set(layer.states)

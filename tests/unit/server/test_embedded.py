@@ -26,7 +26,7 @@ from magnetar.errors import (
 )
 from magnetar.ledger.api import LedgerState
 from magnetar.ledger.file_format import ENTRIES_START
-from magnetar.metadata.api import ABSENT
+from magnetar.metadata.api import ABSENT, Index
 from magnetar.server.embedded import open_storage
 from magnetar.testing.virtual import virtual_time
 from tests.unit.journal.test_format import newer_header
@@ -185,16 +185,20 @@ def test_an_unclean_end_is_replayed_and_a_clean_one_leaves_nothing(tmp_path: Pat
         store = bench.storage.connect()
         await store.put("/kept", b"1")
         await store.put("/gone", b"2", ephemeral=True)
+        finished = [await store.put(f"/done/{n}", b"", indexes=[Index("x", "y")]) for n in range(3)]
+        await store.delete_seen((each.key, each.version) for each in finished)
         writer = await bench.storage.ledgers.create()
         await writer.append(b"entry")
         killed = bench.killed()
         await store.close()
         await bench.close()
-        for folder, replayed in ((killed, 4), (killed, 0), (bench.folder, 0)):
+        for folder, replayed in ((killed, 8), (killed, 0), (bench.folder, 0)):
             again = await opened(folder)
             assert again.storage.recovered_records == replayed
             store = again.storage.connect()
             assert await store.scan_keys("") == ["/kept"]
+            assert await store.scan_keys("/done") == []
+            assert [each async for each in store.scan_index("x")] == []
             (entry,) = await again.storage.ledgers.read(writer.ledger_id, 0, 9)
             assert entry.payload == b"entry"
             assert (await again.storage.ledgers.info(writer.ledger_id)).last_entry == 0
@@ -244,11 +248,13 @@ def test_a_full_disk_refuses_and_all_goes_on_once_there_is_room(tmp_path: Path) 
         bench = await opened(tmp_path / "data")
         store = bench.storage.connect()
         writer, other = [await bench.storage.ledgers.create() for _ in range(2)]
-        await store.put("/before", b"")
+        before = await store.put("/before", b"")
         await writer.append(b"before")
         bench.disk.fail("write", "journal/*", DiskFull("no space"))
         with pytest.raises(Unavailable, match="full"):
             await store.put("/refused", b"")
+        with pytest.raises(Unavailable, match="full"):
+            await store.delete_seen([(before.key, before.version)])
         with pytest.raises(DiskFull):
             await writer.append(b"refused")
         assert await store.get("/refused") is None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from magnetar.broker.policy.policies import Policies
-from magnetar.broker.policy.schemas import AUTO_CONSUME_TYPE, NO_SCHEMA_TYPE
+from magnetar.broker.policy.schema_rules import AUTO_CONSUME_TYPE, NO_SCHEMA_TYPE
 from magnetar.broker.policy.values import AutoTopicCreation
 from magnetar.errors import WireCode
 from magnetar.model.names import NamespaceName, TopicName
@@ -296,21 +296,32 @@ def test_schemas_are_stored_with_versions(tmp_path: Path) -> None:
             driver = await connected(server)
             none = driver.request("GET_SCHEMA", topic="topic")
             assert await refused(none) == WireCode.TOPIC_NOT_FOUND
-            schema = {"name": "s", "schema_data": b"{}", "type": 2}
+            schema = {"name": "s", "schema_data": b'"int"', "type": 2}
             opened = await driver.request("PRODUCER", topic="topic", producer_id=1, schema=schema)
             assert opened.schema_version == bytes(8)
-            other = schema | {"schema_data": b'{"a":1}'}
+            # The same in other words, and another one.
+            same = schema | {"schema_data": b'{"type": "int"}'}
+            made = await driver.request("GET_OR_CREATE_SCHEMA", topic="topic", schema=same)
+            assert made.schema_version == bytes(8)
+            date = b'{"type": "int", "logicalType": "date"}'
+            other = schema | {"schema_data": date}
             made = await driver.request("GET_OR_CREATE_SCHEMA", topic="topic", schema=other)
             assert made.schema_version == bytes(7) + b"\x01"
             first = await driver.request("GET_SCHEMA", topic="topic", schema_version=bytes(8))
             latest = await driver.request("GET_SCHEMA", topic="topic")
-            assert (first.schema.schema_data, latest.schema.schema_data) == (b"{}", b'{"a":1}')
+            assert (first.schema.schema_data, latest.schema.schema_data) == (b'"int"', date)
             empty = driver.request("GET_SCHEMA", topic="topic", schema_version=b"")
             assert await refused(empty) == WireCode.INCOMPATIBLE_SCHEMA
             wrong = driver.request(
                 "PRODUCER", topic="topic", producer_id=2, schema=schema | {"type": 4}
             )
             assert await refused(wrong) == WireCode.INCOMPATIBLE_SCHEMA
+            unsound = ({**schema, "schema_data": b"{}"}, {**schema, "type": AUTO_CONSUME_TYPE})
+            for each in unsound:
+                asked = driver.request("PRODUCER", topic="topic", producer_id=3, schema=each)
+                assert await refused(asked) == WireCode.INCOMPATIBLE_SCHEMA
+                asked = driver.request("GET_OR_CREATE_SCHEMA", topic="topic", schema=each)
+                assert await refused(asked) == WireCode.INCOMPATIBLE_SCHEMA
             await driver.close()
 
     run(scene())
@@ -319,14 +330,13 @@ def test_schemas_are_stored_with_versions(tmp_path: Path) -> None:
 # --- back-pressure
 
 
-@pytest.mark.parametrize("kind", [NO_SCHEMA_TYPE, AUTO_CONSUME_TYPE])
-def test_plain_bytes_have_no_version_of_a_schema(tmp_path: Path, kind: int) -> None:
+def test_plain_bytes_have_no_version_of_a_schema(tmp_path: Path) -> None:
     """An empty one is a version to the client for Go: its consumers ask for it, in vain."""
 
     async def scene() -> None:
         async with serving(tmp_path) as server:
             driver = await connected(server)
-            schema = {"name": "Bytes", "schema_data": b"", "type": kind}
+            schema = {"name": "Bytes", "schema_data": b"", "type": NO_SCHEMA_TYPE}
             opened = await driver.request("PRODUCER", topic="topic", producer_id=1, schema=schema)
             assert not opened.schema_version
             found = await driver.request("GET_OR_CREATE_SCHEMA", topic="topic", schema=schema)

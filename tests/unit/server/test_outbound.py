@@ -6,13 +6,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from magnetar.broker.api import Receipt, ReceiptRun
+from magnetar.broker.api import Delivery, Receipt, ReceiptRun
 from magnetar.broker.publish.producer import Producer
 from magnetar.errors import MagnetarError
+from magnetar.model.ids import Position
+from magnetar.server.handles import _frames_of
 from magnetar.server.outbound import Outbound, WriteTurn
 from magnetar.testing.virtual.driver import build_message
 from magnetar.testing.virtual.virtual_time import run
+from magnetar.wire.frames import encode_message
 from tests.unit.server.link import Wire
 from tests.unit.server.serving import connected, serving
 from tests.unit.server.serving import run as run_on_real_time
@@ -78,6 +83,32 @@ def test_a_flush_before_the_turn_ends_writes_nothing_twice(is_flushed_before: bo
         assert len(wire.writes) == 1 + is_flushed_before
 
     run(scene())
+
+
+DELIVERIES = st.lists(
+    st.builds(
+        Delivery,
+        st.builds(Position, st.integers(1, 3), st.integers(0, 2**30)),
+        st.binary(max_size=8),
+        st.just(1),
+        st.integers(0, 1),
+        st.sampled_from([(), (5,)]),
+        st.sampled_from([None, 1]),
+    ),
+    max_size=8,
+)
+
+
+@given(DELIVERIES, st.sampled_from([-1, 4]))
+def test_frames_of_deliveries_keep_their_order_and_what_they_say(
+    deliveries: list[Delivery], partition: int
+) -> None:
+    expected = [
+        piece
+        for position, payload, _, count, ack_set, epoch in deliveries
+        for piece in encode_message(9, position, partition, count, ack_set, payload, epoch)
+    ]
+    assert _frames_of(deliveries, 9, partition) == expected
 
 
 def test_receipts_that_cannot_be_given_end_the_connection(

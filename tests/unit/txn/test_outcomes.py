@@ -50,7 +50,7 @@ class World:
     async def header_known(self, txn: TxnId) -> None:
         header = await self.store.header(txn)
         assert header is not None
-        self.known.opened(header)
+        self.known.opened(header.id)
 
 
 def in_world(scenario: Callable[[World], Awaitable[None]]) -> None:

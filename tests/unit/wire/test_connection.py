@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from magnetar.errors import FrameTooLarge, LocalProtocolError, ProtocolError, RemoteProtocolError
 from magnetar.wire.commands import TYPES, Side
-from magnetar.wire.connection import RUN_BYTES_MAX, RUN_SENDS_MAX, Connection, State
+from magnetar.wire.connection import (
+    RUN_BYTES_MAX,
+    RUN_SENDS_MAX,
+    Connection,
+    State,
+    _parsed_txn,
+    _txn_of,
+)
 from magnetar.wire.frames import SIZES, base_command, command, encode_message, encode_with_payload
 from magnetar.wire.messages import (
     Command,
@@ -22,6 +29,7 @@ from magnetar.wire.messages import (
     TxnSend,
     Unknown,
 )
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.wire.support import (
     CONNECT,
     CONNECTED,
@@ -497,3 +505,28 @@ def test_what_comes_together_is_one_run_up_to_its_limits() -> None:
     assert isinstance(one, SendRun)
     assert isinstance(two, SendRun)
     assert one.sequence_ids + two.sequence_ids == [0, 1, 2, 3]
+
+
+TXN_HALVES = st.sampled_from([0, 1, 127, 128, 2**62, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+TXN_FIELDS = st.builds(
+    lambda least, most: pb.CommandSend(
+        txnid_least_bits=least, txnid_most_bits=most
+    ).SerializePartialToString(),
+    TXN_HALVES,
+    TXN_HALVES,
+)
+
+
+@given(
+    TXN_FIELDS
+    | st.builds(
+        lambda fields, at, byte: fields[: at % len(fields)] + byte + fields[at % len(fields) :],
+        TXN_FIELDS,
+        st.integers(0, 30),
+        st.sampled_from([b"\x00", b"\x80", b"\x01", b"\x20", b"\x28", b"\xff"]),
+    )
+    | st.builds(lambda fields, at: fields[:at], TXN_FIELDS, st.integers(1, 12))
+    | st.binary(min_size=1, max_size=24)
+)
+def test_the_transaction_of_a_send_is_that_of_protobuf(fields: bytes) -> None:
+    assert _txn_of(fields) == _parsed_txn(fields)

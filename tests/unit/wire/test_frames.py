@@ -13,10 +13,13 @@ from magnetar.wire.frames import (
     base_command,
     command,
     encode_ack,
+    encode_ack_answer,
     encode_command,
     encode_message,
+    encode_messages,
     encode_receipt,
     encode_send,
+    encode_txn_answer,
     encode_with_payload,
     frame_bytes_max,
     varint,
@@ -128,6 +131,26 @@ def test_messages_are_those_of_protobuf(
 
 @given(
     UINT64,
+    st.integers(-1, 2**31 - 1),
+    st.none() | UINT64,
+    st.lists(
+        st.tuples(st.builds(Position, UINT64, UINT64 | INT64), st.binary(max_size=20)), max_size=6
+    ),
+)
+def test_messages_together_are_those_one_by_one(
+    consumer_id: int, partition: int, epoch: int | None, entries: list[tuple[Position, bytes]]
+) -> None:
+    together = encode_messages(consumer_id, partition, epoch, entries)
+    one_by_one = [
+        piece
+        for position, payload in entries
+        for piece in encode_message(consumer_id, position, partition, 0, (), payload, epoch)
+    ]
+    assert together == one_by_one
+
+
+@given(
+    UINT64,
     UINT64,
     st.lists(
         st.tuples(
@@ -164,6 +187,41 @@ def test_acks_are_those_of_protobuf(
         **fields,
     )
     assert encode_ack(consumer_id, request_id, items, cumulative=cumulative, txn=txn) == expected
+
+
+@given(
+    st.sampled_from(
+        [
+            "NEW_TXN_RESPONSE",
+            "ADD_PARTITION_TO_TXN_RESPONSE",
+            "ADD_SUBSCRIPTION_TO_TXN_RESPONSE",
+            "END_TXN_RESPONSE",
+            "END_TXN_ON_PARTITION_RESPONSE",
+            "END_TXN_ON_SUBSCRIPTION_RESPONSE",
+        ]
+    ),
+    UINT64,
+    st.tuples(UINT64, UINT64),
+)
+def test_answers_about_transactions_are_those_of_protobuf(
+    name: str, request_id: int, txn: tuple[int, int]
+) -> None:
+    expected = command(name, request_id=request_id, txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+    assert encode_txn_answer(name, request_id, txn) == expected
+
+
+@given(UINT64, UINT64, st.tuples(UINT64, UINT64))
+def test_answers_to_acks_in_transactions_are_those_of_protobuf(
+    consumer_id: int, request_id: int, txn: tuple[int, int]
+) -> None:
+    expected = command(
+        "ACK_RESPONSE",
+        consumer_id=consumer_id,
+        request_id=request_id,
+        txnid_most_bits=txn[0],
+        txnid_least_bits=txn[1],
+    )
+    assert encode_ack_answer(consumer_id, request_id, txn) == expected
 
 
 def test_more_values_than_the_cache_holds() -> None:

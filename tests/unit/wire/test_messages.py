@@ -15,9 +15,17 @@ from magnetar.wire.messages import (
     encode_entry,
     metadata_of,
     payload_offset,
+    txn_trailer,
     with_txn,
 )
 from magnetar.wire.pb import pulsar_pb2 as pb
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_the_trailer_of_a_transaction_is_that_of_protobuf(most: int, least: int) -> None:
+    expected = pb.MessageMetadata(txnid_least_bits=least, txnid_most_bits=most)
+    assert txn_trailer(TxnId(most, least)) == expected.SerializePartialToString()
+
 
 METADATA = pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=9)
 BROKER_ENTRY = pb.BrokerEntryMetadata(broker_timestamp=5, index=41)

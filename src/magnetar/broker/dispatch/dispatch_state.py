@@ -91,6 +91,8 @@ class DispatchState:
         self._keyed = type_ is SubscriptionType.KEY_SHARED
         self._selector = selector_for(key_shared, consistent_hashing)
         bucketed = key_shared.entry_buckets
+        self.delays = not self._single and not bucketed
+        """Whether messages wait here for their time: no consumer counts on the order of all."""
         self._hash_of: Callable[[EntryFacts], int] = _bucket_hash if bucketed else _key_hash
         # Sticky ranges change hands only when their consumer is gone, with all it had: nothing is
         # left to drain. In the other modes a hash can move while its entries are unacknowledged.
@@ -135,6 +137,11 @@ class DispatchState:
     @property
     def waiting(self) -> int:
         return len(self._replay)
+
+    @property
+    def look_ahead(self) -> int:
+        """How many more entries may be read for the queue of those that wait."""
+        return min(self._limits.look_ahead_entries - len(self._replay), self._limits.read_entries)
 
     def redelivery_count(self, position: Position) -> int:
         return self._counts.of(position)
@@ -501,6 +508,27 @@ class DispatchState:
         freed = self._holds is not None and self._release(packed & HASH_MASK)
         return self._discharge(member, messages) or freed
 
+    def on_acks(self, key: int, positions: Sequence[Position]) -> bool:
+        """Entries were acknowledged as a whole, by one consumer; as `on_ack` of each."""
+        if self._single and not self._replay:
+            return False
+        member = self._members.by_key.get(key)
+        others, woken = positions, False
+        # Mostly nothing but what is pending has to be looked at: there is no hash that could be
+        # free by it, and no count that goes with it.
+        if member is not None and not self._single and self._holds is None and not self._counts:
+            pending, others, messages = member.pending, [], 0
+            for position in positions:
+                packed = pending.pop(position, None)
+                if packed is None:
+                    others.append(position)
+                else:
+                    messages += packed >> HASH_BITS
+            woken = self._discharge(member, messages)
+        for position in others:
+            woken = self.on_ack(key, position) or woken
+        return woken
+
     def on_acked_through(self, position: Position) -> None:
         """Forget all entries up to a position: acked cumulatively, skipped or expired."""
         self._replay.drop_through(position)
@@ -548,6 +576,13 @@ class DispatchState:
             self._counts.increase(position)
         self._give_back(member, back)
         return Redelivery(len(back), False)
+
+    def on_due(self, positions: Iterable[Position]) -> None:
+        """Entries whose time has come wait like those to be delivered again, uncounted (Shared).
+
+        On Key_Shared they come to `plan`, for their place in the queue is under their hash.
+        """
+        self._replay.add_run(positions, UNKEYED)
 
     def on_withheld(self, position: Position) -> bool:
         """A transaction acknowledged all that is open of it: who has it keeps it; True: it waited.

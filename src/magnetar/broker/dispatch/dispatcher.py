@@ -22,18 +22,28 @@ and when it was terminated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final, NamedTuple, Protocol
+from itertools import repeat
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from magnetar.broker.api import Delivery
+from magnetar.broker.dispatch.delay_rule import DelayRule
+from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.membership import Membership
-from magnetar.broker.entries import UNPLACED, EntryView, may_be_batch
+from magnetar.broker.entries import (
+    UNPLACED,
+    EntryView,
+    may_be_batch,
+    may_be_delayed,
+    may_have_batches,
+)
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
 from magnetar.model.batch_indexes import words_of
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
+from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
@@ -75,6 +85,10 @@ class ReadableTopic(Protocol):
         """Whether an entry up to `max_read_position` is for consumers."""
         ...
 
+    def delay_rule(self) -> DelayRule:
+        """The rule for messages with a time of delivery."""
+        ...
+
 
 class Uncommitted:
     """A topic as a subscription sees it that reads what is not committed: all durable messages.
@@ -103,6 +117,9 @@ class Uncommitted:
 
     def is_visible(self, entry: Entry) -> bool:
         return not is_txn_marker(entry.payload)
+
+    def delay_rule(self) -> DelayRule:
+        return self._topic.delay_rule()
 
 
 class ReadingCursor(Protocol):
@@ -158,20 +175,43 @@ class Dispatcher:
         self._membership = membership
         self._wake = wake
         self._clock = clock
+        self._limits = limits
         self._bytes_max = limits.subscription_read_bytes
+        self._delays: Delays | None = None
         # Failover: set while a new active consumer waits for the former one's acknowledgements.
         self._rewind_at: float | None = None
         self._pace = SlicePace()
         self._handled = 0
+        """Entries that the last step handed out, or found due."""
         # Aborted entries beside them: a consumer that asks for one message may pass over very many
         # before it, each read on its own.
         self._passing = SlicePace()
         self._passed_over = 0
-        """Entries that the last step looked at."""
         self.failure: MagnetarError | None = None
         """Why nothing is dispatched any more, if so."""
 
     # --- what others ask of it
+
+    @property
+    def delayed(self) -> int:
+        """How many entries wait for their time."""
+        return 0 if self._delays is None else len(self._delays)
+
+    @property
+    def delayed_bytes(self) -> int:
+        """What it takes of memory to know them."""
+        return 0 if self._delays is None else self._delays.size_bytes
+
+    def is_delayed(self, position: Position) -> bool:
+        """Whether an entry waits for its time, and so comes by itself."""
+        return self._delays is not None and position in self._delays
+
+    def drop_delayed(self, through: Position | None = None) -> None:
+        """Nothing waits any more, or nothing up to a position: it is acknowledged."""
+        if self._delays is not None and through is None:
+            self._delays.clear()
+        elif self._delays is not None and through is not None:
+            self._delays.drop_through(through)
 
     def rewind(self) -> None:
         """Deliver all that is unacknowledged again, from the first on."""
@@ -179,6 +219,7 @@ class Dispatcher:
         # Whoever rewinds gives dispatch a new start (invariant 5).
         self.failure = None
         self._cursor.rewind()
+        self.drop_delayed()
         if self._membership.state is not None:
             self._membership.state.on_rewound()
             self.take_back()
@@ -225,11 +266,18 @@ class Dispatcher:
                 self._fail(error)
                 continue
             if not progressed:
-                await self._wake.past(seen)
+                await self._idle(seen)
                 continue
             # What is in memory is read without a turn for others: they get one between two reads.
             await self._pace.after(self._handled)
             await self._passing.after(self._passed_over)
+
+    async def _idle(self, seen: int) -> None:
+        left = None if self._delays is None else self._delays.seconds_left()
+        if left is None:
+            await self._wake.past(seen)
+        else:
+            await self._wait(seen, left)
 
     async def _wait(self, seen: int, seconds: float) -> None:
         await self._wake.past_within(seen, seconds)
@@ -242,10 +290,19 @@ class Dispatcher:
         # No consumer with permits that is not blocked: what changes that advances `wake`.
         if wanted is None:
             return False
+        new_entries, delays = wanted.new_entries, self._delays
+        if delays is not None and state is not None and state.delays:
+            if await self._serve_due(state, delays):
+                return True
+            if delays.is_full and not wanted.waiting:
+                return False
+            # What waits takes no permits: a few of them must not make many small reads.
+            if delays.is_run:
+                new_entries = max(new_entries, state.look_ahead)
         # Redeliveries first: nothing new may overtake them.
         if wanted.waiting:
             return await self._serve_waiting(wanted.waiting)
-        return await self._serve_new(wanted.new_entries)
+        return await self._serve_new(new_entries)
 
     def _tell_end(self) -> None:
         # A terminated topic, or a segment that was split: there its clients go on to the children.
@@ -286,6 +343,8 @@ class Dispatcher:
         if not entries or state is None:
             return False
         visible = self._visible(entries, window)
+        if state.delays:
+            visible = self._undelayed(visible)
         self._passed_over = len(entries) - len(visible)
         self._hand_out(state, visible, are_new=True)
         return True
@@ -307,6 +366,44 @@ class Dispatcher:
             if self._topic.ledger.sealed:
                 self._wake.advance()  # the end may have been reached
         return visible
+
+    # --- entries with a time of delivery
+
+    def _undelayed(self, entries: list[Entry]) -> list[Entry]:
+        """The entries that are to be delivered now; the others wait for their time."""
+        marked = [entry for entry in entries if may_be_delayed(entry.payload)]
+        # Nearly always: no entry is parsed.
+        if not marked:
+            if self._delays is not None:
+                self._delays.is_run = False
+            return entries
+        if self._delays is None:
+            self._delays = Delays(self._topic.delay_rule, self._clock, self._limits)
+        return self._delays.sift(entries, marked)
+
+    async def _serve_due(self, state: DispatchState, delays: Delays) -> bool:
+        """Bring those whose time has come before new ones; False: there are none, or no room."""
+        positions = delays.first_due(max(state.look_ahead, 0))
+        if not positions:
+            return False
+        present = self._drop_gone(positions)
+        if len(present) < len(positions):
+            delays.remove_all(set(positions).difference(present))
+        self._handled = len(positions)
+        # Case 1, Shared: they join those that wait for redelivery, in the order of the log.
+        if state.type is not SubscriptionType.KEY_SHARED:
+            delays.remove_all(present)
+            state.on_due(present)
+            return True
+        # Case 2, Key_Shared: the stored entry tells the key. They stay known until they are read,
+        # for the read may fail; and a rewind meanwhile has taken them away.
+        entries = await self._read_all(present)
+        now = self._membership.state
+        if now is not None:
+            due = [each for each in entries if delays.remove(each.position)]
+            opened = [each for each in due if not self._cursor.is_acked(each.position)]
+            self._hand_out(now, opened, are_new=True)
+        return bool(entries) or len(present) < len(positions)
 
     # --- entries that wait
 
@@ -382,6 +479,12 @@ class Dispatcher:
         """Entries with their numbers of messages; those that wait with their redelivery counts."""
         active = self._membership.active
         epoch = None if active is None else active.epoch
+        payloads = [each.payload for each in entries]
+        # As below, without a line of Python per entry: most backlogs are single messages.
+        if are_new and not may_have_batches(payloads):
+            positions = [each.position for each in entries]
+            same = repeat(1), repeat(0), repeat(()), repeat(epoch)
+            return list(map(_new, repeat(Unsent), zip(positions, payloads, *same, strict=False)))
         judged: list[Unsent] = []
         for position, payload in entries:
             messages = messages_in(payload)
@@ -397,7 +500,7 @@ class Dispatcher:
         return judged
 
 
-_new: Final = tuple.__new__
+_new: Final[Any] = tuple.__new__
 
 
 def messages_in(payload: bytes) -> int:

@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -64,6 +64,18 @@ class PartitionedTopics:
 
         if await self._of(name.namespace).change(_key(name), grown) is None:
             raise TopicNotFound(f"{name} is no partitioned topic")
+
+    async def change_properties(
+        self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> bool:
+        """False: it is no partitioned topic."""
+        if name.domain.is_scalable or name.partition is not None:
+            return False
+
+        def changed(record: PartitionedRecord) -> PartitionedRecord:
+            return msgspec.structs.replace(record, properties=change(record.properties))
+
+        return await self._of(name.namespace).change(_key(name), changed) is not None
 
     async def delete(self, name: TopicName) -> bool:
         """False: there was none."""

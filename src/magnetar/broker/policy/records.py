@@ -27,6 +27,7 @@ from magnetar.model.names import Domain, NamespaceName, TopicName
 TENANTS: Final = "/broker/tenants"
 CLUSTERS: Final = "/broker/clusters"
 PRODUCER_NAMES: Final = "/broker/producer-names"
+BROKER_CONFIGURATION: Final = "/broker/configuration"
 
 _NAMESPACES: Final = "/broker/namespaces"
 _TOPICS: Final = "/broker/topics"

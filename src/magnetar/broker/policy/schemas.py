@@ -5,53 +5,70 @@ Owns: `Schemas`, the stored form of a schema, and the byte form of its version.
 Invariants:
 1. Versions of a schema id are 0, 1, 2, ... in the order in which they were registered, and never
    change. A deletion is a version of its own: what came before it is no longer in force.
-2. Of the versions in force no two have equal type and bytes: registering one again gives its
-   version.
-3. A new version passed the check against those in force at the moment at which it was stored.
+2. Of the versions in force no two say the same: registering one again gives its version, whatever
+   the strategy is.
+3. A new version is a sound schema of its type, and passed the check against those in force at the
+   moment at which it was stored.
 4. What was registered costs little to look for: of each version a digest is kept in memory, and a
    look reads what came since and the newest version, to know that it is still there. Definitions
-   are read when they are compared, for one registration of a schema id at a time, and together
-   have `VERSIONS_BYTES_MAX`.
+   are read when a schema comes with other bytes than any in force, for one registration of a schema
+   id at a time, and together have `VERSIONS_BYTES_MAX`.
+5. Reading and comparing definitions goes in slices, and what takes more than one is done for one
+   schema at a time on this broker.
 
-Relies on: `check`, which decides what is compatible. Rules beyond the type are put in there.
+Relies on: `schema_rules`, which says what is sound, the same, and compatible.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from hashlib import sha256
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import msgspec
 
 from magnetar.broker.api import SchemaData
+from magnetar.broker.policy.avro import Steps
+from magnetar.broker.policy.avro_resolution import Effort
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import schemas_directory
+from magnetar.broker.policy.schema_rules import (
+    AUTO_CONSUME_TYPE,
+    NO_SCHEMA_TYPE,
+    Definition,
+    incompatibility,
+    raw_digest,
+    read,
+    type_name,
+)
 from magnetar.errors import (
     BadVersion,
     CorruptMetadata,
     IncompatibleSchema,
+    InvalidSchema,
     TooManyRequests,
     Unavailable,
 )
 from magnetar.metadata.api import ABSENT, MetadataStore, Record
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.keyed_lock import KeyedLock
-from magnetar.wire.pb import pulsar_pb2 as pb
+from magnetar.runtime.slices import SlicePace, in_slices
 
 VERSIONS_MAX: Final = 1000
-"""Of one schema id, deleted ones included."""
+"""Of one schema id, deleted ones included; a deletion may come behind the last."""
 VERSIONS_BYTES_MAX: Final = 16 * 1024 * 1024
 """In all versions of one schema id, deleted ones included."""
 
 # Schema ids of which digests are kept; of the others they are read again.
 _INDEXES_MAX: Final = 1000
 
-# Numbers of Schema.Type in the protocol.
-NO_SCHEMA_TYPE: Final = 0
-AUTO_CONSUME_TYPE: Final = 21
+# Read and compared before others have a turn, if they are small; a large one has slices of its own.
+_SLICE_VERSIONS: Final = 20
+
+# By these a consumer has to read what the newest version writes, and nothing else.
+_READS_LATEST: Final = frozenset(("BACKWARD", "FORWARD", "FORWARD_TRANSITIVE", "FULL"))
 
 # Each lost race means that somebody else stored a version: so many in a row is no coincidence.
 _REGISTER_ATTEMPTS: Final = 16
@@ -60,11 +77,7 @@ _VERSION_BYTES: Final = 8
 # Leading zeros make a scan by key come in the order of versions.
 _VERSION_DIGITS: Final = 20
 
-Check = Callable[[SchemaData, Sequence[SchemaData], str], None]
-"""Raises IncompatibleSchema unless a schema fits those in force by a strategy.
-
-Those in force are given oldest first: all of them to a transitive strategy, the newest to others.
-"""
+Result = TypeVar("Result")
 
 
 class StoredSchema(msgspec.Struct, frozen=True):
@@ -95,38 +108,27 @@ def version_from(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
-def type_name(number: int) -> str:
-    """The name that applications know a type of schema by: `JSON`, `AVRO`."""
-    known = number in pb.Schema.Type.values()
-    return pb.Schema.Type.Name(number).upper() if known else f"of type {number}"
-
-
 def is_schema(schema: SchemaData | None) -> bool:
-    """Whether there is anything to register: plain bytes and "whatever there is" are none."""
-    return schema is not None and schema.type not in (NO_SCHEMA_TYPE, AUTO_CONSUME_TYPE)
+    """Whether there is anything to register or to check: plain bytes are no schema."""
+    return schema is not None and schema.type != NO_SCHEMA_TYPE
 
 
-def same_type(schema: SchemaData, in_force: Sequence[SchemaData], strategy: str) -> None:
-    """The one rule so far: a topic keeps its type of schema."""
-    # The first schema of a topic fits by any strategy.
-    if strategy == "ALWAYS_COMPATIBLE" or not in_force:
-        return
-    if strategy == "ALWAYS_INCOMPATIBLE":
-        raise IncompatibleSchema("the policy of this topic allows no change of its schema")
-    if in_force[-1].type != schema.type:
-        raise IncompatibleSchema(
-            f"the topic's schema is {type_name(in_force[-1].type)}, not {type_name(schema.type)}",
-            hint="use a schema of the topic's type, or another topic",
-        )
+def takes_any_schema(schema: SchemaData | None) -> bool:
+    """Whether a consumer reads with the schema of each message, and has none of its own."""
+    return schema is not None and schema.type == AUTO_CONSUME_TYPE
 
 
-class _Digest(NamedTuple):
+@dataclass(slots=True)
+class _Digest:
     """One version, as small as it can be told from others."""
 
     version: int
+    type: int
     digest: bytes | None
-    """None: it is a deletion."""
+    """Of its bytes; None: it is a deletion."""
     size: int
+    meaning: bytes | None = None
+    """Of what they say, once somebody wanted to know; empty: it is no sound schema."""
 
 
 class _Index:
@@ -149,27 +151,26 @@ class _Index:
     def total_bytes(self) -> int:
         return sum(each.size for each in self.stored)
 
-    def find(self, schema: SchemaData) -> int | None:
-        """The version in force with this type and these bytes (invariant 2)."""
-        wanted = _digest(schema.type, schema.data)
-        return next((each.version for each in self.in_force if each.digest == wanted), None)
+    def with_bytes(self, digest: bytes) -> int | None:
+        """The version in force with these very bytes."""
+        return next((each.version for each in self.in_force if each.digest == digest), None)
 
     def add(self, stored: StoredSchema, record: Record) -> None:
-        digest = None if stored.deleted else _digest(stored.type, stored.data)
-        self.stored.append(_Digest(stored.version, digest, len(record.value)))
+        digest = None if stored.deleted else raw_digest(stored.as_schema())
+        self.stored.append(_Digest(stored.version, stored.type, digest, len(record.value)))
         self.newest = record.version
 
 
 class Schemas:
     """All schemas of one metadata store."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock, check: Check = same_type) -> None:
+    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
-        self._check = check
         # The longest unused first. Whoever works with one has the lock of its schema id.
         self._indexes: OrderedDict[str, _Index] = OrderedDict()
         self._turns: KeyedLock[str] = KeyedLock()
+        self._long_work = asyncio.Lock()
 
     async def versions(self, schema_id: str) -> list[StoredSchema]:
         """The versions in force, oldest first."""
@@ -188,49 +189,30 @@ class Schemas:
         return None if found is None or found.deleted else found
 
     async def find(self, schema_id: str, schema: SchemaData) -> int | None:
-        """The version in force with this type and these bytes."""
+        """The version in force that says the same as this one."""
         async with self._turns.of(schema_id):
-            return (await self._index(schema_id)).find(schema)
+            index = await self._index(schema_id)
+            known = index.with_bytes(raw_digest(schema))
+            if known is not None:
+                return known
+            return await self._same(schema_id, index, await self._worked(read(schema)))
 
     async def register(
         self, schema_id: str, schema: SchemaData, *, strategy: str, may_add: bool = True
     ) -> int:
         """The version of a schema, a new one if it is compatible and `may_add`."""
         async with self._turns.of(schema_id):
-            for _ in range(_REGISTER_ATTEMPTS):
-                # Looked at again in every attempt: the check must hold against what is in force
-                # now (invariant 3).
-                index = await self._index(schema_id)
-                known = index.find(schema)
-                if known is not None:
-                    return known
-                # isAllowAutoUpdateSchema forbids updates; the first schema is none.
-                if not may_add and index.in_force:
-                    raise IncompatibleSchema("the policy of this topic allows no new schema")
-                self._check(schema, await self._compared(schema_id, index, strategy), strategy)
-                # The next number, only if it is free: of two brokers at once, one stores and the
-                # other looks again.
-                added = await self._add(schema_id, index, schema)
-                if added is not None:
-                    return added
-        raise Unavailable(f"schema {schema_id}: lost {_REGISTER_ATTEMPTS} races in a row")
+            return await self._register(schema_id, schema, strategy, may_add=may_add)
 
     async def check(self, schema_id: str, schema: SchemaData, *, strategy: str) -> None:
-        """Raise IncompatibleSchema unless this schema may be used with those in force."""
+        """Raise IncompatibleSchema unless this schema could be registered."""
         async with self._turns.of(schema_id):
             index = await self._index(schema_id)
-            if index.find(schema) is None:
-                self._check(schema, await self._compared(schema_id, index, strategy), strategy)
-
-    async def is_judged(self, schema_id: str, schema: SchemaData, *, strategy: str) -> bool:
-        """Whether that `check` passes says all that the strategy asks for.
-
-        Of two different definitions of one type it does not: only their type was compared.
-        """
-        async with self._turns.of(schema_id):
-            index = await self._index(schema_id)
-        is_known = index.find(schema) is not None
-        return is_known or not index.in_force or strategy == "ALWAYS_COMPATIBLE"
+            if index.with_bytes(raw_digest(schema)) is not None:
+                return
+            definition = await self._worked(read(schema))
+            if await self._same(schema_id, index, definition) is None:
+                await self._compare(schema_id, index, definition, strategy)
 
     async def for_producer(
         self, schema_id: str, schema: SchemaData | None, policies: TopicPolicies
@@ -245,39 +227,48 @@ class Schemas:
             )
         # A topic that never had a schema takes plain bytes even where one is enforced.
         if policies.schema_required and await self.latest(schema_id) is not None:
-            raise IncompatibleSchema("the topic takes only producers with a schema")
+            raise IncompatibleSchema(
+                "the topic has a schema, and takes only producers with one",
+                hint="schemaValidationEnforced is set for it",
+            )
         return None
 
     async def for_consumer(
         self, schema_id: str, schema: SchemaData | None, policies: TopicPolicies, *, idle: bool
     ) -> None:
         """Check the schema of a consumer; on an idle topic without one it is registered."""
-        if schema is None or not is_schema(schema):
+        if schema is None or not is_schema(schema) or takes_any_schema(schema):
             return
         strategy = policies.schema_strategy
-        if await self.latest(schema_id) is not None:
-            await self.check(schema_id, schema, strategy=strategy)
-        # As Pulsar's addSchemaIfIdleOrCheckCompatible: a consumer may bring the schema only while
-        # nobody can have messages of another one.
-        elif idle:
-            await self.register(schema_id, schema, strategy=strategy)
-        else:
-            raise IncompatibleSchema("the topic has messages or users, and no schema")
+        async with self._turns.of(schema_id):
+            index = await self._index(schema_id)
+            if index.in_force:
+                await self._check_reader(schema_id, index, schema, strategy)
+            # As Pulsar's addSchemaIfIdleOrCheckCompatible: a consumer may bring the schema only
+            # while nobody can have messages of another one.
+            elif idle:
+                may_add = policies.schema_updates
+                await self._register(schema_id, schema, strategy, may_add=may_add)
+            else:
+                raise IncompatibleSchema("the topic has messages or users, and no schema")
 
     async def delete(self, schema_id: str) -> int | None:
         """End the force of every version so far; the version of the deletion, None: no schema."""
         async with self._turns.of(schema_id):
             for _ in range(_REGISTER_ATTEMPTS):
                 index = await self._index(schema_id)
-                if not index.in_force:
+                if not index.stored:
                     return None
+                # Deleted already: another deletion would say nothing new.
+                if not index.in_force:
+                    return index.stored[-1].version
                 added = await self._add(schema_id, index, None)
                 if added is not None:
                     return added
         raise Unavailable(f"schema {schema_id}: lost {_REGISTER_ATTEMPTS} races in a row")
 
     async def forget(self, schema_id: str) -> None:
-        """Remove everything, with the topic that it belonged to."""
+        """Remove everything, with the topic that it belonged to or by force."""
         async with self._turns.of(schema_id):
             self._indexes.pop(schema_id, None)
             await self._metadata.delete_range(schemas_directory(schema_id))
@@ -311,10 +302,115 @@ class Schemas:
         while (record := await self._metadata.get(_key(schema_id, len(index.stored)))) is not None:
             index.add(_decoded(schema_id, record), record)
 
-    async def _compared(self, schema_id: str, index: _Index, strategy: str) -> list[SchemaData]:
-        """What the check is given."""
-        wanted = index.in_force if strategy.endswith("_TRANSITIVE") else index.in_force[-1:]
-        return [each.as_schema() for each in await self._read(schema_id, wanted)]
+    async def _register(
+        self, schema_id: str, schema: SchemaData, strategy: str, *, may_add: bool
+    ) -> int:
+        digest, definition = raw_digest(schema), None
+        for _ in range(_REGISTER_ATTEMPTS):
+            # Looked at again in every attempt: the check must hold against what is in force now
+            # (invariant 3).
+            index = await self._index(schema_id)
+            # Before anything else, and without a look at what it says: invariants 2 and 4.
+            known = index.with_bytes(digest)
+            if known is not None:
+                return known
+            if definition is None:
+                definition = await self._worked(read(schema))
+            known = await self._same(schema_id, index, definition)
+            if known is not None:
+                return known
+            # isAllowAutoUpdateSchema: also the first schema is for administrators to give.
+            if not may_add:
+                raise IncompatibleSchema(
+                    "the topic has no such schema, and takes none from its users",
+                    hint="isAllowAutoUpdateSchema is off; upload it with an admin tool",
+                )
+            await self._compare(schema_id, index, definition, strategy)
+            # The next number, only if it is free: of two brokers at once, one stores and the other
+            # looks again.
+            added = await self._add(schema_id, index, schema)
+            if added is not None:
+                return added
+        raise Unavailable(f"schema {schema_id}: lost {_REGISTER_ATTEMPTS} races in a row")
+
+    async def _same(self, schema_id: str, index: _Index, definition: Definition) -> int | None:
+        """The version in force that says what this definition says."""
+        pace = SlicePace(_SLICE_VERSIONS)
+        for each in index.in_force:
+            if each.type != definition.type:
+                continue
+            if each.meaning is None:
+                await pace.after()
+                stored = await self._stored_definition(schema_id, each)
+                each.meaning = b"" if stored is None else stored.meaning
+            if each.meaning == definition.meaning:
+                return each.version
+        return None
+
+    async def _compare(
+        self, schema_id: str, index: _Index, definition: Definition, strategy: str
+    ) -> None:
+        """Raise IncompatibleSchema unless it may follow those in force."""
+        # The first schema of a topic fits by any strategy.
+        if strategy == "ALWAYS_COMPATIBLE" or not index.in_force:
+            return
+        if strategy == "ALWAYS_INCOMPATIBLE":
+            raise IncompatibleSchema("the policy of this topic allows no change of its schema")
+        effort, pace = Effort(), SlicePace(_SLICE_VERSIONS)
+        is_transitive = strategy.endswith("_TRANSITIVE")
+        # Newest first: it is the one that most likely differs.
+        for each in reversed(index.in_force if is_transitive else index.in_force[-1:]):
+            await pace.after()
+            found: str | None
+            if each.type != definition.type:
+                found = (
+                    f"the schema of the topic is {type_name(each.type)},"
+                    f" not {type_name(definition.type)}"
+                )
+            elif (old := await self._stored_definition(schema_id, each)) is None:
+                found = f"what the topic has is no sound {type_name(each.type)}"
+            else:
+                found = await self._worked(incompatibility(definition, old, strategy, effort))
+            if found is not None:
+                raise IncompatibleSchema(f"version {each.version}, by {strategy}: {found}")
+
+    async def _check_reader(
+        self, schema_id: str, index: _Index, schema: SchemaData, strategy: str
+    ) -> None:
+        """Raise IncompatibleSchema unless a consumer with this schema can read the topic."""
+        # The newest version reads itself, and passed the strategy's check when it was stored.
+        if strategy == "ALWAYS_COMPATIBLE" or index.in_force[-1].digest == raw_digest(schema):
+            return
+        definition = await self._worked(read(schema))
+        if strategy in _READS_LATEST:
+            await self._compare(schema_id, index, definition, "BACKWARD")
+        # Nothing new is allowed: what there is may be read.
+        elif strategy != "ALWAYS_INCOMPATIBLE" or (
+            await self._same(schema_id, index, definition) is None
+        ):
+            await self._compare(schema_id, index, definition, strategy)
+
+    async def _stored_definition(self, schema_id: str, each: _Digest) -> Definition | None:
+        """What a version says; None: it is no sound schema, from before that was looked at."""
+        found = await self._read(schema_id, [each])
+        # It went with its topic, a moment ago, at another broker: the next look will tell.
+        if not found:
+            return None
+        try:
+            return await self._worked(read(found[0].as_schema()))
+        except InvalidSchema:
+            return None
+
+    async def _worked(self, steps: Steps[Result]) -> Result:
+        # What ends with its first slice waits for nobody. Of longer work there is one piece at a
+        # time: a hundred of them would take a slice each between two turns of others.
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        async with self._long_work:
+            return await in_slices(steps)
 
     async def _read(self, schema_id: str, versions: list[_Digest]) -> list[StoredSchema]:
         records = [await self._metadata.get(_key(schema_id, each.version)) for each in versions]
@@ -324,8 +420,12 @@ class Schemas:
     async def _add(self, schema_id: str, index: _Index, schema: SchemaData | None) -> int | None:
         """Store the next version (no schema: a deletion); None: somebody else did."""
         version = len(index.stored)
-        if version >= VERSIONS_MAX:
-            raise TooManyRequests(f"schema {schema_id} has {VERSIONS_MAX} versions already")
+        # A deletion is always possible.
+        if version >= VERSIONS_MAX and schema is not None:
+            raise TooManyRequests(
+                f"schema {schema_id} has {VERSIONS_MAX} versions already",
+                hint="use one of them, or delete the schema with force=true to begin anew",
+            )
         stored = StoredSchema(
             schema_id=schema_id,
             version=version,
@@ -337,7 +437,6 @@ class Schemas:
             deleted=schema is None,
         )
         encoded = msgspec.msgpack.encode(stored)
-        # A deletion is always possible.
         if schema is not None and index.total_bytes + len(encoded) > VERSIONS_BYTES_MAX:
             raise TooManyRequests(
                 f"schema {schema_id}: its versions may have {VERSIONS_BYTES_MAX} bytes together",
@@ -352,10 +451,6 @@ class Schemas:
 
 def _key(schema_id: str, version: int) -> str:
     return f"{schemas_directory(schema_id)}/{version:0{_VERSION_DIGITS}d}"
-
-
-def _digest(kind: int, data: bytes) -> bytes:
-    return sha256(b"%d:" % kind + data).digest()
 
 
 def _decoded(schema_id: str, record: Record) -> StoredSchema:

@@ -96,10 +96,21 @@ class SubscriptionStats(msgspec.Struct, rename="camel", kw_only=True):
 
     type: str = ""
     msg_backlog: int = 0
+    msg_backlog_no_delayed: int = 0
+    """Those that do not wait for their time."""
+    msg_delayed: int = 0
+    """Those that do, as far as they were read for consumers of the present connection."""
+    delayed_message_index_size_in_bytes: int = 0
+    """Memory that it takes to know them, estimated."""
     unacked_messages: int = 0
     msg_rate_out: float = 0.0
     msg_throughput_out: float = 0.0
     msg_rate_redeliver: float = 0.0
+    msg_rate_expired: float = 0.0
+    total_msg_expired: int = 0
+    """Entries that were too old, since the topic was loaded."""
+    last_expire_timestamp: int = 0
+    """When it was looked for such last; 0: not yet."""
     msg_out_counter: int = 0
     bytes_out_counter: int = 0
     msg_drop_rate: float = 0.0
@@ -148,6 +159,7 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     """0: nothing was published yet, as far as is known."""
     storage_size: int = 0
     backlog_size: int = 0
+    delayed_message_index_size_in_bytes: int = 0
     publishers: list[PublisherStats] = []
     waiting_publishers: int = 0
     subscriptions: dict[str, SubscriptionStats] = {}
@@ -163,6 +175,9 @@ def with_sums(stats: TopicStats) -> TopicStats:
     stats.msg_rate_out = sum(each.msg_rate_out for each in subscriptions)
     stats.msg_throughput_out = sum(each.msg_throughput_out for each in subscriptions)
     stats.msg_out_counter = sum(each.msg_out_counter for each in subscriptions)
+    stats.delayed_message_index_size_in_bytes = sum(
+        each.delayed_message_index_size_in_bytes for each in subscriptions
+    )
     stats.bytes_out_counter = sum(each.bytes_out_counter for each in subscriptions)
     if stats.msg_in_counter:
         stats.average_msg_size = stats.bytes_in_counter / stats.msg_in_counter

@@ -35,6 +35,7 @@ from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.records import State
 
 # Pulsar's defaults of brokerDeduplicationEntriesInterval, ...SnapshotIntervalSeconds,
@@ -132,7 +133,7 @@ class DedupLog:
         return self.state.lineage(self._own_range, child_range)
 
     async def _replay(self, now: float) -> None:
-        position = self.pin
+        position, pace = self.pin, SlicePace()
         while entries := await self._ledger.read(position, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
                 view = EntryView.of(entry)
@@ -141,6 +142,7 @@ class DedupLog:
                     self._replay_one(view, now)
             last = entries[-1].position
             position = last.next
+            await pace.after(len(entries))  # topics that are served already go on
 
     def _replay_one(self, view: EntryView, now: float) -> None:
         name = dedup_name(self._topic, view.producer_name)

@@ -36,7 +36,7 @@ from magnetar.broker.api import (
     Receipt,
     ReceiptRun,
 )
-from magnetar.broker.entries import BATCH_SIZE_TAG, UNPLACED, EntryView, wrong_count
+from magnetar.broker.entries import BATCH_SIZE_TAG, UNPLACED, EntryView, too_late, wrong_count
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
@@ -185,7 +185,8 @@ class Producer:
         self._ready = False
         self._transactions = transactions
         self._direct = False
-        """It may send, is not stopped, and nothing is held."""
+        """It may send, is not stopped, nothing is held, and no delay is too long."""
+        self._max_delay_ms = 0
         self._held: HeldSends | None = None
         if transactions is not None:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
@@ -276,8 +277,15 @@ class Producer:
     def grant(self, topic_epoch: int | None) -> None:
         """Let it send from now on."""
         self.topic_epoch = topic_epoch
-        self._ready = self._direct = True
+        self._ready = True
+        self._direct = not self._max_delay_ms
         self.readiness.advance()
+
+    def limit_delay(self, max_delay_ms: int) -> None:
+        """Refuse messages that are to be delivered later than that; 0: none."""
+        self._max_delay_ms = max_delay_ms
+        # With a limit every send is judged, and looked at. Without one, nothing is looked at.
+        self._direct = self._ready and not self._stopped and not self.held and not max_delay_ms
 
     async def until_ready(self) -> bool:
         """Wait until it may send; False: it was stopped before (`failure` says why)."""
@@ -309,7 +317,7 @@ class Producer:
                 return
             if (
                 type(send) is TxnSend
-                and (self._direct or is_released)
+                and (self._direct or (is_released and not self._max_delay_ms))
                 and wrong_count(send) is None
             ):
                 sent = self._fast_path_in(send)
@@ -360,7 +368,10 @@ class Producer:
         pending = self._pending
         if pending and pending[0][0].done():
             self.settle()
-        noted = self._fast_path if run.txn_id is None else self._txn_fast_path_of(run.txn_id)
+        noted: DedupFastPath | TxnFastPath | None = self._fast_path
+        if run.txn_id is not None:
+            # Asking may admit its transaction: not for sends that wait behind others.
+            noted = self._txn_fast_path_of(run.txn_id) if self._direct else None
         # A fast path knows that all are new; without dedup, nothing has to be known of plain ones.
         fits = self._dedup is None and run.txn_id is None if noted is None else noted.fits(run)
         future: asyncio.Future[Position] | None = None
@@ -423,6 +434,8 @@ class Producer:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
         if (wrong := wrong_count(send)) is not None:
             return wrong
+        if self._max_delay_ms and (late := too_late(send, self._max_delay_ms)) is not None:
+            return late
         txn, transactions = send.txn_id, self._transactions
         if txn is None:
             return None
@@ -489,7 +502,7 @@ class Producer:
         return True
 
     def _nothing_held(self) -> None:
-        self._direct = self._ready and not self._stopped
+        self._direct = self._ready and not self._stopped and not self._max_delay_ms
         self.changed.advance()
 
     def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:

@@ -181,6 +181,11 @@ class TopicProducers:
                 await producer.close(self._close_seconds)
                 self._forget(producer)
 
+    def limit_delay(self, max_delay_ms: int) -> None:
+        """Let none send what is to be delivered later than that; 0: all may."""
+        for producer in (*self._connected.values(), *self._waiting.values()):
+            producer.limit_delay(max_delay_ms)
+
     def settle(self) -> None:
         """Note the outcome of everything that is done."""
         for producer in self._connected.values():

@@ -17,7 +17,7 @@ from magnetar.txn.buffer.segment_transactions import (
 )
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.txn_dedup import Sent, TxnVerdict
-from magnetar.txn.ids import is_metadata
+from magnetar.txn.ids import METADATA_BIT
 from magnetar.txn.legacy.legacy_buffer import LegacyTransactionBuffer, MarkedTransaction
 from magnetar.wire.messages import TxnId
 
@@ -43,8 +43,9 @@ class TransactionWrites:
 
     def _of(self, txn: TxnId, *, is_in_stream: bool = False) -> Buffer:
         legacy, metadata = self._legacy, self._metadata
-        if legacy is None or is_metadata(txn):
-            return metadata  # most of them, without a further question
+        # Most of them, without a further question (`is_metadata`).
+        if legacy is None or txn.least & METADATA_BIT:
+            return metadata
         # The id of a v4 client: it goes on as it began here; a new one goes as the policy says.
         is_legacy = self._kinds.is_legacy(
             txn,

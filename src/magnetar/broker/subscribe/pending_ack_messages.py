@@ -29,7 +29,7 @@ from magnetar.model.ids import Position
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
-from magnetar.txn.acks.pending_acks import Acked, EndedAcks, PendingAcks
+from magnetar.txn.acks.pending_acks import WHOLE, Acked, EndedAcks, PendingAcks
 from magnetar.wire.messages import TxnId
 
 _LOG: Final = logger(__name__)
@@ -58,19 +58,28 @@ class PendingAckMessages:
         self._dispatcher = dispatcher
         self._wake = wake
         self._tasks = tasks
+        self._consumers: dict[Position, int] = {}
+        """Who has acknowledged an entry: nearly always its holder, which is found without a search.
+        """
 
     # --- holding
 
-    def hold(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> None:
-        """Messages that were judged to be free are held from now on."""
+    def hold(
+        self, txn: TxnId, acks: Sequence[Acked], cumulative: bool, consumer: int | None = None
+    ) -> None:
+        """Messages that were judged to be free are held from now on; by that consumer's wish."""
         self.pending.add(txn, acks, cumulative)
-        state = self.membership.state
-        if state is not None:
-            for position, _, _ in acks:
-                # It waited for redelivery. Noted, because an abort must bring it back to a queue it
-                # was taken from.
-                if self._opened.is_withheld(position) and state.on_withheld(position):
-                    self._opened.note_passed(position)
+        state, opened = self.membership.state, self._opened
+        if state is None:
+            return
+        for position, messages, _ in acks:
+            if consumer is not None and not cumulative:
+                self._consumers[position] = consumer
+            # It waited for redelivery. Noted, because an abort must bring it back to a queue it was
+            # taken from.
+            is_withheld = messages == WHOLE or opened.is_withheld(position)
+            if is_withheld and state.on_withheld(position):
+                opened.note_passed(position)
 
     def release(self, txn: TxnId, acks: Sequence[Acked], cumulative: bool) -> None:
         """End a hold as if it had never been."""
@@ -84,6 +93,7 @@ class PendingAckMessages:
 
     def clear(self) -> list[TxnId]:
         """A seek: nothing is held; who held something."""
+        self._consumers.clear()
         self._opened.passed.clear()
         return self.pending.clear()
 
@@ -95,13 +105,16 @@ class PendingAckMessages:
         self._passed(ended)
         cursor, state = self._cursor, self.membership.state
         for ack in ended.entries:
-            cursor.ack(ack.position, ack.unacked)
+            position = ack.position
+            consumer = self._consumers.pop(position, None)
+            is_whole = ack.messages == WHOLE
+            cursor.ack(position, 0 if is_whole else ack.unacked)
             if state is not None:
-                acked = cursor.is_acked(ack.position)
-                left = None if acked else cursor.unacked_indexes(ack.position)
+                acked = is_whole or cursor.is_acked(position)
+                left = None if acked else cursor.unacked_indexes(position)
                 # Whoever has it: the consumer that acknowledged may be gone, and the entry at
                 # another one.
-                state.on_ack(None, ack.position, (left or 0).bit_count())
+                state.on_ack(consumer, position, (left or 0).bit_count())
         if ended.through is not None:
             cursor.ack_cumulative(ended.through.position, ended.through.unacked)
             if state is not None:
@@ -111,6 +124,8 @@ class PendingAckMessages:
     def abort(self, ended: EndedAcks) -> None:
         """What a transaction held is to be delivered again."""
         positions = {each.position for each in ended.entries} | self._passed(ended)
+        for each in ended.entries:
+            self._consumers.pop(each.position, None)
         state = self.membership.state
         # Where everything is read again that comes once, behind the last slice of the end.
         if ended.is_all or (state is not None and not state.type.takes_cumulative_acks):
@@ -118,6 +133,8 @@ class PendingAckMessages:
 
     def _passed(self, ended: EndedAcks) -> set[Position]:
         """Entries of these that dispatch went by because they were held."""
+        if not self._opened.passed:
+            return set()
         positions = {each.position for each in ended.entries}
         if ended.through is None:
             missed = positions & self._opened.passed
@@ -150,6 +167,8 @@ class PendingAckMessages:
         """Open again, and dispatch will not come to it by itself."""
         # Dispatch comes to it by itself, or nothing is left to deliver.
         if position >= self._cursor.read_position or self._cursor.is_acked(position):
+            return False
+        if self._dispatcher.is_delayed(position):
             return False
         return not self._opened.is_withheld(position)
 

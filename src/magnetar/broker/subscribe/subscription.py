@@ -51,11 +51,13 @@ from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
-from magnetar.model.isolation import ReadIsolation
+from magnetar.model.isolation import ReadIsolation, isolation_properties
 from magnetar.model.names import Domain
+from magnetar.model.position_set import PositionSet
 from magnetar.model.subscriptions import InitialPosition, SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.metrics import EXPIRED_ENTRIES
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.slices import SlicePace, slices
@@ -72,6 +74,9 @@ TYPE_NAMES: Final = {
 """As statistics name them."""
 
 _MS_PER_SECOND: Final = 1000
+_NONE_SPARED: Final = PositionSet()
+_RUN_ENTRIES_MIN: Final = 4
+"""Fewer are acknowledged faster one by one."""
 # Small: mostly the next entry is one for consumers, and the search ends there.
 _PASSED_PER_READ: Final = 100
 
@@ -158,6 +163,9 @@ class Subscription:
         self._rate_out = Rate(clock)
         self._throughput_out = Rate(clock)
         self._rate_redeliver = Rate(clock)
+        self._rate_expired = Rate(clock)
+        self._expired = self._last_expire_ms = 0
+        self._used_at = clock.monotonic()
 
     # --- what it knows
 
@@ -173,6 +181,10 @@ class Subscription:
     @property
     def consumers(self) -> Collection[Consumer]:
         return self._membership.consumers
+
+    def unused_seconds(self) -> float:
+        """How long nobody has been connected; since it was loaded, if nobody was."""
+        return 0.0 if self.consumers else self._clock.monotonic() - self._used_at
 
     @property
     def active_consumer(self) -> Consumer | None:
@@ -213,13 +225,21 @@ class Subscription:
         """What the admin interface shows, with or without each consumer."""
         state, active = self._membership.state, self._membership.active
         totals = self._membership.totals()
+        # What waits for its time is known once it was read; all of it is part of the backlog.
+        backlog, delayed = self.visible_backlog(), self._dispatcher.delayed
         return SubscriptionStats(
             type=TYPE_NAMES[self.type],
-            msg_backlog=self.visible_backlog(),
+            msg_backlog=backlog,
+            msg_delayed=delayed,
+            msg_backlog_no_delayed=max(backlog - delayed, 0),
+            delayed_message_index_size_in_bytes=self._dispatcher.delayed_bytes,
             unacked_messages=0 if state is None else state.unacked,
             msg_rate_out=self._rate_out.of(totals.messages),
             msg_throughput_out=self._throughput_out.of(totals.bytes),
             msg_rate_redeliver=self._rate_redeliver.of(totals.redelivered),
+            msg_rate_expired=self._rate_expired.of(self._expired),
+            total_msg_expired=self._expired,
+            last_expire_timestamp=self._last_expire_ms,
             msg_out_counter=totals.messages,
             bytes_out_counter=totals.bytes,
             blocked_subscription_on_unacked_msgs=state is not None and state.blocked,
@@ -271,6 +291,7 @@ class Subscription:
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer closed or lost its connection; one that is not here any more is ignored."""
+        self._used_at = self._clock.monotonic()
         if self._membership.leave(consumer):
             # The former active one is gone: no acknowledgement of it can come any more.
             self._dispatcher.rewind()
@@ -293,10 +314,14 @@ class Subscription:
             if self._held.pending:
                 acks = self._held.plain_parts(acks)
             self._ack_in_cursor(acks)
-            for position, unacked in acks:
+            whole = [position for position, unacked in acks if not unacked]
+            woken = state.on_acks(consumer.key, whole) or woken
+            for position, unacked in acks if len(whole) < len(acks) else ():
+                if not unacked:
+                    continue
                 # Asked of the cursor: others may have acknowledged more of this batch than the
                 # client knows.
-                remaining = (self.cursor.unacked_indexes(position) or 0) if unacked else 0
+                remaining = self.cursor.unacked_indexes(position) or 0
                 if state.on_ack(consumer.key, position, remaining.bit_count()):
                     woken = True
         # Up to the cursor's mark-delete position, which may be lower than what was asked for: what
@@ -308,14 +333,17 @@ class Subscription:
             self.wake.advance()
 
     def _ack_in_cursor(self, acks: Sequence[Ack]) -> None:
-        """A run that begins where everything is acknowledged so far is one step."""
+        """A run is one step, wherever it begins."""
         cursor, at = self.cursor, 0
-        # Clients group acks, so most come as runs: one move of the mark-delete position each.
+        # Clients group acks, so most come as runs. Of several consumers each has runs of its own,
+        # which begin behind what others have: a few steps on bitmaps.
         while at < len(acks):
             end = max(run_end(acks, at), at + 1)
             following = self._topic.ledger.next_valid(cursor.mark_delete.next)
             if end - at > 1 and following == acks[at].position:
                 cursor.ack_cumulative(acks[end - 1].position)
+            elif end - at >= _RUN_ENTRIES_MIN:
+                cursor.ack_all_but(_NONE_SPARED, acks[at].position, acks[end - 1].position)
             else:
                 for position, unacked in acks[at:end]:
                     cursor.ack(position, unacked)
@@ -333,8 +361,8 @@ class Subscription:
 
     def ack_in_txn(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool = False
-    ) -> asyncio.Task[None]:
-        """Acknowledge if and when a transaction commits; durable at the task's end.
+    ) -> asyncio.Future[None]:
+        """Acknowledge if and when a transaction commits; durable when the outcome is there.
 
         It is not to be cancelled. TransactionConflict: others have a message, or the transaction
         has ended; nothing is stored.
@@ -346,7 +374,7 @@ class Subscription:
             raise NotAllowed(f"subscription {self.name} takes no transactional acknowledgements")
         if cumulative and not state.type.takes_cumulative_acks:
             raise NotAllowed(f"consumers of subscription {self.name} share its messages")
-        return self._txn_acks.ack(txn, acks, cumulative=cumulative)
+        return self._txn_acks.ack(txn, acks, cumulative=cumulative, consumer=consumer.key)
 
     @property
     def pending_txns(self) -> Collection[TxnId]:
@@ -471,6 +499,7 @@ class Subscription:
         if self._closing or self._seeking:
             raise ServiceNotReady(f"subscription {self.name} is being closed or reset already")
         self._seeking = True
+        self._dispatcher.drop_delayed()
         self._membership.stop_all(ServiceNotReady(f"subscription {self.name} was reset"))
 
     def _end_seek(self) -> None:
@@ -485,6 +514,7 @@ class Subscription:
         for some in slices(found):
             for position in some:
                 self.cursor.ack(position)
+                self._dispatcher.drop_delayed(position)
                 # Connected consumers may have these, or wait for them.
                 if self._membership.state is not None:
                     self._membership.state.on_ack(None, position)
@@ -506,6 +536,7 @@ class Subscription:
                 f"subscription {self.name} has connected consumers",
                 hint="they acknowledge for themselves; use a subscription of its own",
             )
+        self._used_at = self._clock.monotonic()
         self._held.ack_through(Ack(position, unacked))
         if self._topic.ledger.sealed:
             self.wake.advance()  # the end may have been reached
@@ -517,12 +548,35 @@ class Subscription:
 
     async def expire(self, seconds: float) -> None:
         """Acknowledge everything published more than so long ago."""
-        moment = self._clock.now_ms() - round(seconds * _MS_PER_SECOND)
-        found = await self._topic.ledger.find_by_time(moment, publish_time_of)
-        # Not beyond the maxReadPosition: messages of an open transaction have not been seen by
-        # anybody.
+        # Taken before the search: what is published meanwhile is not as old. Not beyond the
+        # maxReadPosition: messages of an open transaction have not been seen by anybody.
         end = self._topic.max_read_position()
-        self._ack_through(end if found is None else min(found.previous, end))
+        self._last_expire_ms = self._clock.now_ms()
+        if not self.cursor.backlog():
+            return
+        moment = self._last_expire_ms - round(seconds * _MS_PER_SECOND)
+        found = await self._topic.ledger.find_by_time(moment, publish_time_of)
+        through = end if found is None else min(found.previous, end)
+        if self._closing or self._seeking or through <= self.cursor.mark_delete:
+            return
+        before = self.cursor.backlog()
+        self._ack_through(through)
+        gone = before - self.cursor.backlog()
+        self._expired += gone
+        EXPIRED_ENTRIES.inc(gone)
+
+    def expire_through(self, position: Position) -> None:
+        """Acknowledge everything up to an entry, as far as consumers may see it."""
+        self._ack_through(min(position, self._topic.max_read_position()))
+
+    async def change_properties(self, properties: dict[str, str]) -> None:
+        """Replace what it was made with, but for its isolation, which does not change."""
+        if not self.durable:
+            raise NotAllowed(f"subscription {self.name} is not durable: nothing of it is stored")
+        kept = isolation_properties(self.cursor.properties)
+        if isolation_properties(properties) not in ({}, kept):
+            raise NotAllowed(f"the isolation of subscription {self.name} cannot be changed")
+        await self.cursor.change_properties(properties | kept)
 
     async def peek(self, number: int) -> Entry | None:
         """The unacknowledged entry with that number, from 1 on; None: there are fewer."""
@@ -545,6 +599,7 @@ class Subscription:
 
     def _ack_through(self, position: Position) -> None:
         self.cursor.ack_cumulative(position)
+        self._dispatcher.drop_delayed(position)
         if self._membership.state is not None:
             self._membership.state.on_acked_through(self.cursor.mark_delete)
         self._dispatcher.resume()
@@ -577,6 +632,7 @@ class Subscription:
         if self._txn_acks is not None:
             self._txn_acks.close()
         await self._loops.stop()
+        self._dispatcher.drop_delayed()
         if self._txn_acks is not None:
             await self._txn_acks.closed()
         if self.cursor.failure is None:

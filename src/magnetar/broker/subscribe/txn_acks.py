@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from magnetar.broker.dispatch.dispatcher import ReadableTopic, messages_in
@@ -38,19 +39,21 @@ from magnetar.broker.subscribe.txn_kind import TxnKind
 from magnetar.errors import (
     MagnetarError,
     MetadataError,
+    OutcomeUnknown,
     ServiceNotReady,
     StorageError,
     TooManyRequests,
     TransactionConflict,
 )
 from magnetar.managed_ledger.cursor import Cursor
+from magnetar.metadata.api import Stat
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
 from magnetar.runtime.slices import SLICE_ITEMS, SlicePace, slices
-from magnetar.txn.acks.ack_store import MetadataPendingAckStore
+from magnetar.txn.acks.ack_store import MetadataPendingAckStore, Submitted
 from magnetar.txn.acks.pending_acks import (
     AckConflict,
     Acked,
@@ -60,7 +63,7 @@ from magnetar.txn.acks.pending_acks import (
     combined,
 )
 from magnetar.txn.api import Transactions
-from magnetar.txn.ids import from_text, is_metadata, to_text
+from magnetar.txn.ids import METADATA_BIT, from_text, to_text
 from magnetar.txn.legacy.pending_ack_log import PendingAckLogs
 from magnetar.txn.outcomes import DecisionQueue
 from magnetar.txn.records import AckOp, State
@@ -92,6 +95,16 @@ class _Command(NamedTuple):
     acks: list[Acked]
     cumulative: bool
     incarnation: int
+
+
+def _plain(acks: Sequence[Ack]) -> list[Acked] | None:
+    """What is acknowledged, if the size of no batch has to be read; else None."""
+    if len(acks) == 1:
+        position, unacked = acks[0]
+        return None if unacked else [Acked(position)]
+    if any(each.unacked for each in acks):
+        return None
+    return combined(acked_of(each.position, 0, 0) for each in acks)
 
 
 class TransactionalAcks:
@@ -154,7 +167,10 @@ class TransactionalAcks:
         self._queue = DecisionQueue()
         """The participant: `_follow` and whatever judges take from it."""
         self._is_following = False
-        self._commands: set[asyncio.Task[None]] = set()
+        self._is_sole_owner = transactions.shares_journal
+        """Whether nobody but this broker can own the subscription, or decide what it decides."""
+        self._commands: set[asyncio.Future[None]] = set()
+        self._settling: set[asyncio.Task[StoredOp]] = set()
         self._recovering = False
         self._closed = False
 
@@ -268,30 +284,40 @@ class TransactionalAcks:
 
     # --- commands
 
-    def ack(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> asyncio.Task[None]:
-        """Acknowledge in a transaction; at its end that is durable. TransactionConflict: it is not.
+    def ack(
+        self,
+        txn: TxnId,
+        acks: Sequence[Ack],
+        *,
+        cumulative: bool,
+        consumer: int | None = None,
+    ) -> asyncio.Future[None]:
+        """Acknowledge in a transaction; with the outcome it is durable. TransactionConflict: no.
 
         It is not to be cancelled: whoever may be cancelled himself awaits a shield of it. If
         nothing has to be read first the messages are held when this returns: commands that come
         later find them so.
         """
-        refusal = self._kinds.refusal(txn, TransactionConflict)
-        if refusal is not None:
-            raise refusal
+        if not txn.least & METADATA_BIT:
+            refusal = self._kinds.refusal(txn, TransactionConflict)
+            if refusal is not None:
+                raise refusal
         self._catch_up()
         command = None
         # The usual case: nothing to read and nobody before it. The hold is there before the next
         # command of this connection is looked at.
         is_short = len(acks) <= SLICE_ITEMS and not self._ending
-        if is_short and self._is_free and not any(each.unacked for each in acks):
-            wanted = combined(acked_of(each.position, 0, 0) for each in acks)
-            if self._pending.judge(txn, wanted, cumulative, self._cursor) is AckVerdict.ACCEPTED:
-                command = self._begin(txn, wanted, cumulative)
+        wanted = _plain(acks) if is_short and self._is_free else None
+        if wanted is not None and (
+            self._pending.judge(txn, wanted, cumulative, self._cursor) is AckVerdict.ACCEPTED
+        ):
+            command = self._begin(txn, wanted, cumulative, consumer)
+        work: asyncio.Future[None]
         if command is None:
             self._queued += 1
             work = asyncio.create_task(self._ack_queued(txn, acks, cumulative))
         else:
-            work = asyncio.create_task(self._ack_held(command))
+            work = self._ack_at_once(command) or asyncio.create_task(self._ack_held(command))
         # The loop keeps only weak references to tasks.
         self._commands.add(work)
         work.add_done_callback(self._over)
@@ -302,7 +328,86 @@ class TransactionalAcks:
         """Whether a command need not wait for its turn."""
         return self.ready.is_set() and not self._queued
 
-    def _over(self, work: asyncio.Task[None]) -> None:
+    def _ack_at_once(self, command: _Command) -> asyncio.Future[None] | None:
+        """Do what `_ack_held` does, by callbacks; None: somebody has to be asked.
+
+        What a task would ask about is known: the transaction is open, for this broker decides on
+        it, and nobody else becomes the owner of the subscription between the write and the answer.
+        """
+        txn, acks, cumulative, _ = command
+        if (
+            not self._is_sole_owner
+            or not self._outcomes.is_open_here(txn)
+            or txn in self._decided
+            or self._log_of(txn) is not None
+        ):
+            return None
+        try:
+            writing = self._ops.submit(txn, acks, cumulative)
+        except MagnetarError:
+            return None  # nothing was submitted: the attempt that follows tells why
+        if writing is None:
+            return None
+        submitted, put = writing
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        put.add_done_callback(partial(self._intent_written, command, submitted, answer))
+        return answer
+
+    def _intent_written(
+        self,
+        command: _Command,
+        submitted: Submitted,
+        answer: asyncio.Future[None],
+        put: asyncio.Future[Stat],
+    ) -> None:
+        error = put.exception()
+        if error is None:
+            self._answer_intent(command, answer, self._ops.written(put.result()), None)
+        elif isinstance(error, OutcomeUnknown):
+            # Only the store tells.
+            settling = asyncio.create_task(self._ops.settled(submitted))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+            settling.add_done_callback(partial(self._intent_settled, command, answer))
+        else:
+            self._answer_intent(command, answer, None, error)
+
+    def _intent_settled(
+        self, command: _Command, answer: asyncio.Future[None], settling: asyncio.Task[StoredOp]
+    ) -> None:
+        error = settling.exception()
+        op = None if error is not None else settling.result()
+        self._answer_intent(command, answer, op, error)
+
+    def _answer_intent(
+        self,
+        command: _Command,
+        answer: asyncio.Future[None],
+        op: StoredOp | None,
+        error: BaseException | None,
+    ) -> None:
+        txn, acks, cumulative, incarnation = command
+        if incarnation == self._incarnation:
+            if op is None:
+                self._held.release(txn, acks, cumulative)
+            else:
+                self._stored.setdefault(txn, set()).add(op)
+        # Before the answer is decided, as in `_ack_held`.
+        self._finish(txn)
+        if op is not None:
+            try:
+                self._check_serving(incarnation)
+            except ServiceNotReady as refusal:
+                error = refusal
+                if not self._tasks.stopping:
+                    gone = self._store.delete_ops([op])
+                    self._tasks.spawn(gone, "an ack record that came too late")
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(error)
+
+    def _over(self, work: asyncio.Future[None]) -> None:
         self._commands.discard(work)
         if not work.cancelled():
             work.exception()  # told to who asked, if anybody is left
@@ -321,7 +426,7 @@ class TransactionalAcks:
     def _log_of(self, txn: TxnId) -> LegacyTxnAcks | None:
         """Where its intents are, if not in records."""
         legacy = self._legacy
-        if legacy is None or is_metadata(txn):
+        if legacy is None or txn.least & METADATA_BIT:  # `is_metadata`, on the way of every ack
             return None
         is_legacy = self._kinds.is_legacy(
             txn,
@@ -417,7 +522,9 @@ class TransactionalAcks:
         else:
             self._finish(command.txn)
 
-    def _begin(self, txn: TxnId, wanted: list[Acked], cumulative: bool) -> _Command:
+    def _begin(
+        self, txn: TxnId, wanted: list[Acked], cumulative: bool, consumer: int | None = None
+    ) -> _Command:
         """Hold what was judged, while its intent is written."""
         # All that can refuse stands before the hold: a refused command leaves nothing behind.
         self._check_serving(self._incarnation)
@@ -425,7 +532,7 @@ class TransactionalAcks:
             log.check_open(txn)
         self._check_room(txn, 0 if cumulative else len(wanted))
         self._check_exist(wanted)
-        self._held.hold(txn, wanted, cumulative)
+        self._held.hold(txn, wanted, cumulative, consumer)
         if log is not None:
             log.begin(txn)
         else:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.model.ids import Position
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.acks.pending_acks import PendingAcks
 
 
@@ -26,6 +27,7 @@ class VisibleCursor:
         self._cursor = cursor
         self._pending = pending
         self.passed: set[Position] = set()
+        self._pace = SlicePace()
 
     @property
     def name(self) -> str:
@@ -94,6 +96,8 @@ class VisibleCursor:
             # topic.
             if opened or not found:
                 return opened
+            # What is in memory is read without a turn for others, and very many may be held.
+            await self._pace.after(len(found))
 
     def rewind(self) -> None:
         """Read again everything that is not acknowledged."""

@@ -1,4 +1,4 @@
-"""Periodic maintenance of loaded topics: retention, unused ones, lost ones.
+"""Periodic maintenance of loaded topics: expiry, retention, unused ones, lost ones.
 
 Owns: `TopicMaintenance`, one loop over all of them.
 
@@ -6,6 +6,10 @@ Invariants:
 1. A topic whose care fails holds no other up; it is looked at again next time.
 2. Unused is what nobody has produced to or consumed from for as long as its policy says, and what
    no transaction holds. Segments are never deleted here, and sealed ones are kept as a whole.
+3. Messages older than their time to live are acknowledged on every subscription, those of segments
+   too, but not above the maxReadPosition. A durable subscription that nobody uses is deleted with
+   its backlog when its policy says so; one of a scalable topic belongs to its controller. What is
+   for compaction is spared by both.
 """
 
 from __future__ import annotations
@@ -14,13 +18,20 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
+from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import EXPIRED_SUBSCRIPTIONS
 
 CARE_SECONDS: Final = 60.0
 """Between two looks at every topic for retention and disuse."""
+
+_COMPACTION: Final = "__compaction"
+"""The subscription of Pulsar's compaction: it has to see everything."""
+_SECONDS_PER_MINUTE: Final = 60.0
 
 _LOG: Final = logger(__name__)
 
@@ -39,20 +50,46 @@ class CaredFor(Protocol):
 class TopicMaintenance:
     """The periodic work on the topics of one broker."""
 
-    def __init__(self, topics: CaredFor, clock: Clock) -> None:
+    def __init__(self, topics: CaredFor, clock: Clock, limits: Limits) -> None:
         self._topics = topics
         self._clock = clock
+        self._expiry_seconds = limits.expiry_check_seconds
+        self._expiry_at = clock.monotonic() + self._expiry_seconds
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
             await self._clock.sleep(CARE_SECONDS)
+            expires = self._clock.monotonic() >= self._expiry_at
+            if expires:
+                self._expiry_at = self._clock.monotonic() + self._expiry_seconds
             # A list: topics come and go while one of them is looked after.
             for topic in list(self._topics.loaded.values()):
                 try:
+                    if expires and isinstance(topic, Topic):
+                        await self._expire(topic)
                     await self._care_for(topic)
                 except MagnetarError as error:
                     _LOG.warning("topic-care-failed", topic=str(topic.name), error=str(error))
+
+    async def _expire(self, topic: Topic) -> None:
+        """Let go what is too old, and who has been away for too long (invariant 3)."""
+        for name, subscription in list(topic.subscriptions.items()):
+            # Asked for each: the policy may change, or the topic close, during those before.
+            policies = topic.policies
+            if topic.closing or topic.lost is not None:
+                return
+            if name == _COMPACTION:
+                continue
+            if policies.message_ttl_seconds:
+                await subscription.expire(policies.message_ttl_seconds)
+            minutes = policies.subscription_expiration_minutes
+            if not minutes or topic.name.domain is Domain.SEGMENT or not subscription.durable:
+                continue
+            if subscription.unused_seconds() >= minutes * _SECONDS_PER_MINUTE:
+                await topic.delete_subscription(name)
+                EXPIRED_SUBSCRIPTIONS.inc()
+                _LOG.info("subscription-expired", topic=str(topic.name), subscription=name)
 
     async def _care_for(self, topic: LoadedTopic) -> None:
         # Somebody unloads or deletes it already.

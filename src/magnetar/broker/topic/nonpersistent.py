@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from magnetar.broker.api import LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.effective import TopicPolicies
-from magnetar.broker.policy.schemas import version_bytes
+from magnetar.broker.policy.schemas import takes_any_schema, version_bytes
 from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import TopicProducers
@@ -151,7 +151,7 @@ class NonPersistentTopic:
         limit = self.policies.max_consumers
         if limit and self._consumers() >= limit:
             raise ConsumerBusy(f"{self.name} has {limit} consumers, its limit")
-        schemas, idle = self._parts.schemas, not self.in_use
+        schemas, idle = self._parts.schemas, self._takes_first_schema()
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
         # Checked again after the schema registry was asked.
         self._check_open()
@@ -190,6 +190,16 @@ class NonPersistentTopic:
         if present is subscription and not subscription.consumers:
             del self._subscriptions[subscription.name]
             await subscription.close()
+
+    def _takes_first_schema(self) -> bool:
+        # As a persistent topic; a message that was sent may be with somebody.
+        if self.producers.connected or self.producers.waiting or self._last_publish_ms:
+            return False
+        return all(
+            takes_any_schema(consumer.options.schema)
+            for subscription in self._subscriptions.values()
+            for consumer in subscription.consumers
+        )
 
     def _consumers(self) -> int:
         return sum(len(each.consumers) for each in self._subscriptions.values())

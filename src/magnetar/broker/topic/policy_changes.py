@@ -15,8 +15,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -29,9 +29,16 @@ from magnetar.broker.topic.topic import TopicParts
 from magnetar.errors import MagnetarError, TopicNotFound
 from magnetar.model.names import Domain, NamespaceName, TopicName
 from magnetar.runtime.keyed_lock import KeyedLock
+from magnetar.runtime.slices import SLICE_ITEMS, SlicePace
 
-TOPICS_PER_TURN: Final = 50
-"""As many follow before others have their turn: together they take about 2 ms."""
+FOLLOW_ITEMS: Final = SLICE_ITEMS // 25
+"""A topic that follows counts as so many items of work: 25 of them take about 1 ms."""
+
+_WRITES_AT_ONCE: Final = 64
+
+
+_Known: TypeAlias = dict[tuple[bool, bytes], TopicPolicies]
+"""What holds for the topics of one namespace, by what they override; one change long."""
 
 
 class PolicyChanges:
@@ -58,7 +65,7 @@ class PolicyChanges:
         async with self._broker_turn:
             self._namespaces.broker = policies
             self.version += 1
-            for namespace in {name.namespace for name in self._loaded}:
+            for namespace in await self._served():
                 async with self._turns.of(namespace):
                     await self._follow(namespace, await self._namespaces.policies(namespace))
 
@@ -71,7 +78,22 @@ class PolicyChanges:
 
     async def change_topic(self, name: TopicName, change: Callable[[Policies], Policies]) -> None:
         """Change what a topic overrides of its namespace's policies."""
+        await self.change_topics([name], change)
 
+    async def change_topics(
+        self, names: Sequence[TopicName], change: Callable[[Policies], Policies]
+    ) -> None:
+        """Change what topics of one namespace override: the partitions of a topic, say."""
+        async with self._turns.of(names[0].namespace):
+            for at in range(0, len(names), _WRITES_AT_ONCE):
+                # Together, for one sync; all are over before the next change may begin.
+                changes = [self._change(name, change) for name in names[at : at + _WRITES_AT_ONCE]]
+                results = await asyncio.gather(*changes, return_exceptions=True)
+                problems = [each for each in results if isinstance(each, BaseException)]
+                if problems:
+                    raise problems[0]
+
+    async def _change(self, name: TopicName, change: Callable[[Policies], Policies]) -> None:
         def changed(record: TopicRecord) -> TopicRecord:
             own = msgspec.to_builtins(change(_policies_of(record)))
             # Only what differs from "not set" is stored: fields that come later keep their
@@ -79,32 +101,40 @@ class PolicyChanges:
             given = {key: value for key, value in own.items() if value != _UNSET[key]}
             return msgspec.structs.replace(record, policies=given)
 
-        async with self._turns.of(name.namespace):
-            if await self._records(name).change(record_name(name), changed) is None:
-                raise _missing(name)
-            self.version += 1
-            topic = self._loaded.get(name)
-            if topic is not None and not _ends(topic):
-                namespace = await self._namespaces.policies(name.namespace)
-                await topic.apply(await self.in_force(name, namespace))
+        if await self._records(name).change(record_name(name), changed) is None:
+            raise _missing(name)
+        self.version += 1
+        topic = self._loaded.get(name)
+        if topic is not None and not _ends(topic):
+            namespace = await self._namespaces.policies(name.namespace)
+            await topic.apply(await self.in_force(name, namespace))
+
+    async def _served(self) -> set[NamespaceName]:
+        pace, found = SlicePace(), set()
+        for name in list(self._loaded):
+            found.add(name.namespace)
+            await pace.after()
+        return found
 
     async def _follow(self, namespace: NamespaceName, policies: Policies) -> None:
         self.version += 1
         problems: list[MagnetarError] = []
-        names = [name for name in self._loaded if name.namespace == namespace]
-        for number, name in enumerate(names, start=1):
-            try:
-                await self._tell(name, policies)
-            except MagnetarError as error:
-                problems.append(error)
-            if number % TOPICS_PER_TURN == 0:
-                await asyncio.sleep(0)
+        pace, known = SlicePace(), dict[tuple[bool, bytes], TopicPolicies]()
+        # A list: topics come and go in the pauses. Who comes after it was made has seen `version`.
+        for name in list(self._loaded):
+            await pace.after()
+            if name.namespace == namespace:
+                try:
+                    await self._tell(name, policies, known)
+                except MagnetarError as error:
+                    problems.append(error)
+                await pace.after(FOLLOW_ITEMS)
         # The first of them tells what is wrong; the others have followed (invariant 3).
         if problems:
             raise problems[0]
 
-    async def _tell(self, name: TopicName, policies: Policies) -> None:
-        held = await self.in_force(name, policies)
+    async def _tell(self, name: TopicName, policies: Policies, known: _Known) -> None:
+        held = await self.in_force(name, policies, known)
         # Looked up after the read: it may have been unloaded, and loaded anew, in between.
         topic = self._loaded.get(name)
         if topic is None or _ends(topic):
@@ -125,13 +155,21 @@ class PolicyChanges:
             raise _missing(name)
         return _policies_of(record)
 
-    async def in_force(self, name: TopicName, namespace: Policies) -> TopicPolicies:
+    async def in_force(
+        self, name: TopicName, namespace: Policies, known: _Known | None = None
+    ) -> TopicPolicies:
         """What holds for a topic, given what its namespace sets."""
         # It has no record, so nothing of its own.
         if name.domain is Domain.NON_PERSISTENT:
             return effective(namespace, None, self._namespaces.broker)
         record = await self._records(name).get(record_name(name))
-        return self.together(name, namespace, record)
+        if known is None or record is None:
+            return self.together(name, namespace, record)
+        # Most topics set nothing of their own, or what their fellows set.
+        key = (name.domain is Domain.SEGMENT, msgspec.json.encode(record.policies))
+        if key not in known:
+            known[key] = self.together(name, namespace, record)
+        return known[key]
 
     def together(
         self, name: TopicName, namespace: Policies, record: TopicRecord | None

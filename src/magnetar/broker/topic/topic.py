@@ -36,11 +36,12 @@ import msgspec
 
 from magnetar.broker.api import DROPPED, LastMessage, ProducerRequest, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
+from magnetar.broker.dispatch.delay_rule import BROKER_DELAYS, DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
 from magnetar.broker.entries import EntryView, publish_time_of
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.records import Directory, TopicRecord, record_name, topics_directory
-from magnetar.broker.policy.schemas import Schemas, version_bytes
+from magnetar.broker.policy.schemas import Schemas, takes_any_schema, version_bytes
 from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_sums
 from magnetar.broker.publish.lineage import Lineage, dedup_name
 from magnetar.broker.publish.producer import Producer
@@ -140,6 +141,8 @@ class TopicParts:
     """Closed while the disk is too full for messages."""
     segment_retention: Retention = KEEP_NOTHING
     """Of segments of scalable topics, where no policy says otherwise."""
+    delays: DelayRule = BROKER_DELAYS
+    """What the broker alone decides on messages that wait for their time."""
 
 
 class Topic:
@@ -256,6 +259,10 @@ class Topic:
     def terminated(self) -> bool:
         return self.ledger.sealed
 
+    def delay_rule(self) -> DelayRule:
+        """The rule for messages with a time of delivery."""
+        return self._parts.delays.under(self.policies.delayed_delivery)
+
     @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
@@ -346,6 +353,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
+        producer.limit_delay(self.policies.delayed_delivery.max_delivery_delay_in_millis)
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -386,15 +394,24 @@ class Topic:
     async def subscription(self, options: SubscribeRequest) -> Subscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
-        # Empty and unused: only then may a consumer bring the first schema.
-        idle = not self.in_use and not self.ledger.entries
-        schemas = self._parts.schemas
+        schemas, idle = self._parts.schemas, self._takes_first_schema()
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
         found = await self._subscriptions.subscribe(options, self.policies)
         # Creating a cursor takes a write: the topic may be on its way out by now.
         self._check_open()
         self._watch_ends()
         return found
+
+    def _takes_first_schema(self) -> bool:
+        # Of a consumer: while the topic is empty, and nobody is there who relies on what it is.
+        # Consumers that take whatever there is rely on nothing.
+        if self.producers.connected or self.producers.waiting or self.ledger.entries:
+            return False
+        return all(
+            takes_any_schema(consumer.options.schema)
+            for subscription in self.subscriptions.values()
+            for consumer in subscription.consumers
+        )
 
     async def create_subscription(
         self, name: str, mark_delete: Position, properties: Mapping[str, str] | None = None
@@ -440,6 +457,9 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            if policies.delayed_delivery != before.delayed_delivery:
+                self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
+                self._subscriptions.wake()  # some may be due by now
             # Everything else is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return

@@ -23,12 +23,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 from weakref import WeakValueDictionary
 
+import msgspec
 from crc32c import crc32c
 
 from magnetar.broker.policy.namespaces import Namespaces
@@ -100,13 +101,14 @@ class Topics(Service):
         self.change_broker = self._policies.change_broker
         self.change_namespace = self._policies.change_namespace
         self.change_topic = self._policies.change_topic
+        self.change_topics = self._policies.change_topics
         self.topic_policies = self._policies.topic_policies
         self.loaded_changed = Signal()
         """Advances after a topic was loaded or unloaded."""
         self._loads_done = 0
 
     async def _start(self) -> None:
-        self.spawn(TopicMaintenance(self, self._parts.clock).run(), "care")
+        self.spawn(TopicMaintenance(self, self._parts.clock, self._parts.limits).run(), "care")
         self.spawn(self._follow_gate(), "publish gate")
 
     async def _stop(self) -> None:
@@ -332,6 +334,27 @@ class Topics(Service):
         """When a persistent topic was created; None: there is none."""
         record = await self._records_of(name).get(record_name(name))
         return None if record is None else record.created_ms
+
+    async def properties(self, name: TopicName) -> dict[str, str]:
+        """The properties of a topic, partitioned or not."""
+        found = await self.partitioned.get(name)
+        record = found or await self._records_of(name).get(record_name(name))
+        if record is None:
+            raise _missing(name)
+        return record.properties
+
+    async def change_properties(
+        self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        """Change the properties of a topic, partitioned or not."""
+        if await self.partitioned.change_properties(name, change):
+            return
+
+        def changed(record: TopicRecord) -> TopicRecord:
+            return msgspec.structs.replace(record, properties=change(record.properties))
+
+        if await self._records_of(name).change(record_name(name), changed) is None:
+            raise _missing(name)
 
     async def names(self, namespace: NamespaceName, mode: ListMode) -> list[str]:
         """The topics of a namespace, partitions one by one, without those of the broker itself.

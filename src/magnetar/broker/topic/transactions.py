@@ -44,6 +44,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.api import Transactions
 from magnetar.txn.buffer.transaction_buffer import MetadataTransactionBuffer
 from magnetar.txn.buffer.txn_dedup import Sent, SequenceNews
@@ -331,6 +332,7 @@ class TopicTransactions:
         last = self._at_or_before(
             self._ledger.last_position() if all_of_it else self.max_read_position()
         )
+        pace = SlicePace()
         while last is not None:
             first = Position(last.ledger_id, max(last.entry_id - wanted + 1, 0))
             found = await self._between(first, last)
@@ -340,6 +342,7 @@ class TopicTransactions:
                 return visible[-1]
             wanted = SCAN_ENTRIES  # behind many of a large transaction that was aborted
             last = self._at_or_before(first.previous)
+            await pace.after(len(found))
         return None
 
     async def _between(self, first: Position, last: Position) -> list[Entry]:
@@ -437,6 +440,7 @@ class TopicTransactions:
                     dedup.began_in_txn(name, stored)
 
     async def stored_in(self, txns: set[TxnId], first: Position, end: Position) -> None:
+        pace = SlicePace()
         while entries := await self._ledger.read(first, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
                 if entry.position >= end:
@@ -446,6 +450,7 @@ class TopicTransactions:
                 if trace is not None and trace.end is None and trace.txn in txns:
                     self._note(trace.txn, EntryView.of(entry))
             first = entries[-1].position.next
+            await pace.after(len(entries))
 
     def _note(self, txn: TxnId, view: EntryView) -> None:
         if self.writes is not None and view.is_last_chunk:

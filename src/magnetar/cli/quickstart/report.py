@@ -87,6 +87,14 @@ class Moments:
             if row is not None and row in self._expected
         ]
 
+    def quiet_latencies(self, outages: Sequence[PlotShade]) -> list[float]:
+        """The latencies, in milliseconds, of results that came while no driver was missed."""
+        return [
+            value
+            for at, value in self.latencies()
+            if not any(each.since <= at <= each.until for each in outages)
+        ]
+
     def latency(self, share: float) -> list[tuple[float, float | None]]:
         """The given quantile of the latencies of each second; a gap where nothing came."""
         by_second: dict[int, list[float]] = {}

@@ -34,17 +34,29 @@ _STDIN = "-"
 @click.argument("topic")
 @click.argument("messages", nargs=-1, required=True, metavar="MESSAGE...")
 @click.option("--key", help="The key of every message: it decides the partition and the order.")
+@click.option(
+    "--deliver-after",
+    "after",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long consumers that share the messages wait for each.",
+)
 @click.option("--url", metavar="URL", help="The server.  [default: by settings]")
 @json_option
 def produce(
-    topic: str, messages: tuple[str, ...], key: str | None, url: str | None, as_json: bool
+    topic: str,
+    messages: tuple[str, ...],
+    key: str | None,
+    after: float | None,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Send each MESSAGE to TOPIC; `-` sends every line of the standard input."""
     name = TopicName.parse(topic)
     texts = [text for each in messages for text in (_lines() if each == _STDIN else [each])]
     send = _produce_scalable if is_scalable(topic) else _produce
     server = url or default_service_url()
-    ids = asyncio.run(send(server, name, texts, key))
+    ids = asyncio.run(send(server, name, texts, key, after))
     name_server(server)
     if as_json:
         print_json(ids)
@@ -57,7 +69,9 @@ def _lines() -> list[str]:
     return sys.stdin.read().splitlines()
 
 
-async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | None) -> list[str]:
+async def _produce(
+    url: str, topic: TopicName, texts: Sequence[str], key: str | None, after: float | None
+) -> list[str]:
     """Send everything, at most `_IN_FLIGHT_MAX` without receipt; the ids, in order."""
     async with ServerConnection(url) as link:
         parts = await link.partitions_of(topic)
@@ -71,7 +85,8 @@ async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | 
             partition = sequence_id % len(parts)
             if key is not None:
                 partition = partition_of(key_hash(key), len(parts))
-            link.send(partition, sequence_id, _entry(names[partition], sequence_id, text, key))
+            entry = _entry(names[partition], sequence_id, text, key, after)
+            link.send(partition, sequence_id, entry)
             unconfirmed.append((partition, sequence_id))
             # Receipts of several partitions come in any order:
             # `found` keeps those whose turn it is not.
@@ -85,14 +100,16 @@ async def _produce(url: str, topic: TopicName, texts: Sequence[str], key: str | 
 
 
 async def _produce_scalable(
-    url: str, topic: TopicName, texts: Sequence[str], key: str | None
+    url: str, topic: TopicName, texts: Sequence[str], key: str | None, after: float | None
 ) -> list[str]:
     """Send as `_produce` does; the client knows the segments, and follows when they change."""
     with said_by(url):
-        return await _sent(await checked_url(url), topic, texts, key)
+        return await _sent(await checked_url(url), topic, texts, key, after)
 
 
-async def _sent(url: str, topic: TopicName, texts: Sequence[str], key: str | None) -> list[str]:
+async def _sent(
+    url: str, topic: TopicName, texts: Sequence[str], key: str | None, after: float | None
+) -> list[str]:
     ids: list[AnyMessageId] = []
     async with (
         Client(url) as client,
@@ -101,7 +118,8 @@ async def _sent(url: str, topic: TopicName, texts: Sequence[str], key: str | Non
     ):
         for start in range(0, len(texts), _IN_FLIGHT_MAX):
             part = texts[start : start + _IN_FLIGHT_MAX]
-            ids += await asyncio.gather(*(producer.send(each.encode(), key=key) for each in part))
+            sends = [producer.send(each.encode(), key=key, deliver_after=after) for each in part]
+            ids += await asyncio.gather(*sends)
     return [id_text(each) for each in ids]
 
 
@@ -140,7 +158,9 @@ async def _confirmed(
     return ids
 
 
-def _entry(producer: str, sequence_id: int, text: str, key: str | None) -> bytes:
+def _entry(
+    producer: str, sequence_id: int, text: str, key: str | None, after: float | None
+) -> bytes:
     payload = text.encode()
     if len(payload) > _MESSAGE_BYTES_MAX:
         raise NotAllowed(f"a message of {len(payload)} bytes; at most {_MESSAGE_BYTES_MAX} here")
@@ -151,4 +171,6 @@ def _entry(producer: str, sequence_id: int, text: str, key: str | None) -> bytes
     )
     if key is not None:
         metadata.partition_key = key
+    if after is not None:
+        metadata.deliver_at_time = metadata.publish_time + round(after * 1000)
     return encode_entry(metadata, payload)

@@ -21,6 +21,7 @@ import click
 from magnetar.cli.next_step import to_type
 from magnetar.runtime import logs
 from magnetar.runtime.descriptors import raise_soft_limit
+from magnetar.runtime.loop_turns import LoopTurns
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig, load
 
@@ -69,6 +70,8 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
     await server.bind_admin()  # a busy port is told before clients are served, not after
     await server.start()
     _calm_collector()
+    # Of the process and not of the server: whoever embeds one has a loop of his own.
+    turns = LoopTurns(server.clock)
     try:
         # Clients are served by now; loading the admin interface takes as long as all before it, and
         # half of the time from those whose topics are being loaded.
@@ -79,6 +82,7 @@ async def _serve(config: ServerConfig, as_json: bool) -> None:
         sys.stdout.flush()
         await _until_stopped_or_failed(server, told_to_stop)
     finally:
+        turns.stop()
         await server.stop()
 
 

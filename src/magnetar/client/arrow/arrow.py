@@ -155,6 +155,10 @@ class RawEntry(NamedTuple):
     first: int = 0
     end: int | None = None
     """Behind the last one; None: all of the batch."""
+    page: bytes | None = None
+    """What the entry was cut out of, if it is to be read there."""
+    ends_at: int = 0
+    """Where in the page it ends."""
 
 
 ENTRY_COLUMNS: Final = (
@@ -279,10 +283,15 @@ def _messages(
     """The messages of an entry, and which of them are asked for."""
     if not opened.is_batch:
         return single_columns(opened), range(1)
+    within = None
+    # What is not compressed is read where it stands; the payload is the end of an entry.
+    if raw.page is not None and not opened.metadata.compression:
+        within = raw.page, raw.ends_at - len(opened.payload)
     found = columns_in(
         opened,
         with_properties="properties" in wanted,
         with_ordering_keys="ordering_key" in wanted,
+        within=within,
     )
     # A range may begin or end inside a batch; and compaction leaves messages in it that are gone.
     indexes: Sequence[int] = range(len(found))[raw.first : raw.end]

@@ -89,7 +89,7 @@ class GrowingColumns:
         # which is where the data of that entry begins. Arrow adds the two at the end, all at once.
         self._rows = 0
         self._data: list[bytes] = []
-        self._size = 0
+        self._size = self._base = 0
         self._cuts = array("q")
         self._cut_bases = array("q")
         self._base64_keys: list[int] = []
@@ -114,16 +114,20 @@ class GrowingColumns:
         # An entry of which every message is compacted out, or not asked for.
         if not indexes:
             return
+        # All of the entry, also if few of its messages are wanted: copying pieces would cost more.
+        # Entries of one page have the same bytes, which are there once; offsets never go back.
+        is_there = bool(self._data) and self._data[-1] is columns.data
+        if not is_there or columns.cuts[indexes[0] * CUTS] < self._cuts[-1]:
+            self._data.append(columns.data)
+            self._base = self._size
+            self._size += len(columns.data)
         parts = [indexes] if isinstance(indexes, range) else _runs(indexes)
         for part in parts:
             self._add_run(columns, part[0], part[-1] + 1)
         self._repeat(facts, len(indexes))
-        # All of the entry, also if few of its messages are wanted: copying pieces would cost more.
-        self._data.append(columns.data)
-        self._size += len(columns.data)
 
     def _add_run(self, columns: BatchColumns, start: int, stop: int) -> None:
-        count, base = stop - start, self._size
+        count, base = stop - start, self._base
         cuts = columns.cuts
         self._cuts.extend(cuts if len(cuts) == count * CUTS else cuts[start * CUTS : stop * CUTS])
         self._cut_bases.extend(array("q", (base,)) * (count * CUTS))
@@ -163,7 +167,7 @@ class GrowingColumns:
         first = ends[start - 1] if start else 0
         self._properties.extend(columns.properties[first : ends[stop - 1]])
         added = len(self._properties) - before
-        self._property_bases.extend(array("q", (self._size,)) * added)
+        self._property_bases.extend(array("q", (self._base,)) * added)
         self._property_ends.extend(ends[start:stop])
         self._property_end_bases.extend(array("q", (before - first,)) * count)
 

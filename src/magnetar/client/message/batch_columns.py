@@ -16,7 +16,7 @@ import struct
 from array import array
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,12 +40,24 @@ _TEXT: Final = 0x12
 _KEY: Final = 0x12
 _PAYLOAD_SIZE: Final = 0x18
 _HEAD_BYTES: Final = 7
+_SIZE_FIELD_BYTES: Final = 3
+"""Of a payload size's field, looked at: tag and two digits, or tag, digit and the next field."""
+
+_KEYED_HEAD_BYTES: Final = 6 + _SIZE_FIELD_BYTES
+"""What stands before a message's value beside its key: size, tag, length, and payload size."""
+
 # The tables below are cleared when they are full: sizes that never repeat must not pile up.
 _KNOWN_MAX: Final = 4096
+_NEW_KEYS_MAX: Final = 64
+"""After so many keys in one batch that were not known, its other ones are not looked up."""
 
 # Messages that have no key begin alike: a size, and a payload size. How far it is from there to
 # the tail of the metadata, to the payload and to its end is kept.
 _heads: dict[bytes, tuple[int, int, int]] = {}
+
+# The same with a key, which is part of what is looked up: keys repeat. Where the key ends comes
+# first.
+_keyed_heads: dict[bytes, tuple[int, int, int, int]] = {}
 
 # The first three bytes of a payload size's field, with which it ends: the size, and that of the
 # field.
@@ -97,14 +109,23 @@ def decoded_key(text: bytes) -> bytes | None:
 
 
 def columns_in(
-    entry: OpenedEntry, *, with_properties: bool = True, with_ordering_keys: bool = False
+    entry: OpenedEntry,
+    *,
+    with_properties: bool = True,
+    with_ordering_keys: bool = False,
+    within: tuple[bytes, int] | None = None,
 ) -> BatchColumns:
-    """The messages of a batch, all of them."""
+    """The messages of a batch, all of them.
+
+    `within`: bytes that have its payload in them, and where, so that cuts are offsets in those.
+    """
     # Two tries by hand, the walk and its tails; what either does not know is read by protobuf, all
     # of it, so that the columns of one batch have one origin.
+    data, begin = within or (entry.payload, 0)
+    end = begin + len(entry.payload)
     walk = _Walk(with_properties)
     try:
-        is_usual = walk.through(entry.payload, entry.num_messages)
+        is_usual = walk.through(data, begin, end, entry.num_messages)
     except (IndexError, struct.error):
         is_usual = False  # it ends too early, or protobuf knows better
     tails = None
@@ -120,7 +141,7 @@ def columns_in(
     # The walk counts from the first row on that has a property; rows before it have none.
     ends = walk.property_ends
     return BatchColumns(
-        entry.payload,
+        data,
         array("q", walk.cuts),
         numbers,
         tails.event_times,
@@ -144,14 +165,14 @@ class _Walk:
     tails: list[bytes] = field(default_factory=list)
     """Of each message's metadata, what follows the payload size."""
 
-    def through(self, data: bytes, count: int) -> bool:
+    def through(self, data: bytes, begin: int, limit: int, count: int) -> bool:
         """False: a message is of no usual form. Raises if something is not there."""
         # Local names: this loop runs once per message, and each lookup of an attribute would show.
         known, size_at, properties = _heads.get, _SIZE.unpack_from, self.properties
         cut, add_tail, end = self.cuts.extend, self.tails.append, self.property_ends.append
         known_size = _sizes.get
         add_property = properties.extend if self.with_properties else _nothing
-        begin = 0
+        known_key, is_new_left = _keyed_heads.get, _NEW_KEYS_MAX
         for _ in range(count):
             start = at = begin + 4
             tag = data[at]
@@ -167,22 +188,24 @@ class _Walk:
                     if properties:
                         end(len(properties))
                     continue
-            # Case 2: field by field, as far as the fields have their usual order and lengths below
+            # Case 2, the same with a key. Where hardly one comes twice, it is not looked for.
+            elif tag == _KEY and is_new_left:
+                keyed = known_key(data[begin : begin + _KEYED_HEAD_BYTES + data[start + 1]])
+                if keyed is not None:
+                    stop = begin + keyed[2]
+                    add_tail(data[begin + keyed[1] : stop])
+                    key_end = begin + keyed[0]
+                    begin += keyed[3]
+                    cut((start + 2, key_end, stop, begin))
+                    if properties:
+                        end(len(properties))
+                    continue
+            # Case 3: field by field, as far as the fields have their usual order and lengths below
             # 128.
             stop = start + size_at(data, begin)[0]
-            while tag == _PROPERTY:
-                name = at + 4
-                name_end = name + data[at + 3]
-                text_end = name_end + 2 + data[name_end + 1]
-                if (
-                    data[at + 2] != _NAME
-                    or data[name_end] != _TEXT
-                    or at + 2 + data[at + 1] != text_end
-                ):
-                    return False
-                add_property((name, name_end, name_end + 2, text_end))
-                at = text_end
-                tag = data[at]
+            if tag == _PROPERTY:
+                at = _behind_properties(data, at, add_property)
+                tag = data[at] if at else 0
             if properties:
                 end(len(properties))
             # Without a key both cuts stand where the value begins, which is what `cuts` promises.
@@ -191,13 +214,11 @@ class _Walk:
                 key = at + 2
                 at = key_end = key + data[at + 1]
             # Lengths are one byte up to 127, and text that is not ASCII is for protobuf to check.
-            if at != start and not data[start:at].isascii():
+            if not at or (at != start and not data[start:at].isascii()):
                 return False
-            found = known_size(data[at : at + 3])
+            found = known_size(data[at : at + 3]) or _payload_size(data, at)
             if found is None:
-                found = _payload_size(data, at)
-                if found is None:
-                    return False
+                return False
             size = found[0]
             tail = at + found[1]
             # A field that reaches into the payload: the size in front and the fields disagree.
@@ -207,9 +228,27 @@ class _Walk:
             # Only a head that lies in the looked-up bytes entirely can be known by them.
             if at == start and tail <= begin + _HEAD_BYTES:
                 _know_head(data, begin, tail, stop, stop + size)
+            elif key == start + 2 and is_new_left and tail <= key_end + _SIZE_FIELD_BYTES:
+                is_new_left -= 1
+                _know_keyed_head(data, begin, key_end, tail, stop, stop + size)
             begin = stop + size
             cut((key, key_end, stop, begin))
-        return begin <= len(data)
+        return begin <= limit
+
+
+def _behind_properties(
+    data: bytes, at: int, add: Callable[[tuple[int, int, int, int]], None]
+) -> int:
+    """Where the properties end that begin here; 0: they are not of the usual form."""
+    while data[at] == _PROPERTY:
+        name = at + 4
+        name_end = name + data[at + 3]
+        text_end = name_end + 2 + data[name_end + 1]
+        if data[at + 2] != _NAME or data[name_end] != _TEXT or at + 2 + data[at + 1] != text_end:
+            return 0
+        add((name, name_end, name_end + 2, text_end))
+        at = text_end
+    return at
 
 
 def _nothing(_: tuple[int, ...]) -> None:
@@ -220,6 +259,13 @@ def _know_head(data: bytes, begin: int, tail: int, stop: int, end: int) -> None:
     if len(_heads) >= _KNOWN_MAX:
         _heads.clear()
     _heads[data[begin : begin + _HEAD_BYTES]] = (tail - begin, stop - begin, end - begin)
+
+
+def _know_keyed_head(data: bytes, begin: int, key_end: int, tail: int, stop: int, end: int) -> None:
+    if len(_keyed_heads) >= _KNOWN_MAX:
+        _keyed_heads.clear()
+    head = data[begin : key_end + _SIZE_FIELD_BYTES]
+    _keyed_heads[head] = (key_end - begin, tail - begin, stop - begin, end - begin)
 
 
 def _payload_size(data: bytes, at: int) -> tuple[int, int] | None:

@@ -72,8 +72,9 @@ class RangePage:
             # Invariant 1: a range may begin and end inside of a batch.
             low = self.start.batch_index if position == first else 0
             high = self.end.batch_index if position == last else None
-            yield RawEntry(*position, data[at : at + size], low, high)
+            entry = data[at : at + size]
             at += size
+            yield RawEntry(*position, entry, low, high, data, at)
 
     def record_batch(self, names: Iterable[str] = ENTRY_COLUMNS) -> pa.RecordBatch:
         """The messages as Arrow columns, a row each; those of a consumer's, as far as they apply.

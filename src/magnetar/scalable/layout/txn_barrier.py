@@ -142,6 +142,13 @@ class TransactionBarrier:
         """
         if self._held_until(connection) is not None:
             await self._unheld(connection)
+        return self._beginning(connection)
+
+    def admitted_at_once(self, connection: object) -> ConnectionTransactions | None:
+        """Do what `admitted` does; None: a barrier may hold the connection, so await that."""
+        return None if self._barriers else self._beginning(connection)
+
+    def _beginning(self, connection: object) -> ConnectionTransactions:
         begun = self._begun.get(connection)
         if begun is None:
             begun = self._begun[connection] = ConnectionTransactions(self._is_open)
@@ -153,7 +160,9 @@ class TransactionBarrier:
         """A transaction that was `admitted` has begun, or will not begin."""
         begun.beginning -= 1
         # A change may have waited for this one, be it that it did not begin.
-        if any(self._concerns(barrier, connection) for barrier in self._barriers.values()):
+        if self._barriers and any(
+            self._concerns(barrier, connection) for barrier in self._barriers.values()
+        ):
             self._moved.advance()
 
     def lasts(self, txn: TxnId) -> None:

@@ -1,28 +1,29 @@
 """Access to endpoints: who asks, and whether that is allowed, once for every request.
 
-Relies on: `server/authority.py`, where the rules are. A request that names no namespace (lists of
-tenants and clusters, health, metrics) has no target and is not asked about.
+Relies on: `server/authority.py`, where the rules are, and the rows of the table, which say what is
+asked for. A request that names no namespace (lists of tenants and clusters, health, metrics) has no
+target and is not asked about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from aiohttp import web
 
 from magnetar.model.names import NamespaceName, TopicName
+from magnetar.server.admin.endpoints import endpoint_of
 from magnetar.server.admin.errors import Handler
 from magnetar.server.admin.exchange import has_part, namespace_of, server_of, topic_of
-from magnetar.server.authority import ANYBODY, Action
+from magnetar.server.authority import ANYBODY
 
 
 @web.middleware
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    endpoint = endpoint_of(request)
     # A target that cannot be parsed raises here: nobody learns more about it than that.
-    target = _target(request)
-    if target is not None:
+    target = None if endpoint is None else _target(request)
+    if endpoint is not None and target is not None:
         authority = server_of(request).context.authority
-        for action in _actions(request):
+        for action in endpoint.actions:
             # Without authentication everybody is the same principal, as on connections of clients.
             authority.authorise(ANYBODY, action, target)
     return await handler(request)
@@ -33,11 +34,3 @@ def _target(request: web.Request) -> TopicName | NamespaceName | None:
     if has_part(request, "topic"):
         return topic_of(request)
     return namespace_of(request) if has_part(request, "namespace") else None
-
-
-def _actions(request: web.Request) -> Iterable[Action]:
-    """A look needs the right to list; a change needs every right that there is on its target."""
-    if request.path.startswith("/lookup/"):
-        return (Action.LOOK_UP,)
-    # Iterating the enum: every action that there is, also ones that come later.
-    return (Action.LIST,) if request.method in ("GET", "HEAD") else Action

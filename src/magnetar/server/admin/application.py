@@ -1,5 +1,8 @@
 """The admin interface put together: all endpoints behind one place for errors and one for access.
 
+Owns: `ENDPOINTS`, the whole table: from path and method to handler, policy and what access it
+takes, those that are not built included.
+
 Invariants:
 1. Every answer to an error has a `reason`; an endpoint that does not exist is 404, one that is
    known and not built 501.
@@ -12,41 +15,53 @@ from typing import Final
 
 from aiohttp import web
 
-from magnetar.server.admin import (
-    brokers,
-    clusters,
-    metrics,
-    namespaces,
-    tenants,
-    unsupported,
-)
+from magnetar.server.admin import metrics, unbuilt
 from magnetar.server.admin.access import authorise
+from magnetar.server.admin.brokers import broker_stats, brokers, configuration
+from magnetar.server.admin.endpoints import Endpoint, add_endpoints
 from magnetar.server.admin.errors import answer_errors
 from magnetar.server.admin.exchange import BODY_BYTES_MAX, SERVER, AdminServer
+from magnetar.server.admin.namespaces import bundles, clusters, namespaces, properties, tenants
 from magnetar.server.admin.policies import keyed, verbs
 from magnetar.server.admin.scalable import scalable_subscriptions, scalable_topics
-from magnetar.server.admin.topics import lookup, schemas, statistics, subscriptions, topics
+from magnetar.server.admin.topics import (
+    analysis,
+    lookup,
+    messages,
+    schemas,
+    statistics,
+    storage,
+    subscriptions,
+    topics,
+)
 from magnetar.server.admin.topics.peek import PEEKS
 from magnetar.server.admin.transactions import transactions
 
 # What is not built comes last: the first route that fits a path is taken.
-_RESOURCES: Final = (
-    brokers.ROUTES,
-    clusters.ROUTES,
-    tenants.ROUTES,
-    namespaces.ROUTES,
-    topics.ROUTES,
-    statistics.ROUTES,
-    subscriptions.ROUTES,
-    verbs.ROUTES,
-    keyed.ROUTES,
-    scalable_topics.ROUTES,
-    scalable_subscriptions.ROUTES,
-    schemas.ROUTES,
-    transactions.ROUTES,
-    lookup.ROUTES,
-    metrics.ROUTES,
-    unsupported.ROUTES,
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *brokers.ROUTES,
+    *configuration.ROUTES,
+    *broker_stats.ROUTES,
+    *clusters.ROUTES,
+    *tenants.ROUTES,
+    *namespaces.ROUTES,
+    *properties.ROUTES,
+    *bundles.ROUTES,
+    *topics.ROUTES,
+    *statistics.ROUTES,
+    *subscriptions.ROUTES,
+    *messages.ROUTES,
+    *storage.ROUTES,
+    *analysis.ROUTES,
+    *verbs.ROUTES,
+    *keyed.ROUTES,
+    *scalable_topics.ROUTES,
+    *scalable_subscriptions.ROUTES,
+    *schemas.ROUTES,
+    *transactions.ROUTES,
+    *lookup.ROUTES,
+    *metrics.ROUTES,
+    *unbuilt.ROUTES,
 )
 
 
@@ -58,6 +73,5 @@ def create_admin(server: AdminServer) -> web.Application:
     )
     application[SERVER] = server
     application[PEEKS] = asyncio.Lock()
-    for routes in _RESOURCES:
-        application.add_routes(routes)
+    add_endpoints(application, ENDPOINTS)
     return application

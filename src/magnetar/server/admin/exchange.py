@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
+from magnetar.broker.policy.configuration import BrokerConfiguration
 from magnetar.broker.policy.schemas import Schemas
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import InvalidArgument, InvalidTopicName
@@ -29,6 +30,8 @@ from magnetar.server.context import Context
 
 # Schemas are the largest bodies; their records are bounded as well.
 BODY_BYTES_MAX: Final = 1024 * 1024
+DOCUMENT_BYTES_MAX: Final = 64 * 1024
+"""Of what is kept without being understood, properties among it: records are small."""
 
 Value = TypeVar("Value")
 
@@ -38,6 +41,9 @@ class AdminServer(Protocol):
 
     @property
     def config(self) -> ServerConfig: ...
+
+    @property
+    def configuration(self) -> BrokerConfiguration: ...
 
     @property
     def clock(self) -> Clock: ...

@@ -28,7 +28,8 @@ from magnetar.model.segments import Segment
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime import metrics
 from magnetar.scalable.records import LayoutRecord, ScalableRecord, segment_topic
-from magnetar.server.admin.brokers import check_ready
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.brokers.brokers import check_ready
 from magnetar.server.admin.exchange import AdminServer, server_of
 from magnetar.server.admin.transactions.places import lag_of
 from magnetar.txn.records import OPS, State
@@ -298,4 +299,4 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-ROUTES: Final = (web.get("/metrics", scrape), web.get("/metrics/", scrape))
+ROUTES: Final = (endpoints.get("/metrics", scrape), endpoints.get("/metrics/", scrape))

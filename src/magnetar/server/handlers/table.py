@@ -23,8 +23,9 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 
 _T = pb.BaseCommand
 
-# At once: what has no answer, or must be applied in frame order (acks before a redelivery, END_TXN
-# behind the acks of its transaction).
+# At once: what has no answer, must be applied in frame order (acks before a redelivery, END_TXN
+# behind the acks of its transaction), or mostly needs no task (beginnings of transactions, topics
+# that are added to them: those that have to ask somebody go on as requests).
 HANDLERS: Final = Handlers(
     at_once={
         _T.CONNECT: connecting.connect,
@@ -33,6 +34,8 @@ HANDLERS: Final = Handlers(
         _T.PONG: connecting.pong,
         _T.FLOW: consuming.flow,
         _T.ACK: consuming.ack,
+        _T.NEW_TXN: transactions.begin,
+        _T.ADD_PARTITION_TO_TXN: transactions.add_partitions,
         _T.END_TXN: transactions.end,
         _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consuming.redeliver,
     },
@@ -54,8 +57,6 @@ HANDLERS: Final = Handlers(
         _T.GET_SCHEMA: schemas.get_schema,
         _T.GET_OR_CREATE_SCHEMA: schemas.get_or_create_schema,
         _T.TC_CLIENT_CONNECT_REQUEST: transactions.connect,
-        _T.NEW_TXN: transactions.begin,
-        _T.ADD_PARTITION_TO_TXN: transactions.add_partitions,
         _T.ADD_SUBSCRIPTION_TO_TXN: transactions.add_subscriptions,
         _T.END_TXN_ON_PARTITION: transactions.end_on_partition,
         _T.END_TXN_ON_SUBSCRIPTION: transactions.end_on_subscription,

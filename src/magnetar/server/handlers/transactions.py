@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from magnetar.errors import NotAllowed, ServiceNotReady, TransactionNotFound
@@ -33,9 +34,9 @@ from magnetar.txn.coordinator_partitions import (
 )
 from magnetar.txn.ids import from_text, is_metadata, to_text
 from magnetar.txn.legacy.coordinator_entries import Acknowledging
-from magnetar.txn.records import GroupMembership, State
+from magnetar.txn.records import GroupMembership, Header, State
 from magnetar.txn.transitions import BY_CLIENT
-from magnetar.wire.frames import command
+from magnetar.wire.frames import command, encode_txn_answer
 from magnetar.wire.messages import TxnId
 from magnetar.wire.pb import pulsar_pb2 as pb
 
@@ -114,7 +115,56 @@ def _assigned(context: Context, watch_id: int, assignments: list[CoordinatorAssi
 # --- transactions
 
 
-async def begin(session: Session, body: pb.CommandNewTxn) -> None:
+def begin(session: Session, body: pb.CommandNewTxn) -> None:
+    """Begin a transaction: without a task, if nobody has to be asked before."""
+    work = None
+    # v5 clients; what others ask for depends on settings, on groups, on a legacy coordinator.
+    if body.scalable and not body.HasField("group"):
+        work = _beginning(session, body)
+    if work is None:
+        session.run_request(pb.BaseCommand.NEW_TXN, body, _begin)
+    else:
+        session.answer_at_end(work, pb.BaseCommand.NEW_TXN, body, _begun_answer)
+
+
+def _beginning(session: Session, body: pb.CommandNewTxn) -> asyncio.Future[Header] | None:
+    """A transaction that is alone; None: a layout change or the numbers have to be awaited."""
+    context = session.context
+    beginning = context.coordinators.beginning
+    if not context.has_scalable:
+        return beginning(body.tc_id, body.txn_ttl_millis, _owner(session), session.client_text)
+    barrier, lasts = context.scalable.txn_barrier, session.keeps_transactions
+    # What is said of the barrier in `_begun` holds here.
+    admitted = None if lasts else barrier.admitted_at_once(session)
+    if admitted is None and not lasts:
+        return None
+    work = None
+    try:
+        work = beginning(body.tc_id, body.txn_ttl_millis, _owner(session), session.client_text)
+    finally:
+        if admitted is not None and work is None:
+            barrier.over(session, admitted)
+
+    def over(done: asyncio.Future[Header]) -> None:
+        txn = None if done.cancelled() or done.exception() is not None else done.result().id
+        if admitted is None:
+            if txn is not None:
+                barrier.lasts(txn)
+            return
+        if txn is not None:
+            admitted.began(txn)
+        barrier.over(session, admitted)
+
+    if work is not None:
+        work.add_done_callback(over)
+    return work
+
+
+def _begun_answer(body: pb.CommandNewTxn, header: Header) -> bytes:
+    return encode_txn_answer("NEW_TXN_RESPONSE", body.request_id, header.id)
+
+
+async def _begin(session: Session, body: pb.CommandNewTxn) -> None:
     member = None
     if body.HasField("group"):
         given = body.group
@@ -165,11 +215,22 @@ def _coordinator(session: Session, txn: TxnId, body: Any) -> TransactionCoordina
     return session.context.coordinators.of(txn, scalable=body.scalable)
 
 
-async def add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) -> None:
+def add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) -> None:
+    """Add topics: without a task, if the transaction is known to be open."""
     names = [TopicName.parse(topic) for topic in body.partitions]
     for name in names:
         # All of them before the first is noted: a refusal leaves nothing behind.
         session.authorise(Action.PRODUCE, name)
+    txn = _txn(body)
+    # Nothing is noted of it: its topics write pins of their own.
+    if is_metadata(txn) and session.context.coordinators.is_open_here(txn, _owner(session)):
+        _answer(session, "ADD_PARTITION_TO_TXN_RESPONSE", body.request_id, txn)
+    else:
+        session.run_request(pb.BaseCommand.ADD_PARTITION_TO_TXN, body, _add_partitions)
+
+
+async def _add_partitions(session: Session, body: pb.CommandAddPartitionToTxn) -> None:
+    names = [TopicName.parse(topic) for topic in body.partitions]
     txn = _txn(body)
     in_records = await _in_records(session.context, txn, names)
     await _coordinator(session, txn, body).add_partitions(
@@ -198,8 +259,8 @@ def end(session: Session, body: pb.CommandEndTxn) -> None:
     if not body.HasField("txn_action"):
         raise NotAllowed("END_TXN must say whether to commit or to abort")
     txn, commit = _txn(body), body.txn_action == pb.COMMIT
-    # In a task of the coordinator: a decision that has begun is made, whatever
-    # becomes of this connection.
+    # Work of the coordinator: a decision that has begun is made, whatever becomes of this
+    # connection.
     by = f"{BY_CLIENT} {session.client_text}"
     coordinator = _coordinator(session, txn, body)
     work = coordinator.ending(txn, commit=commit, owner=_owner(session), by=by)
@@ -207,7 +268,7 @@ def end(session: Session, body: pb.CommandEndTxn) -> None:
 
 
 def _ended(body: pb.CommandEndTxn, _: State) -> bytes:
-    return _answered("END_TXN_RESPONSE", body.request_id, _txn(body))
+    return encode_txn_answer("END_TXN_RESPONSE", body.request_id, _txn(body))
 
 
 async def _in_records(context: Context, txn: TxnId, names: list[TopicName]) -> bool:
@@ -279,13 +340,7 @@ def _txn(body: Any) -> TxnId:
 
 
 def _answer(session: Session, reply: str, request_id: int, txn: TxnId) -> None:
-    session.write(_answered(reply, request_id, txn))
-
-
-def _answered(reply: str, request_id: int, txn: TxnId) -> bytes:
-    return command(
-        reply, request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
-    )
+    session.write(encode_txn_answer(reply, request_id, txn))
 
 
 # --- groups

@@ -2,7 +2,7 @@
 
 Owns: `shares`, a limit split over segments; `hold`, up to when others may go while a segment waits
 for its parents; `level`, the same for segments that a limit stops at different times;
-`piece_counts`, how many tasks read each segment.
+`piece_counts`, how many tasks read each segment, and `gathered`, which of them one task reads.
 
 Invariants:
 1. Shares never add up to more than the limit, and nobody is passed over for ever: with fewer to
@@ -15,13 +15,17 @@ ahead would bring rows then that are late, though a computation over all of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from math import ceil
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from magnetar.model.ranges import RangeCount
 from magnetar.spark.source.offsets import TopicOffset
 from magnetar.spark.source.plan import Frozen, TopicView
+
+GATHERED_MESSAGES: Final = 2000
+GATHERED_BYTES: Final = 256 * 1024
+"""The most that one task reads of several ranges: less work than a task costs by itself."""
 
 
 class SegmentShare(NamedTuple):
@@ -124,4 +128,22 @@ def piece_counts(
     # The tasks still missing go where the bytes are; rounding up may give a few more than asked.
     for part, count in counts.items():
         found[part] += ceil(spare * count.bytes / total)
+    return found
+
+
+def gathered(counts: Sequence[RangeCount | None]) -> list[range]:
+    """Which ranges, next to each other, one task reads; None: too large, or not known."""
+    found: list[range] = []
+    messages = bytes_ = 0
+    for number, count in enumerate(counts):
+        is_small = count is not None and count.is_exact
+        # What is not small counts as full, so that neither it nor its successor is gathered.
+        messages += count.messages if count is not None and is_small else GATHERED_MESSAGES + 1
+        bytes_ += count.bytes if count is not None else 0
+        if found and messages <= GATHERED_MESSAGES and bytes_ <= GATHERED_BYTES:
+            found[-1] = range(found[-1].start, number + 1)
+            continue
+        found.append(range(number, number + 1))
+        if count is not None and is_small:
+            messages, bytes_ = count.messages, count.bytes
     return found

@@ -302,13 +302,17 @@ class Planner:
 
     async def stream_tasks(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
-    ) -> list[ReadTask]:
-        """The tasks of a batch, from its offsets alone."""
+    ) -> list[tuple[ReadTask, ...]]:
+        """The tasks of a batch, from its offsets alone; one may have the ranges of several."""
         # After a crash Spark hands the sentinel out again as the start of the first batch; what it
         # was resolved to is in the batch's end (`offsets`, invariant 3).
         begun = parse_start(start)
         first = base_of(end) if isinstance(begun, Sentinel) else begun
-        return await _again(lambda: self._tasks.between(first, parse_offset(end)))
+
+        async def tasks() -> list[tuple[ReadTask, ...]]:
+            return await self._tasks.gathered(await self._tasks.between(first, parse_offset(end)))
+
+        return await _again(tasks)
 
     # --- the subscription that follows
 

@@ -53,10 +53,10 @@ _MS_PER_SECOND: Final = 1000
 
 
 class SegmentRange(InputPartition):
-    """The range that Spark hands to one task."""
+    """The range that Spark hands to one task, or several that are short."""
 
-    def __init__(self, task: ReadTask) -> None:
-        super().__init__(task)
+    def __init__(self, *tasks: ReadTask) -> None:
+        super().__init__(tasks)
 
 
 class _Reading:
@@ -73,9 +73,11 @@ class _Reading:
             yield from self._read(partition)
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        task = partition.value
-        if task is None:
-            return  # Spark's word for a read without partitions
+        # None is Spark's word for a read without partitions.
+        for task in partition.value or ():
+            yield from self._rows_of(task)
+
+    def _rows_of(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         client = client_for(self._options)
         # The schema of a version is fetched only when a message of that version comes.
         rows = RowBatches(
@@ -142,7 +144,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     @told_plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self._do("the tasks", lambda planner: planner.stream_tasks(start, end))
-        return [SegmentRange(task) for task in tasks]
+        return [SegmentRange(*each) for each in tasks]
 
     @told_plainly()
     def commit(self, end: dict[str, Any]) -> None:

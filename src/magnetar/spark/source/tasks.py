@@ -4,7 +4,7 @@ Owns: `ReadTask`, what one task reads; `Tasks`, from offsets to tasks; `tell`, a
 `pages_of`, the pages of a task's range.
 
 Invariants:
-1. The ranges of the tasks are exactly those between two offsets, cut or not.
+1. The ranges of the tasks are exactly those between two offsets, cut, gathered or not.
 2. All that is kept of a range is read, in order; what is gone raises `DataLost`, or is warned of
    and skipped if the query wants to go on.
 """
@@ -23,13 +23,15 @@ from magnetar.model.ranges import RangePosition
 from magnetar.runtime.logs import logger
 from magnetar.spark.options import Options
 from magnetar.spark.source import plan
-from magnetar.spark.source.admission import SegmentShare, piece_counts
+from magnetar.spark.source.admission import SegmentShare, gathered, piece_counts
 from magnetar.spark.source.offsets import Offset
 from magnetar.spark.source.pace import Pace
 from magnetar.spark.source.plan import SegmentSpan, TopicView
 from magnetar.spark.source.watched_topics import Watched
 
 _LOG: Final = logger(__name__)
+_COUNTED_ENTRIES: Final = 256
+"""Of longer ranges it is not asked how small they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,29 @@ class Tasks:
                 if start < end
             ]
         return found
+
+    async def gathered(self, tasks: list[ReadTask]) -> list[tuple[ReadTask, ...]]:
+        """The tasks as Spark runs them: small ranges share one, for each costs milliseconds."""
+        alone: list[tuple[ReadTask, ...]] = [(each,) for each in tasks]
+        # A user who says how many there should be gets them.
+        asked = self._options["minPartitions"] or self._options["maxRecordsPerPartition"]
+        short = [each for each in tasks if _is_short(each)]
+        if asked or len(short) < 2:
+            return alone
+        counts = await self._pace.counts(
+            {SegmentShare(each.topic, each.number): (each.start, each.end) for each in short}
+        )
+        known = [
+            counts[SegmentShare(each.topic, each.number)] if _is_short(each) else None
+            for each in tasks
+        ]
+        return [tuple(tasks[each.start : each.stop]) for each in gathered(known)]
+
+
+def _is_short(task: ReadTask) -> bool:
+    """Whether its positions tell that few entries are between them."""
+    first, last = task.start, task.end
+    return first.ledger == last.ledger and last.entry - first.entry <= _COUNTED_ENTRIES
 
 
 def pages_of(client: Client, task: ReadTask, options: Options) -> Iterator[RangePage]:

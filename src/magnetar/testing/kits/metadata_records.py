@@ -47,6 +47,26 @@ async def _increment(store: MetadataStore, key: str, times: int, won: list[int])
             break
 
 
+async def _only_what_was_seen_goes(store: MetadataStore) -> None:
+    """`delete_seen` leaves alone what is gone by now, or was written since."""
+    indexes = (Index("seen", "x"),)
+    seen = [await store.put(f"/seen/{n}", b"", indexes=indexes) for n in range(600)]
+    await store.delete("/seen/0")
+    await store.put("/seen/1", b"new", indexes=indexes)
+    places = [(each.key, each.version) for each in seen]
+    # Submitted when called: what follows in the program comes after it.
+    deletion = store.delete_seen([*places, places[5], ("/seen/never", 1)])
+    later = store.put("/seen/2", b"later")
+    gone = await deletion
+    await later
+    assert gone == [f"/seen/{n}" for n in range(2, 600)]
+    assert await names_of(store, "/seen") == ["1", "2"]
+    assert [each.key async for each in store.scan_index("seen")] == ["/seen/1"]
+    assert await store.delete_seen(places) == []
+    assert await store.delete_seen([]) == []
+    assert await value_of(store, "/seen/1") == b"new"
+
+
 async def _increments_are_exact(first: MetadataStore, second: MetadataStore) -> None:
     await first.put("/cas/n", b"0")
     won: list[int] = []
@@ -126,6 +146,7 @@ class RecordItems(MetadataKitBase):
         assert await store.get("/d") is None
         await store.put("/d", b"3")
         assert await store.delete("/d") is True
+        await _only_what_was_seen_goes(store)
 
     @item
     async def test_07_recreated_record_has_another_version(self, world: MetadataWorld) -> None:

@@ -7,6 +7,7 @@ Invariants:
    What was `dropped` goes at once.
 2. One cursor write at a time; the next one covers all that was merged meanwhile.
 3. What could not be discarded stays and is tried again, unless another owner has it all by now.
+4. Nobody waits for any of this: what gathers within `GATHER_SECONDS` is settled together.
 
 Relies on: `Cursor.flush`, which takes its snapshot at or after the call.
 """
@@ -21,6 +22,7 @@ from magnetar.managed_ledger.cursor import Cursor
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
+from magnetar.txn.outcomes import GATHER_SECONDS
 
 RETRY_SECONDS: Final = 1.0
 """Between two attempts: nobody waits for it."""
@@ -75,6 +77,7 @@ class AckCleanup(Generic[Done]):
         """Discard what may be until nothing is left, or another owner has it all."""
         where = self._cursor.name
         while self.unsettled:
+            await self._clock.sleep(GATHER_SECONDS)
             try:
                 await self.settle()
             # The topic has moved, or the broker stops: the next owner reads the records and merges
@@ -88,18 +91,16 @@ class AckCleanup(Generic[Done]):
                 await self._clock.sleep(RETRY_SECONDS)
 
     async def settle(self) -> None:
-        """Make merges durable, then discard their records, until there are none left."""
-        while self.unsettled:
-            if self._merged:
-                # Counted before the flush: its snapshot is taken at or after the call,
-                # and what is merged while it is under way is not surely in it ('ack
-                # intents outlive the cursor').
-                covered = len(self._merged)
-                await self._cursor.flush()
-                self._dropped += self._merged[:covered]
-                del self._merged[:covered]
-            gone = list(self._dropped)
-            # A copy, and cut off only afterwards: should it fail, all of them are tried again; a
-            # record that is gone already is no error.
-            await self._discard(gone)
-            del self._dropped[: len(gone)]
+        """Make merges durable, then discard their records: all that are there now."""
+        if self._merged:
+            # Counted before the flush: its snapshot is taken at or after the call, and what is
+            # merged while it is under way is not surely in it ('ack intents outlive the cursor').
+            covered = len(self._merged)
+            await self._cursor.flush()
+            self._dropped += self._merged[:covered]
+            del self._merged[:covered]
+        gone = list(self._dropped)
+        # A copy, and cut off only afterwards: should it fail, all of them are tried again; a
+        # record that is gone already is no error.
+        await self._discard(gone)
+        del self._dropped[: len(gone)]

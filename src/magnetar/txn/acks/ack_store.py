@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from magnetar.errors import MagnetarError, ManagedLedgerFenced
+from magnetar.errors import MagnetarError, ManagedLedgerFenced, OutcomeUnknown
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger
+from magnetar.metadata.api import Stat
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
+from magnetar.runtime.metrics import TXN_OP_WRITES
 from magnetar.runtime.slices import SlicePace
 from magnetar.txn.acks.ack_cleanup import AckCleanup
-from magnetar.txn.acks.pending_acks import Acked
+from magnetar.txn.acks.pending_acks import WHOLE, Acked
 from magnetar.txn.ids import to_text
 from magnetar.txn.records import AckedEntry, AckOp
 from magnetar.txn.store import FoundAck, StoredOp, TxnStore
@@ -41,6 +43,14 @@ _ENTRY_BYTES: Final = 48
 """Two numbers and what stands around them, at most."""
 
 _LOG: Final = logger(__name__)
+
+
+class Submitted(NamedTuple):
+    """An intent that was submitted."""
+
+    txn: TxnId
+    serial: int
+    op: AckOp
 
 
 class MetadataPendingAckStore(AckCleanup[StoredOp]):
@@ -96,6 +106,36 @@ class MetadataPendingAckStore(AckCleanup[StoredOp]):
                 _LOG.warning("acks-left-behind", segment=self._segment, error=str(error))
             raise failures[0]
         return ops
+
+    def submit(
+        self, txn: TxnId, acks: Sequence[Acked], cumulative: bool
+    ) -> tuple[Submitted, asyncio.Future[Stat]] | None:
+        """Write whole entries, submitted when called; None: one record has no room for them.
+
+        `settled` is asked if the outcome is unknown.
+        """
+        if len(acks) * _ENTRY_BYTES > RECORD_BYTES or any(each.messages != WHOLE for each in acks):
+            return None
+        entries = tuple([AckedEntry(*each.position) for each in acks])
+        incarnation = self._cursor.incarnation
+        name = self._cursor.name
+        op = AckOp(to_text(txn), self._segment, name, incarnation, entries, cumulative)
+        self._serial += 1
+        put = self._store.submit_ack(txn, self._epoch, self._serial, op)
+        return Submitted(txn, self._serial, op), put
+
+    def written(self, stat: Stat) -> StoredOp:
+        """What was submitted is durable."""
+        TXN_OP_WRITES.inc()
+        return StoredOp(stat.key, stat.version)
+
+    async def settled(self, submitted: Submitted) -> StoredOp:
+        """What was submitted, if it is there; else it stays unknown."""
+        txn, serial, op = submitted
+        found = await self._store.settle_ack(txn, self._epoch, serial, op)
+        if found is None:
+            raise OutcomeUnknown(f"whether {op.txn} has acknowledged is not known")
+        return found
 
     async def confirm(self) -> None:
         """ManagedLedgerFenced unless this is still the owner: the managed ledger has one."""

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from magnetar.errors import BadVersion, ManagedLedgerFenced, OutcomeUnknown, Unavailable
 from magnetar.metadata.api import ABSENT, Stat
 from magnetar.model.ids import Position
+from magnetar.runtime.background import future_of
 from magnetar.runtime.metrics import TXN_OP_WRITES
 from magnetar.txn.ids import from_text, to_text
 from magnetar.txn.records import Pin, encode, pin_key
@@ -39,7 +40,7 @@ def submit_pin(
     value = encode(Pin(to_text(txn), segment, *bound, epoch))
     TXN_OP_WRITES.inc()
     # `put` takes its place in the order when it is called; the future only waits for durability.
-    return asyncio.ensure_future(store.metadata.put(key, value, expected=ABSENT, indexes=indexes))
+    return future_of(store.metadata.put(key, value, expected=ABSENT, indexes=indexes))
 
 
 async def place_pin(

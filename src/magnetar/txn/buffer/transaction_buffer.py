@@ -54,10 +54,11 @@ from magnetar.txn.buffer.segment_transactions import (
     PinnedTransaction,
     SegmentTransactions,
     StoredEntries,
+    TxnFastPath,
 )
 from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnSequences
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.outcomes import Outcomes
+from magnetar.txn.outcomes import GATHER_SECONDS, Outcomes
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
@@ -235,6 +236,20 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             return NotAllowed(f"transaction {to_text(txn)} is {known}", hint=BEGIN_ANEW)
         return None
 
+    def fast_path(self, txn: TxnId, name: str) -> TxnFastPath | None:
+        """Where plain sends are noted; one that is new here is admitted, if nobody has to be asked.
+
+        None: `ask`.
+        """
+        if txn not in self._tracked and self._shares_journal and self._outcomes.is_open_here(txn):
+            if self._tasks.stopping or self.failure is not None:
+                return None
+            try:
+                self._begin(txn)
+            except NotAllowed:
+                return None  # who asks is told why
+        return super().fast_path(txn, name)
+
     def ask(self, txn: TxnId, then: Answered | None = None) -> bool:
         """Have a transaction admitted, as its first message needs; True: it is.
 
@@ -250,10 +265,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
         # Its first message in this segment. Tracked in the same step, before anything is
         # read or written (invariant 2).
         if segment_txn is None:
-            self._outcomes.check_room(txn, self)
-            segment_txn = self._track(txn, self._ledger.next_append_floor())
-            if self._shares_journal and self._outcomes.is_open_here(txn):
-                self._pin_ahead(segment_txn)
+            segment_txn = self._begin(txn)
         if segment_txn.is_admitted and segment_txn.decision is None:
             return True
         if then is not None:
@@ -262,6 +274,14 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             segment_txn.is_admitting = True
             self._tasks.spawn(self._admission(segment_txn), "admit")
         return False
+
+    def _begin(self, txn: TxnId) -> PinnedTransaction:
+        """Track a transaction that is new here, and admit it if that is certain now."""
+        self._outcomes.check_room(txn, self)
+        segment_txn = self._track(txn, self._ledger.next_append_floor())
+        if self._shares_journal and self._outcomes.is_open_here(txn):
+            self._pin_ahead(segment_txn)
+        return segment_txn
 
     async def _admission(self, segment_txn: PinnedTransaction) -> None:
         # Stands if the task is cancelled: whoever waits is called in every case.
@@ -436,7 +456,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
             self.moved.advance()
 
     def _unpin(self, segment_txn: PinnedTransaction) -> None:
-        """Delete its pin; with those of others that end meanwhile, and nobody waits for it."""
+        """Delete its pin, with those of others that end within `GATHER_SECONDS`."""
         if segment_txn.op is None:
             return
         self._unpinned.append(segment_txn.op)
@@ -447,6 +467,7 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     async def _unpin_all(self) -> None:
         try:
             while self._unpinned:
+                await self._clock.sleep(GATHER_SECONDS)
                 gone, self._unpinned = self._unpinned, []
                 deletion = partial(self._store.delete_ops, gone)
                 await self._tried("unpin", deletion, is_vital=False)

@@ -8,7 +8,8 @@ Invariants:
 1. To begin is one durable put; to end is one compare-and-set, of the header or, for the member of a
    group, of the group's record. The answer comes after it, and after everyone on this broker has
    learned it.
-2. A decision that was begun runs to its end in a task of its own, whatever becomes of who asked.
+2. A decision that was begun runs to its end, whatever becomes of who asked: by callbacks if one put
+   is all it takes, else in a task of its own.
 3. The same end again gets the same answer, the opposite one InvalidTxnStatus, as long as the header
    is kept. Who is not the owner is told that there is no such transaction.
 4. Nothing is replayed when a coordinator moves to another broker: the records are the state.
@@ -19,16 +20,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from functools import lru_cache, partial
 from typing import Any, Final
 
+from prometheus_client import Counter
+
 from magnetar.errors import (
+    BadVersion,
     InvalidTxnStatus,
     MagnetarError,
     NotAllowed,
     OutcomeUnknown,
     TransactionNotFound,
 )
-from magnetar.runtime.background import BackgroundTasks, stopping
+from magnetar.metadata.api import Stat
+from magnetar.runtime.background import BackgroundTasks, future_of, stopping
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
@@ -145,17 +151,34 @@ class Coordinators(Service):
         client: str = "",
     ) -> Header:
         """A new transaction, alone or in a group."""
+        self._check_new(coordinator, timeout_ms)
+        # Should nobody wait for it any more, its deadline ends it.
+        if membership is None:
+            txn = await self.partitions.new_id(coordinator)
+            return await asyncio.shield(self._beginning(txn, timeout_ms, owner, client))
+        # Held from before the put until the list of open transactions counts it itself.
+        self._open_transactions.reserve(owner)
+        try:
+            return await self._begin_member(coordinator, timeout_ms, owner, membership, client)
+        finally:
+            self._open_transactions.release(owner)
+
+    def _check_new(self, coordinator: int, timeout_ms: int) -> None:
         self.partitions.check(coordinator)
         transitions.check_timeout(timeout_ms, self._limits.txn_timeout_max_seconds)
         if self.stopping:
             raise stopping()
-        # Held from before the put until the list of open transactions counts it itself.
-        self._open_transactions.reserve(owner)
-        try:
-            # Should nobody wait for it any more, its deadline ends it.
-            return await self._begin(coordinator, timeout_ms, owner, membership, client)
-        finally:
-            self._open_transactions.release(owner)
+
+    def beginning(
+        self, coordinator: int, timeout_ms: int, owner: str = "", client: str = ""
+    ) -> asyncio.Future[Header] | None:
+        """A new transaction alone, without a task; None: `begin`, for ids must be fetched first.
+
+        Not to be cancelled: whoever may be cancelled himself awaits a shield of it.
+        """
+        self._check_new(coordinator, timeout_ms)
+        txn = self.partitions.new_id_at_once(coordinator)
+        return None if txn is None else self._beginning(txn, timeout_ms, owner, client)
 
     async def end(self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = "") -> State:
         """Decide a transaction; what was decided."""
@@ -164,12 +187,11 @@ class Coordinators(Service):
 
     def ending(
         self, txn: TxnId, *, commit: bool, owner: str | None = "", by: str = ""
-    ) -> asyncio.Task[State]:
-        """Decide a transaction in a task of its own, which is not to be cancelled."""
+    ) -> asyncio.Future[State]:
+        """Decide a transaction: in work of its own, which is not to be cancelled."""
         # A legacy id has no header here, and gets TransactionNotFound as any unknown one does.
         self.partitions.check(txn.most)
-        state: State = "COMMITTED" if commit else "ABORTED"
-        return self._background.in_task(self._end(txn, state, owner, by))
+        return self._ending(txn, "COMMITTED" if commit else "ABORTED", owner, by)
 
     async def add_partitions(
         self, txn: TxnId, topics: Iterable[str], owner: str | None = "", *, in_records: bool = False
@@ -187,6 +209,12 @@ class Coordinators(Service):
     ) -> None:
         """Nothing is noted: subscriptions write ack records of their own."""
         await self.check_open(txn, owner)
+
+    def is_open_here(self, txn: TxnId, owner: str | None = "") -> bool:
+        """Whether `check_open` would find it open without asking the store."""
+        self.partitions.check_txn(txn)
+        header = self._open_transactions.get(txn)
+        return header is not None and _owned(header, txn, owner).state == "OPEN"
 
     async def check_open(self, txn: TxnId, owner: str | None = "") -> None:
         """Raise unless a transaction is open and this owner's."""
@@ -226,24 +254,79 @@ class Coordinators(Service):
 
     # --- beginning
 
-    async def _begin(
+    def _beginning(
+        self, txn: TxnId, timeout_ms: int, owner: str, client: str
+    ) -> asyncio.Future[Header]:
+        header = transitions.begun(
+            txn,
+            now_ms=self._clock.now_ms(),
+            timeout_ms=timeout_ms,
+            owner=owner,
+            client=client,
+        )
+        # Held from before the put until the list of open transactions counts it itself.
+        self._open_transactions.reserve(owner)
+        try:
+            put = future_of(self._store.create(header))
+        except BaseException:
+            self._open_transactions.release(owner)
+            raise
+        begun: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
+        put.add_done_callback(partial(self._created, header, txn, begun))
+        return begun
+
+    def _created(
+        self,
+        header: Header,
+        txn: TxnId,
+        begun: asyncio.Future[Header],
+        put: asyncio.Future[Stat],
+    ) -> None:
+        """The header of a transaction that is alone is stored, or not."""
+        self._open_transactions.release(header.owner)
+        error = put.exception()
+        if error is None:
+            self._began(header, txn, put.result().version)
+            begun.set_result(header)
+        elif isinstance(error, OutcomeUnknown):
+            self._background.keep(begun, self._looked_for(header, txn))
+        else:
+            begun.set_exception(error)
+            begun.exception()  # who asked may be gone: it is told, or nobody is
+
+    async def _looked_for(self, header: Header, txn: TxnId) -> Header:
+        """A header of which nobody knows whether it was stored."""
+        # Ids are given once, so the very header there is this put.
+        if await self._store.header(txn) != header:
+            # Should it arrive later, its deadline ends it.
+            raise OutcomeUnknown(f"whether transaction {header.txn} began is not known")
+        self._began(header, txn, None)
+        return header
+
+    def _began(self, header: Header, txn: TxnId, version: int | None) -> None:
+        _begun_count(txn.most).inc()
+        # The leadership went away during the put. The transaction is good; only this broker's list
+        # of open ones has no business with it: the next leader finds it by its deadline.
+        if self.partitions.leads(txn.most):
+            self._open_transactions.began(header, version)
+
+    async def _begin_member(
         self,
         coordinator: int,
         timeout_ms: int,
         owner: str,
-        membership: GroupMembership | None,
+        membership: GroupMembership,
         client: str,
     ) -> Header:
-        if membership is not None:
-            # All changes of a group are made under one lock, at its coordinator: one begun
-            # elsewhere could slip past a COMMIT_GROUP.
-            expected = partition_of(membership.application)
-            if coordinator != expected:
-                raise NotAllowed(
-                    f"{membership.application!r} has the coordinator {expected}, not {coordinator}",
-                    hint="begin its transactions at the one that OPEN_GROUP named",
-                )
-            await self._groups.check_new(membership, owner)
+        # All changes of a group are made under one lock, at its coordinator: one begun elsewhere
+        # could slip past a COMMIT_GROUP.
+        expected = partition_of(membership.application)
+        if coordinator != expected:
+            raise NotAllowed(
+                f"{membership.application!r} has the coordinator {expected}, not {coordinator}",
+                hint="begin its transactions at the one that OPEN_GROUP named",
+            )
+        await self._groups.check_new(membership, owner)
         header = transitions.begun(
             await self.partitions.new_id(coordinator),
             now_ms=self._clock.now_ms(),
@@ -252,44 +335,70 @@ class Coordinators(Service):
             group=membership,
             client=client,
         )
-        version = await self._create(header)
-        TXN_BEGUN.labels(str(coordinator)).inc()
-        # The leadership went away during the put. The transaction is good; only this broker's list
-        # of open ones has no business with it.
-        if not self.partitions.leads(coordinator):
-            return header  # the next leader finds it by its deadline
-        # A member is checked once more under its group's lock: OPEN_GROUP or COMMIT_GROUP may have
-        # come between the first check and the put.
-        if membership is not None:
+        await self._create(header)
+        _begun_count(coordinator).inc()
+        # Checked once more under the group's lock: OPEN_GROUP or COMMIT_GROUP may have come between
+        # the first check and the put. (Without the leadership it is the next leader's.)
+        if self.partitions.leads(coordinator):
             await self._groups.began(header)
-        else:
-            self._open_transactions.began(header, version)
         return header
 
-    async def _create(self, header: Header) -> int | None:
-        """Store a new header; its version, if that is known."""
+    async def _create(self, header: Header) -> None:
+        """Store the header of a new member."""
         try:
-            return (await self._store.create(header)).version
+            await self._store.create(header)
         except OutcomeUnknown:
             # Ids are given once, so the very header there is this put.
             if await self._store.header(header.id) != header:
                 raise  # should it arrive later, its deadline ends it
-            return None
 
     # --- ending
 
-    async def _end(self, txn: TxnId, state: State, owner: str | None, by: str) -> State:
+    def _ending(
+        self, txn: TxnId, state: State, owner: str | None, by: str
+    ) -> asyncio.Future[State]:
         now = self._clock.now_ms()
         known, version = self._open_transactions.get(txn), self._open_transactions.version(txn)
+        # A member of a group, or one that a former leader began: the store is read.
+        if known is None or version is None:
+            work = self._end_as_stored(txn, state, owner, now, by)
+            return self._background.in_task(work)
         # The usual END_TXN: begun here, nobody else has written it, so one
         # put decides without a read.
-        if known is not None and version is not None:
-            after = transitions.ended(_owned(known, txn, owner), state, now, by)
-            if await self._store.replace_header(after, version):
-                self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause_of(by))
-                return after.state
-        # A member of a group, one that a former leader began, or a lost race: the store is read.
-        return await self._end_as_stored(txn, state, owner, now, by)
+        after = transitions.ended(_owned(known, txn, owner), state, now, by)
+        decided = self._background.promise()
+        try:
+            put = future_of(self._store.replace(after, version))
+        except BaseException as error:  # noqa: BLE001  told to who asked
+            decided.set_exception(error)
+        else:
+            put.add_done_callback(partial(self._replaced, txn, after, owner, by, decided))
+        return decided
+
+    def _replaced(
+        self,
+        txn: TxnId,
+        after: Header,
+        owner: str | None,
+        by: str,
+        decided: asyncio.Future[State],
+        put: asyncio.Future[Stat],
+    ) -> None:
+        """The put that decides a transaction is durable, or lost its race."""
+        error = put.exception()
+        self._store.count_replaced(error)
+        if error is None:
+            self._open_transactions.over(txn, after.state, self._clock.now_ms(), cause_of(by))
+            decided.set_result(after.state)
+        # Only the store tells what stands there.
+        elif isinstance(error, BadVersion | OutcomeUnknown):
+            again = self._end_as_stored(txn, after.state, owner, after.finalized_ms, by)
+            self._background.keep(decided, again)
+        else:
+            decided.set_exception(error)
+
+    async def _end(self, txn: TxnId, state: State, owner: str | None, by: str) -> State:
+        return await asyncio.shield(self._ending(txn, state, owner, by))
 
     async def _end_as_stored(
         self, txn: TxnId, state: State, owner: str | None, now: int, by: str
@@ -368,6 +477,11 @@ def _owned(header: Header | None, txn: TxnId, owner: str | None) -> Header:
     if header is None or (owner is not None and header.owner and header.owner != owner):
         raise _missing(txn)
     return header
+
+
+@lru_cache
+def _begun_count(coordinator: int) -> Counter:
+    return TXN_BEGUN.labels(str(coordinator))
 
 
 def _missing(txn: TxnId) -> TransactionNotFound:

@@ -16,8 +16,7 @@ Relies on: the retention being longer than an owner that can still append works 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
@@ -28,7 +27,6 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import TXN_COLLECTED, TXN_REPAIRS
 from magnetar.txn.coordinator_partitions import CoordinatorPartitions
-from magnetar.txn.ids import from_text
 from magnetar.txn.records import BY_END, OPS, AckOp, Header, Pin, decode, number
 from magnetar.txn.store import StoredOp, TxnStore
 
@@ -97,7 +95,7 @@ class TransactionGc:
             ops = await self._ops(names)
             # 'GC never forces': the retention has passed, then ops were looked for, then the header
             # goes. An op that is written in between finds no header, and its writer gives up.
-            await self._forget([name for name in names if name not in ops])
+            await self._forget([each for name, each in names.items() if name not in ops])
             kept.update(ops)
             for name, records in ops.items():
                 await self._finish(name, records, repaired)
@@ -121,21 +119,22 @@ class TransactionGc:
                 except MagnetarError as error:  # most often: it is another broker's
                     _LOG.debug("txn-repair-elsewhere", topic=left.segment, error=str(error))
 
-    async def _due(self, kept: set[str], *, led: bool = True) -> list[str]:
+    async def _due(self, kept: set[str], *, led: bool = True) -> dict[str, StoredOp]:
+        """Finished transactions by name, with the place and the version of their headers."""
         before = self._clock.now_ms() - round(self._limits.txn_retention_seconds * 1000)
-        found: list[str] = []
+        found: dict[str, StoredOp] = {}
         records = self._store.metadata.scan_index(BY_END, "", number(before))
         async with aclosing(records) as due:
             async for record in due:
                 header = decode(record, Header)
                 # The index holds the finished transactions of all coordinators.
                 if header.txn not in kept and self._partitions.leads(header.id.most) is led:
-                    found.append(header.txn)
+                    found[header.txn] = StoredOp(record.key, record.version)
                 if len(found) >= _ROUND_MAX:
                     break
         return found
 
-    async def _ops(self, names: list[str]) -> dict[str, list[Record]]:
+    async def _ops(self, names: Iterable[str]) -> dict[str, list[Record]]:
         """The op records that are left of these transactions."""
         # What participants elsewhere wrote before now must be seen.
         await self._store.metadata.sync()
@@ -150,10 +149,11 @@ class TransactionGc:
                     found.setdefault(name, []).append(record)
         return found
 
-    async def _forget(self, names: list[str]) -> None:
-        for first in range(0, len(names), _DELETES_AT_ONCE):
-            some = names[first : first + _DELETES_AT_ONCE]
-            await asyncio.gather(*(self._store.forget(from_text(name)) for name in some))
+    async def _forget(self, headers: list[StoredOp]) -> None:
+        for first in range(0, len(headers), _DELETES_AT_ONCE):
+            some = headers[first : first + _DELETES_AT_ONCE]
+            # As they were seen: a final header never changes.
+            await self._store.metadata.delete_seen(some)
             TXN_COLLECTED.inc(len(some))
 
     async def _finish(self, name: str, records: list[Record], repaired: set[Leftover]) -> None:

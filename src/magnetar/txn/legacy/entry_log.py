@@ -24,6 +24,7 @@ from magnetar.metadata.api import MetadataStore
 from magnetar.model.ids import Position
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.legacy.entry_codec import EntryCodec, Kinds
 
 
@@ -79,9 +80,11 @@ class EntryLog(Generic[Kinds]):
         # From the mark-delete position: what was forgotten, but not durably,
         # comes again (invariant 3).
         self._cursor.rewind()
+        pace = SlicePace()
         while found := await self._cursor.read(SCAN_ENTRIES, SCAN_BYTES):
             for each in found:
                 yield Logged(each.position, self._codec.decode(each.payload))
+            await pace.after(len(found))  # topics that are served already go on
 
     def submit(self, entry: Kinds) -> asyncio.Future[Position]:
         """Append now; its position, once it is durable."""

@@ -48,6 +48,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
 from magnetar.runtime.signal import Signal
+from magnetar.runtime.slices import SlicePace
 from magnetar.txn.buffer.segment_transactions import (
     BEGIN_ANEW,
     Answered,
@@ -213,6 +214,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
 
     async def _scan(self, position: Position) -> None:
         """The stream from here on; what it has of markers is to be passed."""
+        pace = SlicePace()
         while entries := await self._ledger.read(position, SCAN_ENTRIES, SCAN_BYTES):
             for entry in entries:
                 # Messages open their transaction, markers end it; markers are also
@@ -223,6 +225,7 @@ class LegacyTransactionBuffer(SegmentTransactions[MarkedTransaction]):
                     if trace.end is not None:
                         self._passed.append(entry.position)
             position = entries[-1].position.next
+            await pace.after(len(entries))  # topics that are served already go on
 
     # --- writing
 

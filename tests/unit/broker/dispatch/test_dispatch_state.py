@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from magnetar.broker.dispatch.dispatch_state import DispatchState
@@ -25,6 +26,9 @@ from tests.unit.broker.dispatch_world import (
     StickyMachine,
 )
 
+SEVERAL = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER)
+"""These have more than one consumer."""
+
 
 @pytest.mark.parametrize(
     "machine",
@@ -42,6 +46,46 @@ def test_random_lives(machine: type[DispatchMachine]) -> None:
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
     )
+
+
+POSITIONS = st.lists(st.integers(0, 40), max_size=12)
+
+
+@given(
+    st.sampled_from(list(SubscriptionType)),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 2), POSITIONS, st.booleans()), max_size=5),
+)
+def test_acks_that_come_together_count_as_each_of_them(
+    type_: SubscriptionType, messages: int, steps: list[tuple[int, list[int], bool]]
+) -> None:
+    """The same life twice: acknowledgements as runs, and one by one."""
+    limits = DispatchLimits(unacked_per_consumer=12, unacked_per_subscription=30)
+    runs, singles = (opened(type_, permits=[20, 20][: 1 + (type_ in SEVERAL)], limits=limits)
+                     for _ in range(2))  # fmt: skip
+    entries = [Entry(Position(1, number), messages + 1) for number in range(40)]
+    for state in (runs, singles):
+        state.plan(entries)
+    for key, numbers, redelivers in steps:
+        positions = [Position(1, number) for number in numbers]
+        woken = [singles.on_ack(key, each) for each in positions]
+        assert runs.on_acks(key, positions) == any(woken)
+        if redelivers:
+            for state in (runs, singles):
+                found = state.on_redeliver(key, positions[:3] or None)
+                if found.rewind:
+                    state.on_rewound()
+        for state in (runs, singles):
+            state.check_invariants()
+        assert _seen(runs) == _seen(singles)
+
+
+def _seen(state: DispatchState) -> tuple[object, ...]:
+    members = [
+        (key, each.pending, each.unacked, each.blocked, each.permits)
+        for key, each in state.members.items()
+    ]
+    return members, state.unacked, state.blocked, state.waiting, state.next_read()
 
 
 # --- single rules

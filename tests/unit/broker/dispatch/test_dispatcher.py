@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from magnetar.broker.dispatch import dispatcher
 from magnetar.broker.dispatch.consumer import News
 from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.errors import CorruptEntry
@@ -45,6 +46,34 @@ def test_everything_comes_once_and_in_order(type_: SubscriptionType) -> None:
         assert all(each.redelivery_count == 0 and not each.ack_set for each in client.got)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("type_", list(SubscriptionType))
+def test_single_messages_are_delivered_as_if_each_had_been_looked_at(
+    type_: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of reads without a batch, and the way of all others, on the same topic."""
+
+    def delivered() -> list[object]:
+        found: list[object] = []
+
+        async def scenario(topic: Topic) -> None:
+            await topic.publish(*numbered(30), key="k")
+            client = Client(await topic.subscription(), type_, permits=25, epoch=3)
+            await settle()
+            client.consumer.flow(100)
+            await topic.publish(*numbered(10, 30), key="k")
+            await settle()
+            client.take()
+            found.extend([client.got, client.consumer.permits, client.consumer.unacked])
+
+        run(scenario)
+        return found
+
+    together = delivered()
+    monkeypatch.setattr(dispatcher, "may_have_batches", lambda _: True)
+    assert together == delivered()
+    assert len(together[0]) == 40  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("type_", list(SubscriptionType))

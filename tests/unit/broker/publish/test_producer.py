@@ -26,7 +26,8 @@ from magnetar.model.ids import Position
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.signal import Signal
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.wire.messages import Send
+from magnetar.wire.messages import Send, encode_entry
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.broker.world import (
     EPOCH_MS,
     due,
@@ -470,3 +471,50 @@ def test_a_run_has_the_outcome_of_its_sends(
             assert one.last_sequence_id("p") == other.last_sequence_id("p")
 
     run(main())
+
+
+def delayed(sequence_id: int, delay_ms: int) -> Send:
+    metadata = pb.MessageMetadata(
+        producer_name="p",
+        sequence_id=sequence_id,
+        publish_time=EPOCH_MS,
+        deliver_at_time=EPOCH_MS + delay_ms,
+    )
+    return Send(1, sequence_id, 1, encode_entry(metadata, b"x"))
+
+
+def test_what_is_to_be_delivered_too_late_is_refused_in_its_place() -> None:
+    async def scenario(bench: Bench) -> None:
+        producer = bench.producer
+        producer.limit_delay(1000)
+        producer.send_run(run_of([delayed(0, 1000), message(1), delayed(2, 1001), message(3)]))
+        bench.store(0, 1, 2)
+        found = await receipts(producer, 4)
+        assert [each.sequence_id for each in found] == [0, 1, 2, 3]
+        assert [type(each.error) for each in found] == [
+            type(None),
+            type(None),
+            NotAllowed,
+            type(None),
+        ]
+        assert "1001 ms after" in str(found[2].error)
+        assert not producer.stopped
+        # Without a limit nothing is looked at, and runs go as a whole again.
+        producer.limit_delay(0)
+        producer.send(delayed(4, 10**9))
+        bench.store(3)
+        (receipt,) = await receipts(producer, 1)
+        assert receipt.error is None
+
+    on_bench(scenario)
+
+
+def test_a_limit_of_delays_does_not_make_a_stopped_producer_send() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.producer.stop()
+        bench.producer.limit_delay(1000)
+        bench.producer.limit_delay(0)
+        bench.producer.send(message(0))
+        assert not bench.futures
+
+    on_bench(scenario)

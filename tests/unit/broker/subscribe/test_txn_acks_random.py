@@ -43,7 +43,9 @@ class Play:
         self.open: list[TxnId] = []
         self.begun = 0
         self.positions: list[Position] = []
-        self.broker: Broker = world.broker()
+        # Both ways of an acknowledgement, in turns.
+        self.shares_journal = bool(rng.getrandbits(1))
+        self.broker: Broker = world.broker(shares_journal=self.shares_journal)
         self.topic: Topic
         self.client: Client
 
@@ -149,7 +151,7 @@ class Play:
     async def crash(self) -> None:
         await self.subscription.ack_durable()  # plain ones are durable later, or when asked for
         self.broker.kill()
-        self.broker = self.world.broker()
+        self.broker = self.world.broker(shares_journal=self.shares_journal)
         self.topic = await self.broker.topic()
         self.client = Client(self.subscription, self.type)
         await quiet()

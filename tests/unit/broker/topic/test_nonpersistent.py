@@ -120,7 +120,7 @@ def test_subscriptions_live_while_they_have_consumers() -> None:
 
 def test_policies_and_schemas() -> None:
     async def scenario(topic: NonPersistentTopic) -> None:
-        made = await topic.add_producer(ProducerRequest(1, None, schema=SchemaData(4, b"a")))
+        made = await topic.add_producer(ProducerRequest(1, None, schema=SchemaData(4, b'"int"')))
         assert made.schema_version == bytes(8)
         await topic.apply(TopicPolicies(max_producers=1, max_consumers=1))
         with pytest.raises(ProducerBusy):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -17,8 +19,10 @@ from magnetar.broker.topic import policy_changes
 from magnetar.broker.topic.policy_changes import PolicyChanges
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
-from magnetar.errors import ServiceNotReady
+from magnetar.errors import ServiceNotReady, TopicNotFound
 from magnetar.model.names import TopicName
+from magnetar.runtime.keyed_lock import KeyedLock
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import NAME, World
 
@@ -46,11 +50,13 @@ def test_of_two_changes_at_once_the_one_stored_last_holds_everywhere() -> None:
         told = PolicyChanges._tell
         slow = asyncio.Event()
 
-        async def held_up(self: PolicyChanges, name: TopicName, policies: Policies) -> None:
+        async def held_up(
+            self: PolicyChanges, name: TopicName, policies: Policies, *more: Any
+        ) -> None:
             # The first change stops at its third topic until the second one has been asked for.
             if policies.message_ttl_in_seconds == 1 and name == named(2):
                 await slow.wait()
-            await told(self, name, policies)
+            await told(self, name, policies, *more)
 
         with patch.object(PolicyChanges, "_tell", held_up):
             first = asyncio.create_task(topics.change_namespace(DEFAULT, ttl(1)))
@@ -60,6 +66,51 @@ def test_of_two_changes_at_once_the_one_stored_last_holds_everywhere() -> None:
             slow.set()
             await asyncio.gather(first, second)
         assert [each.policies.message_ttl_seconds for each in loaded] == [2] * 5
+
+    with_topics(scenario)
+
+
+def test_without_its_turn_the_older_change_would_come_last() -> None:
+    """The rule that is patched out is the one that the test above relies on."""
+
+    async def scenario(topics: Topics) -> None:
+        topic = await topics.get(NAME)
+        told = PolicyChanges._tell
+        slow = asyncio.Event()
+
+        async def held_up(
+            self: PolicyChanges, name: TopicName, policies: Policies, *more: Any
+        ) -> None:
+            if policies.message_ttl_in_seconds == 1:
+                await slow.wait()
+            await told(self, name, policies, *more)
+
+        @asynccontextmanager
+        async def nobody_waits(self: object, key: object) -> AsyncIterator[None]:
+            yield
+
+        with (
+            patch.object(PolicyChanges, "_tell", held_up),
+            patch.object(KeyedLock, "of", nobody_waits),
+        ):
+            first = asyncio.create_task(topics.change_namespace(DEFAULT, ttl(1)))
+            await asyncio.sleep(0.1)
+            await topics.change_namespace(DEFAULT, ttl(2))
+            slow.set()
+            await first
+        assert topic.policies.message_ttl_seconds == 1
+
+    with_topics(scenario)
+
+
+def test_partitions_are_changed_together_and_one_that_is_missing_is_told() -> None:
+    async def scenario(topics: Topics) -> None:
+        loaded = [await topics.get(named(number)) for number in range(100)]
+        await topics.change_topics([named(number) for number in range(100)], ttl(3))
+        assert {each.policies.message_ttl_seconds for each in loaded} == {3}
+        with pytest.raises(TopicNotFound):
+            await topics.change_topics([named(1), named(1000)], ttl(4))
+        assert loaded[1].policies.message_ttl_seconds == 4
 
     with_topics(scenario)
 
@@ -151,7 +202,7 @@ def test_others_have_their_turn_while_many_topics_follow() -> None:
                 turns += 1
 
         counting = asyncio.create_task(count_turns())
-        with patch.object(policy_changes, "TOPICS_PER_TURN", 2):
+        with patch.object(policy_changes, "FOLLOW_ITEMS", SLICE_ITEMS // 2):
             await topics.change_namespace(DEFAULT, ttl(7))
         counting.cancel()
         assert turns >= count // 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerRequest, Receipt, SchemaData
+from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
 from magnetar.broker.publish.producer import Producer
@@ -136,17 +138,56 @@ def test_policies_limit_who_produces() -> None:
 def test_schemas_of_producers_and_consumers() -> None:
     async def scenario(world: World) -> None:
         topic = await world.topic()
-        avro = ProducerRequest(1, None, "a", schema=SchemaData(4, b"avro"))
+        avro = ProducerRequest(1, None, "a", schema=SchemaData(4, b'"int"'))
         assert (await topic.add_producer(avro)).schema_version == bytes(8)
-        again = ProducerRequest(2, None, "b", schema=SchemaData(4, b"avro"))
+        again = ProducerRequest(2, None, "b", schema=SchemaData(4, b'"int"'))
         assert (await topic.add_producer(again)).schema_version == bytes(8)
-        other = ProducerRequest(3, None, "c", schema=SchemaData(1, b"string"))
+        other = ProducerRequest(3, None, "c", schema=SchemaData(1, b""))
         with pytest.raises(IncompatibleSchema):
             await topic.add_producer(other)
         assert (await topic.add_producer(options(4, "d"))).schema_version == b""
         await topic.apply(TopicPolicies(schema_required=True))
         with pytest.raises(IncompatibleSchema):
             await topic.add_producer(options(5, "e"))
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_the_first_schema_comes_from_a_consumer_only_while_nobody_relies_on_none() -> None:
+    text, any_schema = SchemaData(1, b""), SchemaData(21, b"")
+
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+
+        async def subscribe(name: str, schema: SchemaData | None) -> Consumer:
+            request = dataclasses.replace(consumer(name), schema=schema)
+            joined = (await topic.subscription(request)).add_consumer(request)
+            assert isinstance(joined, Consumer)
+            return joined
+
+        # One that takes what there is relies on nothing; one without a schema does.
+        await subscribe("any", any_schema)
+        plain = await subscribe("plain", None)
+        with pytest.raises(IncompatibleSchema):
+            await subscribe("text", text)
+        topic.subscriptions["plain"].remove_consumer(plain)
+        producer = await topic.add_producer(options())
+        with pytest.raises(IncompatibleSchema):
+            await subscribe("text", text)
+        await topic.remove_producer(producer)
+        await subscribe("text", text)
+        assert (await topic.add_producer(options(2, "b"))).schema_version == b""
+        await topic.close()
+
+        # Nor of one that holds a message.
+        world = World()
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        await send_all(topic, producer, 1)
+        await topic.remove_producer(producer)
+        with pytest.raises(IncompatibleSchema):
+            await subscribe("text", text)
         await topic.close()
 
     in_world(scenario)

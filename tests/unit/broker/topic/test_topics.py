@@ -31,13 +31,17 @@ from magnetar.errors import (
 )
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import NamespaceName, TopicName
+from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
+from magnetar.wire.messages import Send
 from tests.unit.broker.world import (
+    EPOCH_MS,
     NAME,
     World,
     consumer,
     due,
+    entry,
     message,
     options,
     receipts,
@@ -45,6 +49,8 @@ from tests.unit.broker.world import (
     stored,
 )
 
+EXPIRY_SECONDS = Limits().expiry_check_seconds
+SHARED = SubscriptionType.SHARED
 TICKS = TopicName.parse("non-persistent://public/default/ticks")
 PARTS = TopicName.parse("persistent://public/default/parts")
 
@@ -350,7 +356,7 @@ def test_unloading_and_deleting() -> None:
     async def scenario(world: World, topics: Topics) -> None:
         topic = await loaded(topics)
         producer = await topic.add_producer(
-            ProducerRequest(1, None, "p", schema=SchemaData(4, b"a"))
+            ProducerRequest(1, None, "p", schema=SchemaData(4, b'"int"'))
         )
         producer.send(message(1))
         await topics.unload(NAME)
@@ -364,7 +370,7 @@ def test_unloading_and_deleting() -> None:
             await topics.delete(NAME)
         topic = await loaded(topics)
         assert await stored(topic) == []
-        other = ProducerRequest(1, None, "p", schema=SchemaData(1, b"b"))
+        other = ProducerRequest(1, None, "p", schema=SchemaData(1, b""))
         assert (await topic.add_producer(other)).schema_version == bytes(8)
 
     with_topics(scenario)
@@ -434,6 +440,70 @@ def test_retention_is_applied_in_time() -> None:
         assert len(await stored(topic)) < 25
 
     with_topics(scenario, Limits(managed_ledger_ledger_entries=10))
+
+
+def expired(topic: Topic, name: str = "s") -> tuple[int, int]:
+    stats = topic.subscriptions[name].stats()
+    return stats.msg_backlog, stats.total_msg_expired
+
+
+def test_messages_older_than_their_time_to_live_are_passed_over() -> None:
+    async def scenario(world: World, topics: Topics) -> None:
+        topic = await loaded(topics)
+        for name in ("s", "other", "__compaction"):
+            await topic.create_subscription(name, EARLIEST)
+        producer = await topic.add_producer(options())
+        for number in range(10):
+            producer.send(message(number))
+        await receipts(producer, 10)
+        reading = (await topic.subscription(consumer(type=SHARED))).add_consumer(
+            consumer(type=SHARED)
+        )
+        reading.flow(4)
+        await settled(lambda: reading.unacked == 4)
+        await asyncio.sleep(2 * EXPIRY_SECONDS)
+        assert expired(topic) == (10, 0), "no policy says so"
+        await topics.change_namespace(DEFAULT, setting(message_ttl_in_seconds=1000))
+        await asyncio.sleep(EXPIRY_SECONDS)
+        assert expired(topic) == (10, 0), "not so soon"
+        await asyncio.sleep(2 * EXPIRY_SECONDS)
+        assert expired(topic) == (0, 10)
+        at_ms = topic.subscriptions["s"].stats().last_expire_timestamp
+        assert EPOCH_MS + 1_000_000 < at_ms < EPOCH_MS + 1_600_000
+        # What a consumer had is done with, too.
+        assert reading.unacked == 0
+        assert expired(topic, "other") == (0, 10)
+        assert expired(topic, "__compaction") == (10, 0)
+        # What comes later is younger.
+        fresh = EPOCH_MS + round(1000 * asyncio.get_running_loop().time())
+        producer.send(Send(1, 10, 1, entry(10, publish_time=fresh)))
+        await receipts(producer, 1)
+        await asyncio.sleep(2 * EXPIRY_SECONDS)
+        assert expired(topic) == (1, 10)
+
+    with_topics(scenario)
+
+
+def test_subscriptions_that_nobody_uses_are_deleted_if_the_policy_says_so() -> None:
+    async def scenario(world: World, topics: Topics) -> None:
+        topic = await loaded(topics)
+        for name in ("idle", "__compaction"):
+            await topic.create_subscription(name, EARLIEST)
+        await topic.subscription(consumer("reader", durable=False))
+        used = await topic.subscription(consumer("used"))
+        reading = used.add_consumer(consumer("used"))
+        await asyncio.sleep(3 * EXPIRY_SECONDS)
+        assert "idle" in topic.subscriptions, "no policy says so"
+        await topics.change_namespace(DEFAULT, setting(subscription_expiration_time_minutes=20))
+        await asyncio.sleep(3 * EXPIRY_SECONDS)
+        assert set(topic.subscriptions) == {"__compaction", "reader", "used"}
+        used.remove_consumer(reading)
+        await asyncio.sleep(3 * EXPIRY_SECONDS)
+        assert "used" in topic.subscriptions, "used not long ago"
+        await asyncio.sleep(2 * EXPIRY_SECONDS)
+        assert set(topic.subscriptions) == {"__compaction", "reader"}
+
+    with_topics(scenario)
 
 
 def test_unused_topics_go_only_if_the_policy_says_so() -> None:

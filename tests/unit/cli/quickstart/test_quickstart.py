@@ -121,6 +121,19 @@ def _texts(drawing: ElementTree.Element, kind: str) -> list[str | None]:
     return [each.text for each in drawing.findall("text") if each.get("class") == kind]
 
 
+def test_results_of_an_outage_are_left_out_of_the_quiet_ones() -> None:
+    rows = [Settled(f"p{n}", f"o{n}", "c", "DE", n, "card") for n in range(3)]
+    moments = Moments(
+        seconds=10,
+        sent=[],
+        received=[(1.5, rows[0]), (6.0, rows[1]), (9.1, rows[2]), (9.2, None)],
+        expected={rows[0]: 1000, rows[1]: 2000, rows[2]: 9000},
+    )
+    assert moments.quiet_latencies([]) == [500.0, 4000.0, pytest.approx(100.0)]
+    quiet = moments.quiet_latencies([PlotShade(2.0, 7.0, "dead")])
+    assert quiet == [500.0, pytest.approx(100.0)]
+
+
 def test_a_plot_is_well_formed_and_has_its_marks() -> None:
     points: list[tuple[float, float | None]] = [(0, 1), (1, None), (2, 470), (3, 20)]
     timeline = Timeline(3.0, [PlotMark(1.5, "kill -9")])

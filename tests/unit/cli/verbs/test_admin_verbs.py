@@ -155,6 +155,8 @@ def test_no_server_is_one_line_with_a_hint() -> None:
         assert result.exit_code == 1
         assert result.stderr.count("\n") == 1
         assert "magnetar serve" in result.stderr
+        assert "refused" in result.stderr
+        assert "ssl" not in result.stderr
     result = CliRunner().invoke(main, ["produce", "t", "x", "--url", "http://127.0.0.1"])
     assert "not a service URL" in result.stderr
 
@@ -171,6 +173,22 @@ def test_produce_and_consume(running: Running) -> None:
     assert (message["text"], message["key"]) == ("three", "k")
     assert message["id"] == sent.stdout.split()[2]
     assert message["publish_time"] > 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind"), [("t", "shared"), ("topic://public/default/t", "queue")]
+)
+def test_produce_says_when_to_deliver(running: Running, topic: str, kind: str) -> None:
+    if kind == "queue":
+        running.done("topics", "create", topic)
+    late = running.client("produce", topic, "late", "--deliver-after", "3600")
+    assert late.exit_code == 0, late.output
+    assert running.client("produce", topic, "now").exit_code == 0
+    options = ("-s", "s", "--from", "earliest", "--wait", "0.3", "--type", kind)
+    got = running.client("consume", topic, *options)
+    assert (got.exit_code, got.stdout) == (0, "now\n"), got.output
+    refused = running.client("produce", topic, "x", "--deliver-after", "-1")
+    assert refused.exit_code == 2
 
 
 def test_produce_and_consume_over_partitions(running: Running) -> None:

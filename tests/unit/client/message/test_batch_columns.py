@@ -324,6 +324,95 @@ def test_ordering_keys_are_a_column_if_they_are_asked_for(
     assert batch.column("ordering_key").to_pylist() == keys + keys[first:]
 
 
+def on_a_page(entries: list[RawEntry]) -> list[RawEntry]:
+    """The same entries, each of which says where it stands in all of them."""
+    page = b"".join(each.headers_and_payload for each in entries)
+    at, found = 0, []
+    for each in entries:
+        at += len(each.headers_and_payload)
+        found.append(each._replace(page=page, ends_at=at))
+    return found
+
+
+ENTRY = st.one_of(
+    st.tuples(MESSAGES | ALIKE, st.sampled_from([Compression.NONE, Compression.ZLIB])).map(
+        lambda asked: batch_entry(asked[0], Stamp("p", 1, asked[1])).headers_and_payload
+    ),
+    # Alone, some of one byte, which Python has but once; and what cannot be read.
+    st.sampled_from([b"x", b"", b"alone"]).map(
+        lambda payload: encode_entry(
+            pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), payload
+        )
+    ),
+    st.just(b"\x0e\x01broken"),
+    st.just(
+        encode_entry(
+            pb.MessageMetadata(
+                producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=9
+            ),
+            b"\0\0\0\x02\x18\x02",
+        )
+    ),
+)
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.tuples(ENTRY, st.integers(0, 3), st.none() | st.integers(0, 9)), max_size=6))
+def test_entries_read_on_their_page_are_those_read_alone(
+    parts: list[tuple[bytes, int, int | None]],
+) -> None:
+    entries = [RawEntry(1, number, *part) for number, part in enumerate(parts)]
+    found = entries_batch(on_a_page(entries), entries_schema())
+    found.validate(full=True)
+    assert found.equals(entries_batch(entries, entries_schema()))
+
+
+def test_a_batch_that_claims_more_than_it_has_does_not_read_on_in_the_next_entry() -> None:
+    def entry(count: int) -> bytes:
+        whole = opened([Outgoing(payload=b"%d" % n, sequence_id=n, key="k") for n in range(3)])
+        whole.metadata.num_messages_in_batch = count
+        return encode_entry(whole.metadata, whole.payload, checksum=False)
+
+    page = on_a_page([RawEntry(1, 0, entry(4)), RawEntry(1, 1, entry(3))])
+    # Without headers in between, a walk over the border would find messages there.
+    payload = open_entry(entry(3)).payload
+    both = payload + payload
+    with pytest.raises(UnreadableMessage):
+        columns_in(open_entry(entry(4)), within=(both, 0))
+    rows = entries_batch(page, entries_schema(("value", "entry_id"))).to_pylist()
+    assert [row["value"] for row in rows] == [None, b"0", b"1", b"2"]
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.sampled_from(["a", "b", "key-7", "\xe4", "k" * 127, "k" * 128]), max_size=80))
+def test_keys_that_come_again_are_what_they_were(keys: list[str]) -> None:
+    messages = [
+        Outgoing(payload=bytes(number % 3 * 100), sequence_id=number, key=key)
+        for number, key in enumerate(keys or ["a"])
+    ]
+    # Twice: the second time, heads are known.
+    for _ in range(2):
+        rows = rows_of(opened(messages))
+        check(record_batch([rows]), rows.messages(as_they_are))
+
+
+def test_the_table_of_keys_is_bounded_and_left_alone_where_none_repeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: dict[bytes, Any] = {}
+    monkeypatch.setattr(batch_columns, "_keyed_heads", known)
+    for first in range(0, 100_000, 1000):
+        columns_in(
+            opened(
+                [
+                    Outgoing(payload=b"x", sequence_id=n, key=f"{n}")
+                    for n in range(first, first + 200)
+                ]
+            )
+        )
+    assert 0 < len(known) <= batch_columns._KNOWN_MAX
+
+
 def test_the_ordering_key_of_a_message_alone() -> None:
     alone = pb.MessageMetadata(producer_name="p", sequence_id=9, publish_time=1, ordering_key=b"o")
     entry = RawEntry(1, 2, encode_entry(alone, b"alone"))

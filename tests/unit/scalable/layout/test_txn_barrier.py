@@ -61,7 +61,7 @@ class Scene:
             if gate is not None:
                 await gate.wait()
             header = self.new_header()
-            self.broker.outcomes.opened(header)
+            self.broker.outcomes.opened(header.id)
             beginning.began(header.id)
         finally:
             self.txn_barrier.over(connection, beginning)
@@ -129,7 +129,7 @@ def test_transactions_that_last_are_neither_held_nor_waited_for() -> None:
         connection = Connection()
         scene.layout_watchers.add(TOPIC, connection, EPOCH - 1)
         header = scene.new_header()
-        scene.broker.outcomes.opened(header)
+        scene.broker.outcomes.opened(header.id)
         scene.txn_barrier.lasts(header.id)
         begun = scene.now
         assert await scene.granted()

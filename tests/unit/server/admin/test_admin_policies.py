@@ -386,3 +386,41 @@ def test_loaded_topics_have_what_was_set_when_it_is_answered(tmp_path: Path) -> 
         assert (topic.policies.message_ttl_seconds, topic.policies.max_producers) == (7, 1)
 
     run(tmp_path, scenario)
+
+
+def test_a_namespace_is_made_with_policies(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        new = "namespaces/public/n"
+        before = await world.get(NAMESPACE)
+        await world.change("PUT", new, before)  # as Java sends what is not set
+        assert await world.get(new) == before
+        await world.change("DELETE", new)
+        body = {
+            "replication_clusters": ["here"],
+            "message_ttl_in_seconds": 60,
+            "topicDispatchRate": {"here": RATE, "there": RATE},
+            "backlog_quota_map": {"destination_storage": {"limit": 5}},
+            "retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 1},
+            "bundles": {"numBundles": 4},
+            "schema_compatibility_strategy": "UNDEFINED",
+        }
+        for wrong in (
+            {"message_ttl_in_seconds": -1},
+            {"topicDispatchRate": {"here": WRONG_RATE}},
+            {"topicDispatchRate": 7},
+            {"replication_clusters": ["nowhere"]},
+            {"backlog_quota_map": {"destination_storage": {"limit": 2**30}}},
+            {"properties": {"a": 1}},
+        ):
+            await world.refuse(412, "PUT", new, body | wrong)
+            await world.refuse(404, "GET", new)
+        await world.refuse(412, "PUT", new, b"[" * 100_000)
+        await world.change("PUT", new, body)
+        assert await world.get(f"{new}/messageTTL") == 60
+        assert await world.get(f"{new}/dispatchRate") == RATE
+        assert (await world.get(f"{new}/backlogQuotaMap"))["destination_storage"]["limit"] == 5
+        assert await world.get(f"{new}/schemaCompatibilityStrategy") == "UNDEFINED"
+        assert (await world.get(f"{new}/bundles"))["numBundles"] == 1
+        await world.refuse(404, "PUT", "namespaces/nobody/n", body)
+
+    run(tmp_path, scenario)

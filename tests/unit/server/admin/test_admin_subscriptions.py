@@ -148,8 +148,8 @@ def test_partitions_move_together(tmp_path: Path) -> None:
         await world.change("POST", f"{sub}/expireMessages/1")
         assert await backlogs() == [0, 0]
         await world.refuse(412, "POST", f"{sub}/resetcursor", as_id(ids[0]))
-        await world.refuse(412, "POST", f"{sub}/skip/1")
-        await world.refuse(412, "GET", f"{sub}/position/1")
+        await world.refuse(405, "POST", f"{sub}/skip/1")
+        await world.refuse(405, "GET", f"{sub}/position/1")
         await world.change("DELETE", sub)
         assert await world.get(f"{path}/subscriptions") == []
 
@@ -193,10 +193,10 @@ def test_an_entry_that_there_is_not_is_not_the_next_one(tmp_path: Path) -> None:
         await world.refuse(412, "GET", f"{TOPIC}/ledger/x/entry/0")
         await world.refuse(404, "GET", f"persistent/public/default/none/ledger/{ledger}/entry/0")
         await world.change("PUT", "persistent/public/default/parts/partitions", 2)
-        await world.refuse(412, "GET", f"persistent/public/default/parts/ledger/{ledger}/entry/0")
+        await world.refuse(405, "GET", f"persistent/public/default/parts/ledger/{ledger}/entry/0")
         loose = "non-persistent/public/default/loose"
         await world.server.topics.get(TopicName.parse("non-persistent://public/default/loose"))
-        await world.refuse(412, "GET", f"{loose}/ledger/{ledger}/entry/0")
+        await world.refuse(405, "GET", f"{loose}/ledger/{ledger}/entry/0")
 
     run(tmp_path, scenario)
 
@@ -253,10 +253,23 @@ def test_peek_shows_batches_and_compression(tmp_path: Path) -> None:
             await link.request("PRODUCER", topic=FULL, producer_id=1, producer_name="p")
             await send(link, 0, zlib.compress(b"hello"), compression=pb.ZLIB)
             await send(link, 1, b"?????", compression=pb.LZ4, num_messages_in_batch=3)
-            await send(link, 2, b"?????", compression=pb.ZLIB)
+            rare = {"ordering_key": b"o", "highest_sequence_id": 9, "encryption_algo": "AES"}
+            chunk = {"num_chunks_from_msg": 1, "chunk_id": 0}
+            await send(link, 2, b"?????", compression=pb.ZLIB, **rare, **chunk)
         opened, closed, damaged = [
             await world.ask("GET", f"{SUB}/position/{number}") for number in (1, 2, 3)
         ]
+        for name, value in (
+            ("Base64-ordering-key", "bw=="),
+            ("highest-sequence-id", "9"),
+            ("encryption-algo", "AES"),
+            ("PROPERTY-TOTAL-CHUNKS", "1"),
+            ("PROPERTY-CHUNK-ID", "0"),
+            ("uncompressed-size", "5"),
+        ):
+            assert damaged.headers[f"X-Pulsar-{name}"] == value
+        assert closed.headers["X-Pulsar-batch-size"] == "5"
+        assert "X-Pulsar-Base64-ordering-key" not in opened.headers
         place = opened.headers["X-Pulsar-Message-ID"].replace(":", "/entry/")
         assert (await world.ask("GET", f"{TOPIC}/ledger/{place}")).data == b"hello"
         assert opened.data == b"hello"

@@ -11,7 +11,17 @@ from magnetar.model.ranges import (
     RangePosition,
     RangeSegment,
 )
-from magnetar.spark.source.admission import Hold, SegmentShare, hold, level, piece_counts, shares
+from magnetar.spark.source.admission import (
+    GATHERED_BYTES,
+    GATHERED_MESSAGES,
+    Hold,
+    SegmentShare,
+    gathered,
+    hold,
+    level,
+    piece_counts,
+    shares,
+)
 from magnetar.spark.source.offsets import TopicOffset
 from magnetar.spark.source.plan import TopicView
 
@@ -84,3 +94,39 @@ def test_pieces() -> None:
     assert sum(wanted.values()) >= 12
     assert wanted[part(0)] > wanted[part(1)]
     assert piece_counts({}, 5, None) == {}
+
+
+@given(
+    st.lists(
+        st.none()
+        | st.builds(
+            RangeCount,
+            st.integers(0, 2 * GATHERED_MESSAGES),
+            st.integers(0, 2 * GATHERED_BYTES),
+            st.booleans(),
+        )
+    )
+)
+def test_every_range_has_a_task_and_only_small_ones_share_it(
+    counts: list[RangeCount | None],
+) -> None:
+    found = gathered(counts)
+    assert [number for each in found for number in each] == list(range(len(counts)))
+    for each in found:
+        if len(each) > 1:
+            shared = [counts[number] for number in each]
+            sizes = [count for count in shared if count is not None and count.is_exact]
+            assert len(sizes) == len(shared)
+            assert sum(count.messages for count in sizes) <= GATHERED_MESSAGES
+            assert sum(count.bytes for count in sizes) <= GATHERED_BYTES
+
+
+def test_small_ranges_next_to_each_other_are_one_task() -> None:
+    small, large = RangeCount(3, 300, True), RangeCount(10**6, 10**9, True)
+    assert gathered([small, small, large, small, None, small, small]) == [
+        range(0, 2),
+        range(2, 3),
+        range(3, 4),
+        range(4, 5),
+        range(5, 7),
+    ]

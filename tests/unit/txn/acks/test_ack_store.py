@@ -139,6 +139,8 @@ def test_ops_go_only_after_a_cursor_write_that_holds_the_merge() -> None:
         await asyncio.sleep(0)  # its snapshot is taken
         await owner.merged(at(owner, 1))
         await later
+        assert len(await owner.keys()) == owner.ops.unsettled == 1
+        await owner.ops.settle()
         assert await owner.keys() == []
         assert not owner.cursor.dirty
         assert owner.ops.unsettled == 0

@@ -18,6 +18,8 @@ from magnetar.broker.policy.values import (
     SubscriptionPolicies,
 )
 from magnetar.errors import InvalidArgument
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import NAMESPACE, TOPIC
 from magnetar.server.admin.exchange import (
     done,
     namespace_of,
@@ -28,8 +30,6 @@ from magnetar.server.admin.exchange import (
     topics_of,
 )
 from magnetar.server.admin.policies.verbs import (
-    NAMESPACE,
-    TOPIC,
     change_topic,
     check_together,
     policies_shown,
@@ -144,13 +144,13 @@ _QUOTA_TYPES: Final[tuple[QuotaType, ...]] = get_args(QuotaType)
 _RATE: Final = f"{TOPIC}/{{subscription}}/dispatchRate"
 
 ROUTES: Final = (
-    web.get(f"{NAMESPACE}/backlogQuotaMap", show_namespace_quotas),
-    web.post(f"{NAMESPACE}/backlogQuota", set_namespace_quota),
-    web.delete(f"{NAMESPACE}/backlogQuota", clear_namespace_quota),
-    web.get(f"{TOPIC}/backlogQuotaMap", show_topic_quotas),
-    web.post(f"{TOPIC}/backlogQuota", set_topic_quota),
-    web.delete(f"{TOPIC}/backlogQuota", clear_topic_quota),
-    web.get(_RATE, show_subscription_rate),
-    web.post(_RATE, set_subscription_rate),
-    web.delete(_RATE, clear_subscription_rate),
+    endpoints.get(f"{NAMESPACE}/backlogQuotaMap", show_namespace_quotas),
+    endpoints.post(f"{NAMESPACE}/backlogQuota", set_namespace_quota),
+    endpoints.delete(f"{NAMESPACE}/backlogQuota", clear_namespace_quota),
+    endpoints.get(f"{TOPIC}/backlogQuotaMap", show_topic_quotas),
+    endpoints.post(f"{TOPIC}/backlogQuota", set_topic_quota),
+    endpoints.delete(f"{TOPIC}/backlogQuota", clear_topic_quota),
+    endpoints.get(_RATE, show_subscription_rate),
+    endpoints.post(_RATE, set_subscription_rate),
+    endpoints.delete(_RATE, clear_subscription_rate),
 )

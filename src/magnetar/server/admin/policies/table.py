@@ -34,10 +34,7 @@ from magnetar.broker.policy.values import (
 )
 from magnetar.errors import InvalidArgument, NotAllowed
 from magnetar.scalable.layout.autoscale import check_override, read_override
-from magnetar.server.admin.exchange import Refusal, server_of, topics_of
-
-DOCUMENT_BYTES_MAX: Final = 64 * 1024
-"""Of a policy that is kept without being understood: records of metadata are small."""
+from magnetar.server.admin.exchange import DOCUMENT_BYTES_MAX, Refusal, server_of, topics_of
 
 
 class Policy(NamedTuple):

@@ -21,6 +21,8 @@ from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.values import check_quotas
 from magnetar.errors import InvalidArgument, TopicNotFound
 from magnetar.model.names import Domain, TopicName
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import NAMESPACE, TOPIC
 from magnetar.server.admin.exchange import (
     Refusal,
     converted,
@@ -36,9 +38,6 @@ from magnetar.server.admin.exchange import (
 from magnetar.server.admin.policies.table import MISSING, OF_BROKER, POLICIES, Policy
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-TOPIC: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 
 
 # --- of namespaces
@@ -140,8 +139,7 @@ async def change_topic(
         return after
 
     # A partitioned topic's record has no policies: each partition has them.
-    for target in await targets_of(request, name):
-        await topics.change_topic(target, changed)
+    await topics.change_topics(await targets_of(request, name), changed)
     return done()
 
 
@@ -188,6 +186,11 @@ async def _value_of(request: web.Request, policy: Policy, *, by_query: bool = Fa
         value = converted(whole_number(text, name), policy.kind)
     else:
         value = await needed_body_of(request, policy.kind)
+    return checked(request, policy, value)
+
+
+def checked(request: web.Request, policy: Policy, value: Any) -> Any:
+    """A value of the right kind, as it is stored; refused if this server cannot have it."""
     if policy.check is not None:
         value = policy.check(value)
     # After the value itself: whether this server can have it is another kind of refusal.
@@ -202,24 +205,28 @@ _NOT_SET: Final = {
 
 
 # POST and PUT alike: Java's tools use one or the other, depending on the policy.
-def _routes(policy: Policy) -> list[web.RouteDef]:
-    routes: list[web.RouteDef] = []
+def _routes(policy: Policy) -> list[endpoints.Endpoint]:
+    routes: list[endpoints.Endpoint] = []
     if policy.namespace_name is not None:
         path = f"{NAMESPACE}/{policy.namespace_name}"
         routes += [
-            web.get(path, _show_for_namespace(policy)),
-            web.post(path, _set_for_namespace(policy)),
-            web.put(path, _set_for_namespace(policy)),
+            endpoints.get(path, _show_for_namespace(policy), policy=policy.field),
+            endpoints.post(path, _set_for_namespace(policy), policy=policy.field),
+            endpoints.put(path, _set_for_namespace(policy), policy=policy.field),
         ]
+        clear = _clear_for_namespace(policy)
         if not policy.is_always_set:
-            routes.append(web.delete(path, _clear_for_namespace(policy)))
+            routes.append(endpoints.delete(path, clear, policy=policy.field))
+        if policy.field == "offload_policies":  # Pulsar's path for it
+            path = f"{NAMESPACE}/removeOffloadPolicies"
+            routes.append(endpoints.delete(path, clear, policy=policy.field))
     if policy.topic_name is not None:
         path = f"{TOPIC}/{policy.topic_name}"
         routes += [
-            web.get(path, _show_for_topic(policy)),
-            web.post(path, _set_for_topic(policy)),
-            web.put(path, _set_for_topic(policy)),
-            web.delete(path, _clear_for_topic(policy)),
+            endpoints.get(path, _show_for_topic(policy), policy=policy.field),
+            endpoints.post(path, _set_for_topic(policy), policy=policy.field),
+            endpoints.put(path, _set_for_topic(policy), policy=policy.field),
+            endpoints.delete(path, _clear_for_topic(policy), policy=policy.field),
         ]
     return routes
 

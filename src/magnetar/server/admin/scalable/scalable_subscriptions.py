@@ -13,6 +13,7 @@ from aiohttp import web
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import InvalidArgument, SubscriptionNotFound, TopicNotFound
 from magnetar.scalable.records import StartPosition, SubscriptionKind, segment_topic
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.errors import NOT_FOUND
 from magnetar.server.admin.exchange import (
     body_of,
@@ -138,12 +139,12 @@ async def peek(request: web.Request) -> web.Response:
 _SUBSCRIPTION: Final = f"{SCALABLE}/subscriptions/{{subscription}}"
 
 ROUTES: Final = (
-    web.get(f"{SCALABLE}/subscriptions", states),
-    web.get(_SUBSCRIPTION, state),
-    web.put(_SUBSCRIPTION, create),
-    web.delete(_SUBSCRIPTION, delete),
-    web.post(f"{_SUBSCRIPTION}/seek", seek),
-    web.post(f"{_SUBSCRIPTION}/skip-all", skip_all),
-    web.post(f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expire),
-    web.get(f"{_SUBSCRIPTION}/segment/{{segment}}/position/{{number}}", peek),
+    endpoints.get(f"{SCALABLE}/subscriptions", states),
+    endpoints.get(_SUBSCRIPTION, state),
+    endpoints.put(_SUBSCRIPTION, create),
+    endpoints.delete(_SUBSCRIPTION, delete),
+    endpoints.post(f"{_SUBSCRIPTION}/seek", seek),
+    endpoints.post(f"{_SUBSCRIPTION}/skip-all", skip_all),
+    endpoints.post(f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expire),
+    endpoints.get(f"{_SUBSCRIPTION}/segment/{{segment}}/position/{{number}}", peek),
 )

@@ -22,6 +22,7 @@ from magnetar.model.names import Domain, TopicName
 from magnetar.scalable.layout.autoscale import check_override, read_override, resolve
 from magnetar.scalable.layout.changes import layout_of
 from magnetar.scalable.records import ScalableRecord, segment_topic
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
     body_of,
     done,
@@ -256,19 +257,19 @@ NAMESPACE: Final = "/admin/v2/{domain:scalable}/{tenant}/{namespace}"
 SCALABLE: Final = f"{NAMESPACE}/{{topic}}"
 
 ROUTES: Final = (
-    web.get(NAMESPACE, names),
-    web.get(f"{NAMESPACE}/", names),
-    web.put(SCALABLE, create),
-    web.get(SCALABLE, show),
-    web.delete(SCALABLE, delete),
-    web.get(f"{SCALABLE}/stats", statistics),
-    web.get(f"{SCALABLE}/lastMessageId", last_message_ids),
-    web.post(f"{SCALABLE}/split/{{segment}}", split),
-    web.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
-    web.post(f"{SCALABLE}/migrate", migrate),
-    web.put(f"{SCALABLE}/unload", unload),
-    web.put(f"{SCALABLE}/unload/{{segment}}", unload),
-    web.get(f"{SCALABLE}/autoScalePolicy", show_policy),
-    web.post(f"{SCALABLE}/autoScalePolicy", set_policy),
-    web.delete(f"{SCALABLE}/autoScalePolicy", clear_policy),
+    endpoints.get(NAMESPACE, names),
+    endpoints.get(f"{NAMESPACE}/", names),
+    endpoints.put(SCALABLE, create),
+    endpoints.get(SCALABLE, show),
+    endpoints.delete(SCALABLE, delete),
+    endpoints.get(f"{SCALABLE}/stats", statistics),
+    endpoints.get(f"{SCALABLE}/lastMessageId", last_message_ids),
+    endpoints.post(f"{SCALABLE}/split/{{segment}}", split),
+    endpoints.post(f"{SCALABLE}/merge/{{segments:.+}}", merge),
+    endpoints.post(f"{SCALABLE}/migrate", migrate),
+    endpoints.put(f"{SCALABLE}/unload", unload),
+    endpoints.put(f"{SCALABLE}/unload/{{segment}}", unload),
+    endpoints.get(f"{SCALABLE}/autoScalePolicy", show_policy),
+    endpoints.post(f"{SCALABLE}/autoScalePolicy", set_policy),
+    endpoints.delete(f"{SCALABLE}/autoScalePolicy", clear_policy),
 )

@@ -6,7 +6,9 @@ from typing import Final
 
 from aiohttp import web
 
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import server_of, shown, topic_of
+from magnetar.server.authority import Action
 from magnetar.server.context import lookup_urls
 
 
@@ -33,9 +35,10 @@ async def bundle_of(request: web.Request) -> web.Response:
     return web.Response(text="0x00000000_0xffffffff", content_type="text/plain")
 
 
+_LOOK_UP: Final = (Action.LOOK_UP,)
 _TOPIC: Final = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 
 ROUTES: Final = (
-    web.get(_TOPIC, look_up),
-    web.get(f"{_TOPIC}/bundle", bundle_of),
+    endpoints.get(_TOPIC, look_up, actions=_LOOK_UP),
+    endpoints.get(f"{_TOPIC}/bundle", bundle_of, actions=_LOOK_UP),
 )

@@ -17,6 +17,7 @@ import asyncio
 import json
 import re
 import zlib
+from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -33,6 +34,22 @@ from magnetar.wire.pb import pulsar_pb2 as pb
 # What RFC 9110 calls a token; aiohttp refuses a header that is none.
 _NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _VALUE: Final = re.compile(r"[\x20-\x7e]*")
+
+# Numbers, flags and bytes of the metadata, by the header that shows each where it is set.
+_WHERE_SET: Final = {
+    "X-Pulsar-null-value": "null_value",
+    "X-Pulsar-uncompressed-size": "uncompressed_size",
+    "X-Pulsar-highest-sequence-id": "highest_sequence_id",
+    "X-Pulsar-marker-type": "marker_type",
+    "X-Pulsar-txnid-most-bits": "txnid_most_bits",
+    "X-Pulsar-txnid-least-bits": "txnid_least_bits",
+    "X-Pulsar-partition-key-b64-encoded": "partition_key_b64_encoded",
+    "X-Pulsar-PROPERTY-TOTAL-CHUNKS": "num_chunks_from_msg",
+    "X-Pulsar-PROPERTY-CHUNK-ID": "chunk_id",
+    "X-Pulsar-Base64-ordering-key": "ordering_key",
+    "X-Pulsar-Base64-schema-version": "schema_version",
+    "X-Pulsar-Base64-encryption-param": "encryption_param",
+}
 
 PEEKS: Final = web.AppKey("peeks", asyncio.Lock)
 """Held by the one peek that undoes a compression."""
@@ -74,18 +91,32 @@ def _headers(view: EntryView) -> dict[str, str]:
         "X-Pulsar-event-time": _moment(metadata.event_time),
         "X-Pulsar-deliver-at-time": _moment(metadata.deliver_at_time),
         "X-Pulsar-partition-key": metadata.partition_key,
+        "X-Pulsar-encryption-algo": metadata.encryption_algo,
     }
     # Absent where it is not set, and where a header cannot hold it.
     headers |= {name: text for name, text in texts.items() if text and _VALUE.fullmatch(text)}
     headers["X-Pulsar-sequence-id"] = str(metadata.sequence_id)
-    if metadata.null_value:
-        headers["X-Pulsar-null-value"] = "true"
-    if metadata.encryption_keys:
-        headers["X-Pulsar-Is-Encrypted"] = "true"
+    headers |= {
+        name: _value_text(getattr(metadata, field))
+        for name, field in _WHERE_SET.items()
+        if metadata.HasField(field)
+    }
     if view.is_batch:
         headers["X-Pulsar-num-batch-message"] = str(view.num_messages)
+        headers["X-Pulsar-batch-size"] = str(len(view.payload) - payload_offset(view.payload))
+    if metadata.encryption_keys:
+        headers["X-Pulsar-Is-Encrypted"] = "true"
+        keys = {each.key: b64encode(each.value).decode() for each in metadata.encryption_keys}
+        headers["X-Pulsar-Base64-encryption-keys"] = b64encode(json.dumps(keys).encode()).decode()
     _add_properties(headers, {pair.key: pair.value for pair in metadata.properties})
     return headers
+
+
+def _value_text(value: bool | int | str | bytes) -> str:
+    # Bytes have no place in a header but by Base64, which the names of their headers say.
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _add_properties(headers: dict[str, str], properties: dict[str, str]) -> None:

@@ -9,10 +9,19 @@ from aiohttp import web
 
 from magnetar.broker.api import SchemaData
 from magnetar.broker.policy.effective import effective
-from magnetar.broker.policy.schemas import NO_SCHEMA_TYPE, StoredSchema
-from magnetar.errors import IncompatibleSchema, InvalidArgument, NotSupported, TopicNotFound
+from magnetar.broker.policy.schema_rules import (
+    KEY_VALUE_TYPE,
+    TYPE_NAMES,
+    TYPES,
+    key_value_bytes,
+    key_value_parts,
+)
+from magnetar.broker.policy.schemas import StoredSchema
+from magnetar.errors import IncompatibleSchema, InvalidArgument, InvalidSchema, TopicNotFound
 from magnetar.model.names import TopicName
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
+    flag_of,
     needed_body_of,
     part_of,
     schemas_of,
@@ -21,28 +30,11 @@ from magnetar.server.admin.exchange import (
     topics_of,
     whole_number,
 )
-from magnetar.wire.pb import pulsar_pb2 as pb
+from magnetar.server.admin.policies.verbs import targets_of
 
-# As tools write them: upper case, with words apart in some.
-_SPELLED: Final = {
-    "NoSchema": "NONE",
-    "KeyValue": "KEY_VALUE",
-    "LocalDate": "LOCAL_DATE",
-    "LocalTime": "LOCAL_TIME",
-    "LocalDateTime": "LOCAL_DATE_TIME",
-    "ProtobufNative": "PROTOBUF_NATIVE",
-    "AutoConsume": "AUTO_CONSUME",
-    "Bool": "BOOLEAN",
-}
-_TYPE_NAMES: Final = {
-    number: _SPELLED.get(name, name.upper()) for name, number in pb.Schema.Type.items()
-}
-# Read in more spellings than are written: those of the protocol, and BYTES for no schema.
-_TYPES: Final = {
-    **{name.upper(): number for name, number in pb.Schema.Type.items()},
-    **{name: number for number, name in _TYPE_NAMES.items()},
-    "BYTES": NO_SCHEMA_TYPE,
-}
+ACCEPTED: Final = 202
+"""As Pulsar answers whether a schema is compatible."""
+UNKNOWN_VERSION: Final = -1
 
 
 class SchemaBody(msgspec.Struct, frozen=True):
@@ -53,10 +45,12 @@ class SchemaBody(msgspec.Struct, frozen=True):
     properties: dict[str, str] = {}
 
     def as_schema(self, name: str) -> SchemaData:
-        number = _TYPES.get(self.type.upper())
+        number = TYPES.get(self.type.upper())
         if number is None:
             raise InvalidArgument(f"there is no schema type {self.type!r}")
-        return SchemaData(number, self.schema.encode(), name, self.properties)
+        is_pair = number == KEY_VALUE_TYPE
+        data = _bytes_of_pair(self.schema) if is_pair else self.schema.encode()
+        return SchemaData(number, data, name, self.properties)
 
 
 async def latest(request: web.Request) -> web.Response:
@@ -96,9 +90,13 @@ async def add(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     name = topic_of(request)
-    deleted = await schemas_of(request).delete(name.schema_id)
+    schemas = schemas_of(request)
+    deleted = await schemas.delete(name.schema_id)
     if deleted is None:
         raise _missing(str(name))
+    # Then nothing stays, and numbers begin anew; else older versions can still be read.
+    if flag_of(request, "force"):
+        await schemas.forget(name.schema_id)
     return shown({"version": {"version": deleted}})
 
 
@@ -107,22 +105,16 @@ async def compatibility(request: web.Request) -> web.Response:
     body = await needed_body_of(request, SchemaBody)
     schema = body.as_schema(name.local_name)
     strategy = await _strategy(request, name)
-    # Incompatible is an answer here, not an error.
+    # Incompatible is an answer here, not an error; what is no schema at all is one.
     compatible = True
     try:
         await schemas_of(request).check(name.schema_id, schema, strategy=strategy)
+    except InvalidSchema:
+        raise
     except IncompatibleSchema:
         compatible = False
-    # Nothing is claimed that was not looked at: Pulsar's answer has no word for "not checked".
-    if compatible and not await schemas_of(request).is_judged(
-        name.schema_id, schema, strategy=strategy
-    ):
-        raise NotSupported(
-            f"the rules of {strategy} are not checked by this server: it knows only that the type "
-            "of the schema stays the same",
-            hint="compare the definitions before you use it",
-        )
-    return shown({"compatibility": compatible, "schemaCompatibilityStrategy": strategy})
+    answer = {"compatibility": compatible, "schemaCompatibilityStrategy": strategy}
+    return shown(answer, status=ACCEPTED)
 
 
 async def version_of(request: web.Request) -> web.Response:
@@ -131,9 +123,7 @@ async def version_of(request: web.Request) -> web.Response:
     body = await needed_body_of(request, SchemaBody)
     schema = body.as_schema(name.local_name)
     found = await schemas_of(request).find(name.schema_id, schema)
-    if found is None:
-        raise _missing(f"{name}: the given one")
-    return shown({"version": found})
+    return shown({"version": UNKNOWN_VERSION if found is None else found})
 
 
 async def _strategy(request: web.Request, name: TopicName) -> str:
@@ -141,7 +131,7 @@ async def _strategy(request: web.Request, name: TopicName) -> str:
     topics = topics_of(request)
     namespace = await topics.namespaces.policies(name.namespace)
     try:
-        own = await topics.topic_policies(name)
+        own = await topics.topic_policies((await targets_of(request, name))[0])
     # Tools upload schemas before the first producer comes.
     except TopicNotFound:
         own = None
@@ -149,14 +139,43 @@ async def _strategy(request: web.Request, name: TopicName) -> str:
 
 
 def _as_json(found: StoredSchema) -> dict[str, Any]:
+    is_pair = found.type == KEY_VALUE_TYPE
     return {
         "version": found.version,
-        "type": _TYPE_NAMES.get(found.type, str(found.type)),
+        "type": TYPE_NAMES.get(found.type, str(found.type)),
         "timestamp": found.created_ms,
-        # Avro and JSON are text; Protobuf's descriptor is not, and is shown as far as it goes.
-        "data": found.data.decode("utf-8", "replace"),
+        # All others are text.
+        "data": _text_of_pair(found.data) if is_pair else found.data.decode("utf-8", "replace"),
         "properties": found.properties,
     }
+
+
+# --- KEY_VALUE: an object of two definitions, where a part without one is an empty text
+
+
+def _bytes_of_pair(text: str) -> bytes:
+    try:
+        pair = msgspec.json.decode(text, type=_Pair)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidSchema(f"a schema of KEY_VALUE has a key and a value: {error}") from error
+    key, value = (b"" if bytes(each) == b'""' else bytes(each) for each in (pair.key, pair.value))
+    return key_value_bytes(key, value)
+
+
+def _text_of_pair(data: bytes) -> str:
+    try:
+        parts = [msgspec.Raw(each or b'""') for each in key_value_parts(data)]
+        return msgspec.json.encode(_Pair(*parts)).decode("utf-8", "replace")
+    # Stored before schemas were looked at: shown as far as it goes.
+    except InvalidSchema:
+        return data.decode("utf-8", "replace")
+
+
+class _Pair(msgspec.Struct, frozen=True):
+    """The definition of KEY_VALUE, as tools write it."""
+
+    key: msgspec.Raw
+    value: msgspec.Raw
 
 
 def _missing(what: str) -> TopicNotFound:
@@ -166,11 +185,11 @@ def _missing(what: str) -> TopicNotFound:
 _TOPIC: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 ROUTES: Final = (
-    web.get(f"{_TOPIC}/schema", latest),
-    web.get(f"{_TOPIC}/schema/{{version}}", version),
-    web.post(f"{_TOPIC}/schema", add),
-    web.delete(f"{_TOPIC}/schema", delete),
-    web.get(f"{_TOPIC}/schemas", versions),
-    web.post(f"{_TOPIC}/compatibility", compatibility),
-    web.post(f"{_TOPIC}/version", version_of),
+    endpoints.get(f"{_TOPIC}/schema", latest),
+    endpoints.get(f"{_TOPIC}/schema/{{version}}", version),
+    endpoints.post(f"{_TOPIC}/schema", add),
+    endpoints.delete(f"{_TOPIC}/schema", delete),
+    endpoints.get(f"{_TOPIC}/schemas", versions),
+    endpoints.post(f"{_TOPIC}/compatibility", compatibility),
+    endpoints.post(f"{_TOPIC}/version", version_of),
 )

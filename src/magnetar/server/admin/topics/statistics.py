@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -10,12 +11,14 @@ from aiohttp import web
 from magnetar.broker.policy.stats import TopicStats, summed
 from magnetar.broker.topic.nonpersistent import LoadedTopic
 from magnetar.broker.topic.topic import Topic
-from magnetar.errors import NotAllowed, TopicNotFound
+from magnetar.errors import TopicNotFound
 from magnetar.managed_ledger.cursor import Cursor
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import TOPIC
 from magnetar.server.admin.exchange import flag_of, shown, topic_of, topics_of
-from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
+from magnetar.server.admin.topics.topics import existing, whole_topic
 
 # What Java prints for a ledger that does not exist.
 _NO_LEDGER: Final = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
@@ -53,11 +56,21 @@ async def _asked(request: web.Request, topic: LoadedTopic) -> TopicStats:
 
 
 async def internal_stats(request: web.Request) -> web.Response:
-    name = await whole_topic(request)
-    topic = await topics_of(request).get(name, create=False)
-    if not isinstance(topic, Topic):
-        raise NotAllowed(f"{name} is not persistent: it stores nothing")
+    topic = await topics_of(request).get(await whole_topic(request), create=False)
     return shown(_internal(topic))
+
+
+async def partitioned_internal_stats(request: web.Request) -> web.Response:
+    name = topic_of(request)
+    topics = topics_of(request)
+    record = await topics.partitioned.get(name)
+    if record is None:
+        raise TopicNotFound(f"{name} is not a partitioned topic")
+    parts = {}
+    for partition in await existing(request, name):
+        parts[str(partition)] = _internal(await topics.get(partition))
+        await asyncio.sleep(0)
+    return shown({"metadata": {"partitions": record.partitions}, "partitions": parts})
 
 
 def as_json(found: TopicStats) -> dict[str, Any]:
@@ -73,7 +86,13 @@ def as_json(found: TopicStats) -> dict[str, Any]:
     return shown_stats
 
 
-def _internal(topic: Topic) -> dict[str, Any]:
+def _internal(topic: LoadedTopic) -> dict[str, Any]:
+    # What has no ledger has the form of an empty one: tools ask without looking at the domain.
+    if not isinstance(topic, Topic):
+        return _NO_STORAGE | {
+            "entriesAddedCounter": topic.messages_in,
+            "cursors": {name: {} for name in topic.subscriptions},
+        }
     subscriptions = topic.subscriptions.items()
     # A topic's own counter and its subscriptions in place of those of the bare ledger.
     return ledger_json(topic.ledger) | {
@@ -133,8 +152,17 @@ def _cursor(cursor: Cursor, *, active: bool) -> dict[str, Any]:
     }
 
 
+_NO_STORAGE: Final = {
+    "numberOfEntries": 0,
+    "totalSize": 0,
+    "currentLedgerEntries": 0,
+    "currentLedgerSize": 0,
+    "ledgers": [],
+}
+
 ROUTES: Final = (
-    web.get(f"{TOPIC}/stats", stats),
-    web.get(f"{TOPIC}/partitioned-stats", partitioned_stats),
-    web.get(f"{TOPIC}/internalStats", internal_stats),
+    endpoints.get(f"{TOPIC}/stats", stats),
+    endpoints.get(f"{TOPIC}/partitioned-stats", partitioned_stats),
+    endpoints.get(f"{TOPIC}/internalStats", internal_stats),
+    endpoints.get(f"{TOPIC}/partitioned-internalStats", partitioned_internal_stats),
 )

@@ -16,13 +16,15 @@ from aiohttp import web
 
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.topic import Topic
-from magnetar.errors import NotAllowed, SubscriptionNotFound
+from magnetar.errors import InvalidArgument, NotAllowed, SubscriptionNotFound
 from magnetar.managed_ledger.managed_ledger import EARLIEST as BEFORE_ALL
 from magnetar.model.ids import EARLIEST, LATEST, Position
 from magnetar.model.isolation import asked_isolation
-from magnetar.model.names import TopicName
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import TOPIC
 from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
 from magnetar.server.admin.exchange import (
+    DOCUMENT_BYTES_MAX,
     body_of,
     done,
     flag_of,
@@ -35,7 +37,7 @@ from magnetar.server.admin.exchange import (
     whole_number,
 )
 from magnetar.server.admin.topics.peek import as_response
-from magnetar.server.admin.topics.topics import TOPIC, existing, whole_topic
+from magnetar.server.admin.topics.topics import existing, persistent, stored_topic
 
 # MessageId.earliest and MessageId.latest: they mean an end of the topic, not a position.
 _SENTINELS: Final = (EARLIEST.position, LATEST.position)
@@ -66,6 +68,16 @@ class MessageIdBody(msgspec.Struct, frozen=True, rename="camel"):
         return self.position.next
 
 
+class ExpiryBody(msgspec.Struct, frozen=True, rename="camel"):
+    """A message up to which a subscription is to be done."""
+
+    ledger_id: int
+    entry_id: int
+    partition_index: int = -1
+    is_excluded: bool = False
+    batch_index: int = -1
+
+
 async def names(request: web.Request) -> web.Response:
     found: set[str] = set()
     for name in await existing(request, topic_of(request)):
@@ -83,7 +95,7 @@ async def create(request: web.Request) -> web.Response:
         _check_place(start)
     created = False
     for name in targets:
-        topic = await _persistent(request, name)
+        topic = await persistent(request, name)
         mark_delete = _mark_delete(topic, start)
         # Some partitions may have it from an attempt that stopped half-way: only all of them is a
         # 409.
@@ -141,6 +153,54 @@ async def expire(request: web.Request) -> web.Response:
     return await _for_each(request, skip_old)
 
 
+async def expire_to_id(request: web.Request) -> web.Response:
+    """Leave everything out up to a message, itself included unless it is excluded."""
+    subscription = await _single(request)
+    place = await needed_body_of(request, ExpiryBody)
+    position = Position(place.ledger_id, place.entry_id)
+    subscription.expire_through(position.previous if place.is_excluded else position)
+    await subscription.ack_durable()
+    return done()
+
+
+async def expire_all(request: web.Request) -> web.Response:
+    """Leave out what is older, for every subscription of the topic."""
+    seconds = whole_number(part_of(request, "seconds"), "the age in seconds", least=1)
+    for name in await existing(request, topic_of(request)):
+        # A list: subscriptions come and go while one of them is written.
+        for subscription in list((await persistent(request, name)).subscriptions.values()):
+            await subscription.expire(seconds)
+            await subscription.ack_durable()
+    return done()
+
+
+async def properties(request: web.Request) -> web.Response:
+    """What a subscription was made with; of a partitioned topic, that of its first partition."""
+    names = await existing(request, topic_of(request))
+    subscription = subscription_of(request, await persistent(request, names[0]))
+    return shown(subscription.cursor.properties)
+
+
+async def change_properties(request: web.Request) -> web.Response:
+    given = await needed_body_of(request, dict[str, str])
+    size = len(msgspec.json.encode(given))
+    if size > DOCUMENT_BYTES_MAX:
+        raise InvalidArgument(f"the properties have {size} bytes, at most {DOCUMENT_BYTES_MAX}")
+    return await _for_each(request, lambda each: each.change_properties(given))
+
+
+async def replicated(request: web.Request) -> web.Response:
+    """Whether a subscription is replicated: there is one cluster, so none is."""
+    name = part_of(request, "subscription")
+    found = {}
+    for topic in await existing(request, topic_of(request)):
+        if name in (await persistent(request, topic)).subscriptions:
+            found[str(topic)] = False
+    if not found:
+        raise _missing(name)
+    return shown(found)
+
+
 async def reset_to_time(request: web.Request) -> web.Response:
     moment = whole_number(part_of(request, "timestamp"), "the time in milliseconds")
     return await _for_each(request, lambda subscription: subscription.seek_time(moment))
@@ -170,7 +230,7 @@ async def _for_each(
 ) -> web.Response:
     # All are looked up before the first is moved: a missing one leaves all as they are.
     found = [
-        _subscription(request, await _persistent(request, name))
+        subscription_of(request, await persistent(request, name))
         for name in await existing(request, topic_of(request))
     ]
     for subscription in found:
@@ -180,22 +240,16 @@ async def _for_each(
 
 async def _single(request: web.Request) -> Subscription:
     """The subscription of a topic that is not partitioned (one partition is none either)."""
-    return _subscription(request, await _persistent(request, await whole_topic(request)))
+    return subscription_of(request, await stored_topic(request))
 
 
-def _subscription(request: web.Request, topic: Topic) -> Subscription:
+def subscription_of(request: web.Request, topic: Topic) -> Subscription:
+    """The subscription that a request names; SubscriptionNotFound if the topic has none."""
     name = part_of(request, "subscription")
     found = topic.subscriptions.get(name)
     if found is None:
         raise _missing(name)
     return found
-
-
-async def _persistent(request: web.Request, name: TopicName) -> Topic:
-    topic = await topics_of(request).get(name, create=False)
-    if not isinstance(topic, Topic):
-        raise NotAllowed(f"{name} is not persistent: it keeps no reading positions")
-    return topic
 
 
 def _mark_delete(topic: Topic, start: MessageIdBody) -> Position:
@@ -222,16 +276,21 @@ def _missing(name: str) -> SubscriptionNotFound:
     return SubscriptionNotFound(f"there is no subscription {name!r}")
 
 
-_SUBSCRIPTION: Final = f"{TOPIC}/subscription/{{subscription}}"
+SUBSCRIPTION: Final = f"{TOPIC}/subscription/{{subscription}}"
 
 ROUTES: Final = (
-    web.get(f"{TOPIC}/subscriptions", names),
-    web.put(_SUBSCRIPTION, create),
-    web.delete(_SUBSCRIPTION, delete),
-    web.post(f"{_SUBSCRIPTION}/skip_all", skip_all),
-    web.post(f"{_SUBSCRIPTION}/skip/{{count}}", skip),
-    web.post(f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expire),
-    web.post(f"{_SUBSCRIPTION}/resetcursor", reset_to_id),
-    web.post(f"{_SUBSCRIPTION}/resetcursor/{{timestamp}}", reset_to_time),
-    web.get(f"{_SUBSCRIPTION}/position/{{number}}", peek),
+    endpoints.get(f"{TOPIC}/subscriptions", names),
+    endpoints.put(SUBSCRIPTION, create),
+    endpoints.delete(SUBSCRIPTION, delete),
+    endpoints.post(f"{SUBSCRIPTION}/skip_all", skip_all),
+    endpoints.post(f"{SUBSCRIPTION}/skip/{{count}}", skip),
+    endpoints.post(f"{SUBSCRIPTION}/expireMessages/{{seconds}}", expire),
+    endpoints.post(f"{SUBSCRIPTION}/expireMessages", expire_to_id),
+    endpoints.post(f"{TOPIC}/all_subscription/expireMessages/{{seconds}}", expire_all),
+    endpoints.get(f"{SUBSCRIPTION}/properties", properties),
+    endpoints.put(f"{SUBSCRIPTION}/properties", change_properties),
+    endpoints.get(f"{SUBSCRIPTION}/replicatedSubscriptionStatus", replicated),
+    endpoints.post(f"{SUBSCRIPTION}/resetcursor", reset_to_id),
+    endpoints.post(f"{SUBSCRIPTION}/resetcursor/{{timestamp}}", reset_to_time),
+    endpoints.get(f"{SUBSCRIPTION}/position/{{number}}", peek),
 )

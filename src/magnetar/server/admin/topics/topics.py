@@ -12,14 +12,16 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from magnetar.broker.entries import EntryView
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import ListMode
-from magnetar.errors import InvalidArgument, NotAllowed, TopicNotFound
+from magnetar.errors import InvalidArgument, TopicNotFound
 from magnetar.model.ids import Position
 from magnetar.model.names import Domain, TopicName
-from magnetar.server.admin.errors import CONFLICT, NOT_FOUND
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import TOPIC
+from magnetar.server.admin.errors import CONFLICT
 from magnetar.server.admin.exchange import (
+    Refusal,
     body_of,
     converted,
     done,
@@ -32,9 +34,7 @@ from magnetar.server.admin.exchange import (
     shown,
     topic_of,
     topics_of,
-    whole_number,
 )
-from magnetar.server.admin.topics.peek import as_response
 from magnetar.server.context import coordinator_count
 
 _MODES: Final = {
@@ -129,27 +129,6 @@ async def last_message_id(request: web.Request) -> web.Response:
     return shown(last_id_json(await topic.last_message(), name))
 
 
-async def entry_by_id(request: web.Request) -> web.Response:
-    """An entry of a topic, as a peek shows it, whether or not consumers may see it."""
-    name = await whole_topic(request)
-    numbers = [whole_number(part_of(request, each), each) for each in ("ledger_id", "entry_id")]
-    position = Position(*numbers)
-    topic = await topics_of(request).get(name, create=False)
-    if not isinstance(topic, Topic):
-        raise NotAllowed(f"{name} is not persistent: it keeps no messages")
-    # A read begins at the next entry that there is: another one is no answer.
-    entries = await topic.ledger.read(position, 1)
-    if not entries or entries[0].position != position:
-        return refused(NOT_FOUND, f"{name} has no entry {position}")
-    headers = {}
-    # Whoever names an entry sees it, and is told if it is for nobody, or not yet.
-    if position > topic.max_read_position():
-        headers["X-Pulsar-txn-uncommitted"] = "true"
-    elif not topic.is_visible(entries[0]) and EntryView.of(entries[0]).txn_id is not None:
-        headers["X-Pulsar-txn-aborted"] = "true"
-    return await as_response(request, entries[0], headers)
-
-
 def last_id_json(last: tuple[Position, int], name: TopicName) -> dict[str, int]:
     position, batch_index = last
     found = message_id(position, name)
@@ -233,11 +212,23 @@ async def whole_topic(request: web.Request) -> TopicName:
     name = topic_of(request)
     record = await topics_of(request).partitioned.get(name)
     if record is not None:
-        raise NotAllowed(
-            f"{name} is partitioned",
-            hint=f"name one of its partitions, {name}-partition-0 to -{record.partitions - 1}",
-        )
+        last = f"-{record.partitions - 1}"
+        raise Refusal(405, f"{name} is partitioned (name one of {name}-partition-0 to {last})")
     return name
+
+
+async def stored_topic(request: web.Request) -> Topic:
+    """The topic of a request that looks into one log."""
+    return await persistent(request, await whole_topic(request))
+
+
+async def persistent(request: web.Request, name: TopicName) -> Topic:
+    """A topic, refused if nothing of it is stored."""
+    if name.domain is Domain.NON_PERSISTENT:
+        raise Refusal(405, f"{name} is not persistent: it keeps no messages and no positions")
+    topic = await topics_of(request).get(name, create=False)
+    assert isinstance(topic, Topic)
+    return topic
 
 
 def message_id(position: Position, name: TopicName) -> dict[str, Any]:
@@ -251,20 +242,18 @@ def message_id(position: Position, name: TopicName) -> dict[str, Any]:
 
 
 _NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
-TOPIC: Final = f"{_NAMESPACE}/{{topic}}"
 
 ROUTES: Final = (
-    web.get(_NAMESPACE, names),
-    web.get(f"{_NAMESPACE}/partitioned", partitioned_names),
-    web.put(TOPIC, create),
-    web.delete(TOPIC, delete),
-    web.put(f"{TOPIC}/unload", unload),
-    web.post(f"{TOPIC}/terminate", terminate),
-    web.post(f"{TOPIC}/terminate/partitions", terminate_partitions),
-    web.get(f"{TOPIC}/lastMessageId", last_message_id),
-    web.get(f"{TOPIC}/ledger/{{ledger_id}}/entry/{{entry_id}}", entry_by_id),
-    web.get(f"{TOPIC}/partitions", partitions),
-    web.put(f"{TOPIC}/partitions", create_partitioned),
-    web.post(f"{TOPIC}/partitions", grow),
-    web.delete(f"{TOPIC}/partitions", delete_partitioned),
+    endpoints.get(_NAMESPACE, names),
+    endpoints.get(f"{_NAMESPACE}/partitioned", partitioned_names),
+    endpoints.put(TOPIC, create),
+    endpoints.delete(TOPIC, delete),
+    endpoints.put(f"{TOPIC}/unload", unload),
+    endpoints.post(f"{TOPIC}/terminate", terminate),
+    endpoints.post(f"{TOPIC}/terminate/partitions", terminate_partitions),
+    endpoints.get(f"{TOPIC}/lastMessageId", last_message_id),
+    endpoints.get(f"{TOPIC}/partitions", partitions),
+    endpoints.put(f"{TOPIC}/partitions", create_partitioned),
+    endpoints.post(f"{TOPIC}/partitions", grow),
+    endpoints.delete(f"{TOPIC}/partitions", delete_partitioned),
 )

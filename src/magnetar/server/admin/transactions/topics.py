@@ -30,6 +30,7 @@ from magnetar.errors import (
 )
 from magnetar.managed_ledger.names import encode_name
 from magnetar.metadata.api import Record
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import part_of, server_of, shown, topic_of, topics_of
 from magnetar.server.admin.topics.topics import whole_topic
 from magnetar.server.admin.transactions.places import blocked_json, lag_of, segments_of
@@ -322,13 +323,15 @@ _HANDLERS: Final[dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]
 }
 
 
-def routes(base: str, txn_id: str) -> Iterator[web.RouteDef]:
+def routes(base: str, txn_id: str) -> Iterator[endpoints.Endpoint]:
     """The routes, each with and without the domain of the topic."""
     name = "{tenant}/{namespace}/{topic}"
     for template, handler in _HANDLERS.items():
         path = f"{base}/{template.replace('{id}', txn_id)}"
-        yield web.get(path.replace("{topic}", name), handler)
-        yield web.get(path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler)
+        yield endpoints.get(path.replace("{topic}", name), handler)
+        yield endpoints.get(
+            path.replace("{topic}", f"{{domain:persistent|segment}}/{name}"), handler
+        )
     domains = "{domain:persistent|non-persistent|segment|topic|scalable}"
-    yield web.get(f"{base}/blocked/{domains}/{name}", blocked)
-    yield web.post(f"{base}/abortOn/{domains}/{name}", abort_on)
+    yield endpoints.get(f"{base}/blocked/{domains}/{name}", blocked)
+    yield endpoints.post(f"{base}/abortOn/{domains}/{name}", abort_on)

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from magnetar.errors import TransactionCoordinatorNotFound
 from magnetar.model.names import TopicName
-from magnetar.server.admin.errors import NOT_BUILT
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
     done,
     part_of,
@@ -58,7 +58,6 @@ from magnetar.wire.messages import TxnId
 # Pulsar's status for a coordinator without a log.
 _NO_LOG: Final = 405
 _READY: Final = "Ready"
-_NOT_BUILT: Final = "positionStatsInPendingAck|transactionCoordinator"
 
 
 def _coordinator_id(request: web.Request) -> int | None:
@@ -249,22 +248,16 @@ async def _check_rights(request: web.Request, txn: TxnId) -> None:
 # --- the rest
 
 
-async def not_built(request: web.Request) -> web.Response:
-    what = request.match_info["what"]
-    return refused(NOT_BUILT, f"{what} of transactions is not supported by this server")
-
-
 BASE: Final = "/admin/v3/transactions"
 _ID: Final = "{most}/{least}"
 
 ROUTES: Final = (
-    web.get(f"{BASE}/coordinators", coordinators),
-    web.get(f"{BASE}/coordinatorStats", coordinator_stats),
-    web.get(f"{BASE}/coordinatorInternalStats/{{coordinator}}", coordinator_internal_stats),
-    web.get(f"{BASE}/open", open_transactions),
-    web.get(f"{BASE}/slowTransactions/{{timeout}}", slow_transactions),
-    web.get(f"{BASE}/transactionMetadata/{_ID}", transaction_metadata),
-    web.post(f"{BASE}/abortTransaction/{_ID}", abort_transaction),
+    endpoints.get(f"{BASE}/coordinators", coordinators),
+    endpoints.get(f"{BASE}/coordinatorStats", coordinator_stats),
+    endpoints.get(f"{BASE}/coordinatorInternalStats/{{coordinator}}", coordinator_internal_stats),
+    endpoints.get(f"{BASE}/open", open_transactions),
+    endpoints.get(f"{BASE}/slowTransactions/{{timeout}}", slow_transactions),
+    endpoints.get(f"{BASE}/transactionMetadata/{_ID}", transaction_metadata),
+    endpoints.post(f"{BASE}/abortTransaction/{_ID}", abort_transaction),
     *topics.routes(BASE, _ID),
-    web.route("*", f"{BASE}/{{what:{_NOT_BUILT}}}/{{rest:.*}}", not_built),
 )

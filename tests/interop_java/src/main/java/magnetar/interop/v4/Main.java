@@ -25,6 +25,7 @@ public final class Main {
             Map.entry("restart", new Restart()),
             Map.entry("restart-of-acks", new RestartOfAcks()),
             Map.entry("restart-timeout", new RestartTimeout()),
+            Map.entry("schema-rules", new SchemaRules()),
             Map.entry("timeout", new Timeout()),
             Map.entry("transform", new Transform()));
 

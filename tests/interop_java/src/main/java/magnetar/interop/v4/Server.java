@@ -2,6 +2,7 @@ package magnetar.interop.v4;
 
 import java.io.IOException;
 import java.time.Duration;
+import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import magnetar.interop.common.Admin;
@@ -88,6 +89,19 @@ final class Server implements AutoCloseable {
                 .subscriptionType(type)
                 .enableBatchIndexAcknowledgment(true)
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest);
+    }
+
+    /** A producer with a schema of its own. */
+    <T> Producer<T> producer(String topic, Schema<T> schema) throws PulsarClientException {
+        return client.newProducer(schema).topic(topic).create();
+    }
+
+    /** A consumer with a schema of its own, of a subscription for itself. */
+    <T> Consumer<T> consumer(String topic, Schema<T> schema) throws PulsarClientException {
+        return client.newConsumer(schema)
+                .topic(topic)
+                .subscriptionName("s-" + UUID.randomUUID())
+                .subscribe();
     }
 
     Reader<String> reader(String topic) throws PulsarClientException {

@@ -9,6 +9,7 @@ from aiohttp import web
 from magnetar.broker.policy.namespaces import Cluster
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.errors import CONFLICT
 from magnetar.server.admin.exchange import (
     done,
@@ -61,14 +62,37 @@ async def delete(request: web.Request) -> web.Response:
     return done()
 
 
+async def nothing_listed(request: web.Request) -> web.Response:
+    await _check(request)
+    return shown([])
+
+
+async def nothing_named(request: web.Request) -> web.Response:
+    await _check(request)
+    return shown({})
+
+
+async def _check(request: web.Request) -> None:
+    name = part_of(request, "cluster")
+    if await topics_of(request).namespaces.clusters.get(name) is None:
+        raise _missing(name)
+
+
 def _missing(name: str) -> TopicNotFound:
     return TopicNotFound(f"there is no cluster {name!r}")
 
 
+_CLUSTER: Final = "/admin/v2/clusters/{cluster}"
+
 ROUTES: Final = (
-    web.get("/admin/v2/clusters", names),
-    web.get("/admin/v2/clusters/{cluster}", show),
-    web.put("/admin/v2/clusters/{cluster}", create),
-    web.post("/admin/v2/clusters/{cluster}", update),
-    web.delete("/admin/v2/clusters/{cluster}", delete),
+    endpoints.get("/admin/v2/clusters", names),
+    endpoints.get(_CLUSTER, show),
+    endpoints.put(_CLUSTER, create),
+    endpoints.post(_CLUSTER, update),
+    endpoints.delete(_CLUSTER, delete),
+    # There are no peers, no domains of failure, and no brokers to be set apart.
+    endpoints.get(f"{_CLUSTER}/peers", nothing_listed),
+    endpoints.get(f"{_CLUSTER}/failureDomains", nothing_named),
+    endpoints.get(f"{_CLUSTER}/namespaceIsolationPolicies", nothing_named),
+    endpoints.get(f"{_CLUSTER}/namespaceIsolationPolicies/brokers", nothing_listed),
 )

@@ -9,6 +9,7 @@ from aiohttp import web
 from magnetar.broker.policy.namespaces import Namespaces, Tenant
 from magnetar.errors import NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.errors import CONFLICT
 from magnetar.server.admin.exchange import (
     done,
@@ -79,9 +80,9 @@ def _missing(name: str) -> TopicNotFound:
 
 
 ROUTES: Final = (
-    web.get("/admin/v2/tenants", names),
-    web.get("/admin/v2/tenants/{tenant}", show),
-    web.put("/admin/v2/tenants/{tenant}", create),
-    web.post("/admin/v2/tenants/{tenant}", update),
-    web.delete("/admin/v2/tenants/{tenant}", delete),
+    endpoints.get("/admin/v2/tenants", names),
+    endpoints.get("/admin/v2/tenants/{tenant}", show),
+    endpoints.put("/admin/v2/tenants/{tenant}", create),
+    endpoints.post("/admin/v2/tenants/{tenant}", update),
+    endpoints.delete("/admin/v2/tenants/{tenant}", delete),
 )

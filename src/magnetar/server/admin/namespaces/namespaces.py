@@ -10,12 +10,17 @@ from aiohttp import web
 from magnetar.broker.policy.effective import effective
 from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.stats import RetentionStats
+from magnetar.broker.policy.values import BacklogQuota, QuotaType
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
 from magnetar.model.names import NamespaceName, TopicName
+from magnetar.runtime.slices import SlicePace
+from magnetar.server.admin import endpoints
+from magnetar.server.admin.endpoints import NAMESPACE
 from magnetar.server.admin.errors import CONFLICT
 from magnetar.server.admin.exchange import (
     body_of,
+    converted,
     done,
     flag_of,
     namespace_of,
@@ -25,6 +30,8 @@ from magnetar.server.admin.exchange import (
     shown,
     topics_of,
 )
+from magnetar.server.admin.policies.table import POLICIES
+from magnetar.server.admin.policies.verbs import check_together, checked, with_value
 from magnetar.server.admin.topics.topics import names_in
 
 _MODES: Final = {
@@ -32,12 +39,6 @@ _MODES: Final = {
     "NON_PERSISTENT": ListMode.NON_PERSISTENT,
     "ALL": ListMode.ALL,
 }
-
-
-class NamespaceBody(msgspec.Struct, frozen=True):
-    """The policies that a new namespace takes; the rest have endpoints of their own."""
-
-    replication_clusters: list[str] = []
 
 
 async def names(request: web.Request) -> web.Response:
@@ -62,16 +63,36 @@ async def show(request: web.Request) -> web.Response:
 
 async def create(request: web.Request) -> web.Response:
     name = namespace_of(request)
-    body = await body_of(request, NamespaceBody) or NamespaceBody()
+    body = await body_of(request, dict[str, object]) or {}
     namespaces = topics_of(request).namespaces
+    clusters = converted(body.get("replication_clusters", []), list[str])
     # Checked before anything is stored (exchange, invariant 3).
-    unknown = set(body.replication_clusters) - set(await namespaces.clusters.names())
+    unknown = set(clusters) - set(await namespaces.clusters.names())
     if unknown:
         raise NotAllowed(f"there is no cluster {', '.join(sorted(unknown))}")
-    policies = Policies(replication_clusters=body.replication_clusters)
+    policies = _given(request, body, Policies(replication_clusters=clusters))
+    check_together(policies, None, namespaces.broker)
     if not await namespaces.create(name, policies):
         return refused(CONFLICT, f"namespace {name} exists already")
     return done()
+
+
+def _given(request: web.Request, body: dict[str, object], found: Policies) -> Policies:
+    """What a body in the shape of Java's `Policies` sets, checked as if it were set one by one."""
+    own = topics_of(request).namespaces.cluster
+    for policy in POLICIES:
+        wire = _WIRE_NAMES[policy.field]
+        value = body.get(wire)
+        if wire in _BY_CLUSTER and value is not None:
+            value = converted(value, dict[str, object]).get(own)
+        # A new `Policies` of Java has these: they say that nothing is set.
+        is_unset = value is None or (wire in _UNSET and value == _UNSET[wire])
+        if policy.namespace_name is not None and not policy.is_always_set and not is_unset:
+            value = checked(request, policy, converted(value, policy.kind))
+            found = with_value(found, policy.field, value)
+    quotas = converted(body.get("backlog_quota_map") or {}, dict[QuotaType, BacklogQuota])
+    properties = converted(body.get("properties") or {}, dict[str, str])
+    return msgspec.structs.replace(found, backlog_quota_map=quotas, properties=properties)
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -125,8 +146,11 @@ async def unload(request: web.Request) -> web.Response:
     # 404 for a namespace that does not exist: nothing of it is loaded either.
     await topics.namespaces.policies(namespace)
     # Segments of its scalable topics included; a list, for topics come and go in the pauses.
-    for name in [each for each in topics.loaded if each.namespace == namespace]:
-        await topics.unload(name)
+    pace = SlicePace()
+    for name in list(topics.loaded):
+        if name.namespace == namespace:
+            await topics.unload(name)
+        await pace.after()
     return done()
 
 
@@ -149,6 +173,7 @@ _UNSET: Final = {
     "offload_threshold": -1,
     "offload_threshold_in_seconds": -1,
 }
+_WIRE_NAMES: Final = {each.name: each.encode_name for each in msgspec.structs.fields(Policies)}
 # There, each cluster has its own.
 _BY_CLUSTER: Final = frozenset(
     {
@@ -160,13 +185,11 @@ _BY_CLUSTER: Final = frozenset(
     }
 )
 
-_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-
 ROUTES: Final = (
-    web.get("/admin/v2/namespaces/{tenant}", names),
-    web.get(_NAMESPACE, show),
-    web.put(_NAMESPACE, create),
-    web.delete(_NAMESPACE, delete),
-    web.get(f"{_NAMESPACE}/topics", topics_in),
-    web.put(f"{_NAMESPACE}/unload", unload),
+    endpoints.get("/admin/v2/namespaces/{tenant}", names),
+    endpoints.get(NAMESPACE, show),
+    endpoints.put(NAMESPACE, create),
+    endpoints.delete(NAMESPACE, delete),
+    endpoints.get(f"{NAMESPACE}/topics", topics_in),
+    endpoints.put(f"{NAMESPACE}/unload", unload),
 )

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from magnetar.broker.policy.namespaces import DEFAULT
 from magnetar.errors import ServiceNotReady, TopicNotFound
+from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
     AdminServer,
     part_of,
@@ -80,13 +81,13 @@ def broker_id(server: AdminServer) -> str:
 
 
 ROUTES: Final = (
-    web.get("/health", health),
-    web.get("/live", live),
-    web.get("/ready", health),
-    web.get("/admin/v2/brokers", brokers),
-    web.get("/admin/v2/brokers/health", health),
-    web.get("/admin/v2/brokers/ready", health),
-    web.get("/admin/v2/brokers/version", show_version),
-    web.get("/admin/v2/brokers/leaderBroker", leader),
-    web.get("/admin/v2/brokers/{cluster}", brokers_of_cluster),
+    endpoints.get("/health", health),
+    endpoints.get("/live", live),
+    endpoints.get("/ready", health),
+    endpoints.get("/admin/v2/brokers", brokers),
+    endpoints.get("/admin/v2/brokers/health", health),
+    endpoints.get("/admin/v2/brokers/ready", health),
+    endpoints.get("/admin/v2/brokers/version", show_version),
+    endpoints.get("/admin/v2/brokers/leaderBroker", leader),
+    endpoints.get("/admin/v2/brokers/{cluster}", brokers_of_cluster),
 )
