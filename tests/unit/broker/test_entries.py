@@ -18,7 +18,6 @@ from magnetar.broker.entries import (
     may_be_delayed,
     may_have_batches,
     publish_time_of,
-    too_late,
     wrong_count,
 )
 from magnetar.model.hashing import HASH_MAX, key_hash
@@ -219,15 +218,3 @@ def test_most_entries_are_not_parsed_for_it() -> None:
     )
     assert not may_be_batch(stored)
     assert not may_be_delayed(stored)
-
-
-def test_too_late_is_later_than_the_limit_after_its_publish_time() -> None:
-    def send(**fields: int) -> Send:
-        return Send(1, 5, 1, view(**fields).payload)
-
-    assert too_late(send(), 10) is None
-    assert too_late(send(deliver_at_time=19), 10) is None
-    assert too_late(send(deliver_at_time=-1), 10) is None
-    refused = too_late(send(deliver_at_time=20), 10)
-    assert refused is not None
-    assert "11 ms" in str(refused)

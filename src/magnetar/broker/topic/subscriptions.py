@@ -22,7 +22,7 @@ from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import ReadableTopic
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.policy.effective import TopicPolicies
-from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
+from magnetar.broker.subscribe.subscription import TYPE_NAMES, Subscription, first_mark_delete
 from magnetar.broker.subscribe.txn_acks import AckParts
 from magnetar.errors import (
     ConsumerBusy,
@@ -81,6 +81,10 @@ class TopicSubscriptions:
         for subscription in self._by_name.values():
             subscription.wake.advance()
 
+    def limits_changed(self) -> None:
+        for subscription in self._by_name.values():
+            subscription.limits_changed()
+
     def first_unacked(self) -> Position | None:
         """The first entry that any of them has not acknowledged; None: there is none of them."""
         return min((each.first_unacked() for each in self._by_name.values()), default=None)
@@ -130,7 +134,8 @@ class TopicSubscriptions:
 
     async def subscribe(self, options: SubscribeRequest, policies: TopicPolicies) -> Subscription:
         """The subscription that a consumer asks for, created if need be and allowed."""
-        check_consumer_options(options)
+        check_consumer_options(options, policies)
+        # Here as well as when it joins: no cursor is made for who is refused.
         if policies.max_consumers and self.consumers >= policies.max_consumers:
             raise ConsumerBusy(f"{self._topic.name} has {self.consumers} consumers, its limit")
         async with self._turn:
@@ -256,14 +261,18 @@ def _check_isolation(options: SubscribeRequest, present: Subscription) -> None:
         )
 
 
-def check_consumer_options(options: SubscribeRequest) -> None:
-    """What a SUBSCRIBE may not ask for on any topic."""
+def check_consumer_options(options: SubscribeRequest, policies: TopicPolicies) -> None:
+    """What a SUBSCRIBE may not ask for, whatever subscriptions there are."""
     if not options.subscription.strip():
         # The protocol's own error for names has this code.
         raise ProducerBusy("a subscription needs a name")
     check_subscription_name(options.subscription)
     if options.read_compacted and not options.type.takes_cumulative_acks:
         raise NotAllowed("compacted reading needs an Exclusive or Failover subscription")
+    kind = TYPE_NAMES[options.type]
+    if policies.subscription_types and kind not in policies.subscription_types:
+        allowed = ", ".join(sorted(policies.subscription_types))
+        raise NotAllowed(f"subscriptions of type {kind} are switched off", hint=f"use {allowed}")
 
 
 def _missing(name: str) -> SubscriptionNotFound:

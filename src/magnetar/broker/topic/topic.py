@@ -46,6 +46,7 @@ from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_
 from magnetar.broker.publish.lineage import Lineage, dedup_name
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import ProducerNames, TopicProducers
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
@@ -264,6 +265,11 @@ class Topic:
         return self._parts.delays.under(self.policies.delayed_delivery)
 
     @property
+    def consumers(self) -> int:
+        """How many are connected, of all subscriptions."""
+        return self._subscriptions.consumers
+
+    @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
 
@@ -314,9 +320,7 @@ class Topic:
         self._check_writable()
         # Refusals that need no I/O come first, and nothing is kept of a producer before all have
         # passed.
-        limit = self.policies.max_producers
-        if limit and len(self.producers.connected) >= limit:
-            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        self.producers.check_room(self.policies.max_producers, options.name)
         if self.policies.encryption_required and not options.encrypted:
             raise MetadataError(f"{self.name} takes encrypted messages only")
         schemas = self._parts.schemas
@@ -340,7 +344,7 @@ class Topic:
             transactions=self._transactions.writes,
             append_run=self.ledger.append_run,
         )
-        await self.producers.add(producer)
+        await self.producers.add(producer, self.policies.max_producers)
         try:
             self._check_writable()  # it may have been fenced while the epoch was written
             # Invariant 6: two names that are one for dedup would spoil each other's sequences.
@@ -353,7 +357,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
-        producer.limit_delay(self.policies.delayed_delivery.max_delivery_delay_in_millis)
+        producer.limit_sends(SendLimits.of(self.policies))
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -457,10 +461,12 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            self.producers.limit_sends(SendLimits.of(policies))
             if policies.delayed_delivery != before.delayed_delivery:
-                self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
                 self._subscriptions.wake()  # some may be due by now
-            # Everything else is read from `policies` when it is needed.
+            if _unacked_limits(policies) != _unacked_limits(before):
+                self._subscriptions.limits_changed()
+            # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
             if policies.deduplication:
@@ -728,3 +734,7 @@ class Topic:
         entries = self.ledger.entries
         backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
         return self.ledger.size_bytes * backlog // entries if entries else 0
+
+
+def _unacked_limits(policies: TopicPolicies) -> tuple[int, int]:
+    return policies.max_unacked_per_consumer, policies.max_unacked_per_subscription

@@ -310,9 +310,8 @@ class Topics(Service):
             self.publish_gate.check()
         records = self._records_of(name)
         # Segments do not count: their number is the auto-scale policy's.
-        limit = 0 if is_segment else self._topics_max(namespace)
-        if limit and len(await records.names()) >= limit:
-            raise NotAllowed(f"namespace {name.namespace} has {limit} topics, its limit")
+        if not is_segment:
+            await self._check_topics(name.namespace, namespace, 1)
         record = TopicRecord(self._parts.clock.now_ms(), properties=dict(properties or {}))
         # Before the ledger begins (invariant 2): a crash in between leaves a topic that is empty.
         await records.create(record_name(name), record)
@@ -452,6 +451,7 @@ class Topics(Service):
                 raise NotAllowed(f"{name} exists, and is not partitioned")
             self.publish_gate.check()
             await self._check_not_scalable(name)
+            await self._check_topics(name.namespace, namespace, partitions)
             # The record first: partitions that a crash prevents are made when they are loaded.
             if not await self.partitioned.create(name, partitions, properties):
                 return False
@@ -463,6 +463,8 @@ class Topics(Service):
         namespace = await self.namespaces.policies(name.namespace)
         record = await self.partitioned.get(name)
         await self._check_not_scalable(name)
+        more = partitions - (0 if record is None else record.partitions)
+        await self._check_topics(name.namespace, namespace, more)
         # The number first: a partition that a client asks for early is made when it is loaded.
         await self.partitioned.grow(name, partitions)
         await self._create_partitions(name, partitions, namespace)
@@ -596,9 +598,15 @@ class Topics(Service):
 
     # --- parts
 
-    def _topics_max(self, namespace: Policies) -> int:
-        own, broker = namespace.max_topics_per_namespace, self.namespaces.broker
-        return (broker.max_topics_per_namespace or 0) if own is None else own
+    async def _check_topics(self, name: NamespaceName, policies: Policies, more: int) -> None:
+        """NotAllowed if a namespace would have too many topics; partitions count one by one."""
+        own, broker = policies.max_topics_per_namespace, self.namespaces.broker
+        limit = (broker.max_topics_per_namespace or 0) if own is None else own
+        if limit and more > 0 and len(await self._records(name).names()) + more > limit:
+            raise NotAllowed(
+                f"namespace {name} would have more than {limit} topics, its limit",
+                hint="delete some, or raise maxTopicsPerNamespace",
+            )
 
     def _creation(self, namespace: Policies) -> AutoTopicCreation | None:
         """How topics are created when somebody asks for them; None: they are not."""
