@@ -154,6 +154,10 @@ bench-split: $(STAMP) ## a topic splits and merges under load: message set, orde
 bench-layouts: $(STAMP) ## ten thousand segments: lookups, watches, memory, restarts
 	$(BIN)/python -m bench.layouts
 
+.PHONY: bench-policies
+bench-policies: $(STAMP) ## ten thousand loaded topics: until a changed policy holds for all
+	$(BIN)/python -m bench.policies
+
 .PHONY: bench-txn
 bench-txn: $(STAMP) ## transactions: cost of a publish, rate, commit times, wakes; FINISHED=100000
 	$(BIN)/python -m bench.txn --finished $(FINISHED)

@@ -74,6 +74,11 @@ def set_method(owner: type, name: str, method: Callable[..., Any]) -> Patch:
     return lambda monkeypatch: monkeypatch.setattr(owner, name, method)
 
 
+def _pins_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a former owner deletes meets the present one in the middle of its work more often."""
+    monkeypatch.setattr(buffers, "GATHER_SECONDS", 0.0)
+
+
 def _all(*patches: Patch) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in patches:
@@ -277,8 +282,6 @@ def _pins_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(buffers, "adopt_pin", only_read)
     monkeypatch.setattr(pins, "adopt_pin", only_read)
-    # What a former owner deletes at once meets the present one in the middle of its work.
-    monkeypatch.setattr(buffers, "GATHER_SECONDS", 0.0)
 
 
 def _cursor_before_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +359,26 @@ def _confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- decisions
+
+
+def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement that is written by a callback is answered before it is durable."""
+    submit = TransactionalAcks._ack_at_once
+
+    def at_once(self: TransactionalAcks, command: Any) -> asyncio.Future[None] | None:
+        if submit(self, command) is None:
+            return None
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer.set_result(None)
+        return answer
+
+    monkeypatch.setattr(TransactionalAcks, "_ack_at_once", at_once)
+
+
+def _ending_in_header(
+    self: Coordinators, txn: TxnId, state: State, owner: str | None, cause: object
+) -> asyncio.Future[State]:
+    return asyncio.ensure_future(_end_in_header(self, txn, state, owner, cause))
 
 
 async def _end_in_header(
@@ -478,10 +501,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _bound_of_the_new_owner, (names.READ_COMMITTED, names.GATE), Course(hosts=2)
     ),
     "pins are read before aborted records": Mutation(
-        _aborted_before_pins,
+        _all(_aborted_before_pins, _pins_go_at_once),
         (names.READ_COMMITTED, names.ABORTED_STAYS_KNOWN),
         Course(hosts=2, troubles=("usurp", "unload")),
-        first=23,
+        first=13,
     ),
     "what subscriptions held is held again": Mutation(
         set_method(TransactionalAcks, "recover", _recover_no_acks),
@@ -515,7 +538,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         first=4,
     ),
     "pins are adopted": Mutation(
-        _pins_not_adopted,
+        _all(_pins_not_adopted, _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES, names.READ_COMMITTED),
         Course(hosts=3, troubles=("usurp", "weather")),
         first=44,
@@ -530,6 +553,12 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         set_method(MetadataPendingAckStore, "settle", _delete_at_once),
         (names.INTENTS_OUTLIVE_CURSOR,),
     ),
+    "an ack is answered when it is durable": Mutation(
+        _answered_at_once,
+        (names.INTENTS_OUTLIVE_CURSOR, names.ALL_OR_NOTHING),
+        Course(hosts=0),
+        first=10,
+    ),
     "the snapshot is taken after the merge": Mutation(
         set_method(MetadataPendingAckStore, "settle", _delete_what_came_meanwhile),
         (names.INTENTS_OUTLIVE_CURSOR,),
@@ -537,21 +566,22 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         first=15,
     ),
     "ops are deleted as they were seen": Mutation(
-        set_method(TxnStore, "delete_ops", _delete_anything),
+        _all(set_method(TxnStore, "delete_ops", _delete_anything), _pins_go_at_once),
         (names.ABORTED_STAYS_KNOWN, names.GC_NEVER_FORCES),
         Course(hosts=3, troubles=("usurp",)),
-        first=25,
+        first=0,
     ),
     "the aborted record is a maximum": Mutation(
         set_method(TxnStore, "write_aborted", _last_writer_wins),
         (names.ABORTED_STAYS_KNOWN,),
         Course(hosts=3, troubles=("usurp",)),
+        first=2,
     ),
     "an intent that was not written holds nothing": Mutation(
         set_method(PendingAckMessages, "release", _stay_held),
         (names.ALL_OR_NOTHING,),
         Course(hosts=1, troubles=("weather",), rest_seconds=30.0),
-        first=8,
+        first=3,
     ),
     "the aborted record is written before the pin goes": Mutation(
         set_method(BUFFER, "_abort", _unpin_first), (names.ABORTED_STAYS_KNOWN,)
@@ -560,7 +590,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _confirm_nothing, (names.ALL_OR_NOTHING,), Course(hosts=3, troubles=("usurp",)), first=13
     ),
     "the group's record alone decides": Mutation(
-        set_method(Coordinators, "_end", _end_in_header), (names.ONE_DECISION,), first=2
+        set_method(Coordinators, "_ending", _ending_in_header), (names.ONE_DECISION,), first=4
     ),
     "decided ids are kept until they are rolled forward": Mutation(
         set_method(TransactionGroups, "_rolled_forward", _no_roll_forward),
@@ -587,7 +617,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _repair_nothing,
         (names.NO_LEAK, names.ALL_OR_NOTHING),
         Course(limits=SHORT),
-        first=7,
+        first=0,
     ),
     "aborted records go after the data": Mutation(
         _records_before_data, (names.ABORTED_STAYS_KNOWN,), Course(troubles=("trim",))

@@ -53,6 +53,7 @@ PAUSE_MAX_S: Final = 5.0
 
 # In place of a limit: the keeper was told once that the ledger is full, and need not be again.
 _NEVER: Final = 1 << 62
+_NOT_SHOWN: Final = NO_ENTRY - 1
 _LOG: Final = logger(__name__)
 
 # No new ledger helps: another owner has it, the store has stopped, or only the next owner
@@ -65,9 +66,6 @@ _FATAL: Final = (
     StoreClosed,
     OutcomeUnknown,
 )
-
-
-_NOTHING_SHOWN: Final = (-2, -1)
 
 
 class _Finishing(NamedTuple):
@@ -111,8 +109,8 @@ class Appender:
         self._finishing: list[_Finishing] = []
         self._dropping = set(record.value.dropping)
         self._writer: LedgerWriter | None = None
-        self._shown = _NOTHING_SHOWN
-        """The last entry and the bytes of the open ledger, as `ledgers` has them."""
+        self._shown = _NOT_SHOWN
+        """The last entry of the open ledger that the list has."""
         self._submit: Callable[[bytes], asyncio.Future[Position]]
         self._submit_run: Callable[[list[bytes], int], asyncio.Future[Position]]
         self._refusal: MagnetarError | None = Unavailable(f"{name} has no open ledger yet")
@@ -223,18 +221,19 @@ class Appender:
 
     def refresh(self) -> LedgerList:
         """The list of ledgers with what is readable at this moment."""
+        writer = self._writer
+        # Asked several times for each read and each batch: mostly nothing is new.
+        if writer is not None and writer.last_durable == self._shown and not self._finishing:
+            return self.ledgers
         for each in self._finishing:
             durable = each.writer.last_durable + 1
             self.ledgers.grow(each.writer.ledger_id, durable, each.size_bytes)
             # What stands behind a gap stays hidden (invariant 3).
             if durable < each.submitted:
                 return self.ledgers
-        if self._writer is not None:
-            shown = self._writer.last_durable, self._bytes
-            # Asked again and again in between: that nothing is new is told here.
-            if shown != self._shown:
-                self.ledgers.grow(self._writer.ledger_id, shown[0] + 1, shown[1])
-                self._shown = shown
+        if writer is not None:
+            self._shown = writer.last_durable
+            self.ledgers.grow(writer.ledger_id, self._shown + 1, self._bytes)
         return self.ledgers
 
     # --- durability
@@ -386,7 +385,7 @@ class Appender:
         if self._writer is not None:
             self._finishing.append(_Finishing(self._writer, self._count, self._bytes))
         self._writer = writer
-        self._shown = _NOTHING_SHOWN
+        self._shown = _NOT_SHOWN
         self._submit = writer.append
         self._submit_run = writer.append_run
         self._run_bytes_max = writer.run_bytes_max

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 from magnetar.broker.api import SchemaData
@@ -25,7 +26,7 @@ from tests.integration.server.loop_probe import Probed, Turns, probed
 from tests.integration.server.loop_scene import TRANSACTIONS, Scene, fields_of
 
 EXCLUSIVE, SHARED, _, KEY_SHARED = range(4)
-_STRING: Final = 1
+_AVRO: Final = 4
 """A type of schema whose definitions are not compared."""
 AIM_MS: Final = 20.0
 TURN_MS_MAX: Final = 100.0
@@ -227,6 +228,12 @@ async def split(scene: Scene) -> None:
     await scene.measure("GET stats of a scalable topic", scene.asked("GET", f"{topic}/stats"))
 
 
+def _definition(number: int, fields: int) -> bytes:
+    """An Avro schema that goes with all others of these."""
+    given = [{"name": f"f{number}_{at}", "type": "int", "default": 1} for at in range(fields)]
+    return msgspec.json.encode({"type": "record", "name": "R", "fields": given})
+
+
 async def names(scene: Scene) -> None:
     """What is listed and looked for: topics, versions of a schema, hash ranges."""
 
@@ -236,7 +243,7 @@ async def names(scene: Scene) -> None:
             await server.topics.get(name, create=True)
         # As many as there may be, but for one.
         for number in range(VERSIONS_MAX * scene.items // 100_000 - 1):
-            schema = SchemaData(_STRING, b"%d" % number, "s", {})
+            schema = SchemaData(_AVRO, _definition(number, 1), "s", {})
             await server.schemas.register("public/default/versions", schema, strategy="FULL")
 
     await scene.probe.on_loop(create)
@@ -250,7 +257,9 @@ async def names(scene: Scene) -> None:
     await scene.measure("WATCH_TOPIC_LIST", watch)
     await scene.measure("GET topics", scene.asked("GET", f"persistent/{where}"))
     topic = f"persistent://{where}/versions"
-    schema = {"name": "s", "schema_data": b"new", "type": _STRING}
+    # A tenth of the items as fields; the largest definition has a few more.
+    new = _definition(VERSIONS_MAX, scene.items // 10)
+    schema = {"name": "s", "schema_data": new, "type": _AVRO}
     opened = driver.request("PRODUCER", topic=topic, producer_id=7, schema=schema)
     await scene.measure("PRODUCER with a new version of a schema", opened)
     await scene.measure(

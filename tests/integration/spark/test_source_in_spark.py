@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +37,16 @@ def test_it_is_found_without_registration(spark: SparkSession, on: Stage, name: 
     options = ", ".join(f"'{key}' '{value}'" for key, value in on.options({}).items())
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING {name} OPTIONS ({options})")
     assert spark.sql("SELECT count(DISTINCT messageId) FROM orders").collect()[0][0] == 30
+
+
+def test_workers_import_pyspark_with_its_bytecode(spark: SparkSession) -> None:
+    def place(_: int) -> str:
+        import pyspark
+
+        return str(pyspark.__file__)
+
+    (found,) = spark.sparkContext.parallelize([0], 1).map(place).collect()
+    assert found == pyspark.__file__, "and not from the zip file of Spark, which has none"
 
 
 def test_filters_are_pushed_down(spark: SparkSession, on: Stage) -> None:

@@ -63,6 +63,24 @@ def test_splits_and_merges_while_it_reads(on: Stage, limit: str) -> None:
     query.check()
 
 
+def test_short_ranges_share_a_task(on: Stage) -> None:
+    on.send(10)
+    on.split(0)
+    on.send(20)
+    query = on.from_earliest()
+    query.drain()
+    on.send(20)
+    query.step()
+    assert (len(query.segments[-1]), query.num_tasks) == (2, 1)
+    query.replay()
+    # Who says how many there should be gets them.
+    query.restart(minPartitions="2")
+    on.send(20)
+    query.step()
+    assert (len(query.segments[-1]), query.num_tasks) == (2, 2)
+    query.check()
+
+
 def test_a_split_between_the_log_and_the_read(on: Stage) -> None:
     on.send(40)
     query = on.from_earliest()

@@ -259,6 +259,32 @@ def test_a_former_owners_cursor_is_refused_and_changes_nothing(
     world_factory.run(main())
 
 
+def test_properties_are_changed_beside_acknowledgements(world_factory: WorldFactory) -> None:
+    async def main() -> None:
+        world = world_factory()
+        first = await filled(world, 5)
+        positions = [entry.position for entry in await first.read(EARLIEST, 5)]
+        cursor = await first.create_cursor("s", EARLIEST, {"a": "1"})
+        work = []
+        for number, position in enumerate(positions[1:]):
+            cursor.ack(position)
+            work += [cursor.flush(), cursor.change_properties({"b": str(number)})]
+        await asyncio.gather(*work)
+        # As long as one write is under way no other one begins: neither loses what the other wrote.
+        second = await world.open()
+        taken_over = second.cursor("s")
+        assert taken_over.properties == {"b": "3"}
+        assert [taken_over.is_acked(each) for each in positions] == [False] + [True] * 4
+        with pytest.raises(ManagedLedgerFenced):
+            await cursor.change_properties({"c": "late"})
+        with pytest.raises(ManagedLedgerFenced):
+            await cursor.flush()
+        assert second.cursor("s").properties == {"b": "3"}
+        await second.close()
+
+    world_factory.run(main())
+
+
 def test_the_background_write_notices_a_later_owner(
     memory_world_factory: MemoryWorldFactory,
 ) -> None:

@@ -17,6 +17,7 @@ from magnetar.errors import (
 )
 from magnetar.ledger.api import LedgerWriter
 from magnetar.ledger.memory import MemoryLedgerStore
+from magnetar.managed_ledger.ledger_list import LedgerList
 from magnetar.managed_ledger.managed_ledger import EARLIEST, ManagedLedger
 from magnetar.managed_ledger.names import managed_ledger_key
 from magnetar.managed_ledger.records import decode_managed_ledger, encode
@@ -59,6 +60,32 @@ def test_what_was_appended_reads_back_after_reopening(world_factory: WorldFactor
         later = await again.append(b"x")
         assert later.ledger_id > positions[-1].ledger_id
         await again.close()
+
+    world_factory.run(main())
+
+
+def test_the_end_is_looked_for_only_when_it_has_moved(
+    world_factory: WorldFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown: list[int] = []
+    grow = LedgerList.grow
+
+    def counted(ledgers: LedgerList, ledger_id: int, entries: int, size_bytes: int) -> None:
+        grown.append(entries)
+        grow(ledgers, ledger_id, entries, size_bytes)
+
+    async def main() -> None:
+        ledger = await world_factory().open()
+        monkeypatch.setattr(LedgerList, "grow", counted)
+        for number in range(3):
+            grown.clear()
+            position = await ledger.append(b"%d" % number)
+            for _ in range(5):
+                assert ledger.last_position() == position
+                assert ledger.entries == number + 1
+                assert ledger.size_bytes == number + 1
+            assert len(grown) <= 1
+        await ledger.close()
 
     world_factory.run(main())
 

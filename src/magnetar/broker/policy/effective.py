@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -83,15 +84,12 @@ class TopicPolicies(msgspec.Struct, frozen=True, kw_only=True):
 def resolved(namespace: Policies, topic: Policies | None, broker: Policies) -> Policies:
     """What each policy is for a topic; the broker's own values included."""
     own = topic or _NOTHING
-    found: dict[str, Any] = {}
-    # Written out: it is done for every loaded topic whenever its namespace changes.
-    for name in _OPTIONAL:
-        value = getattr(own, name)
-        if value is None:
-            value = getattr(namespace, name)
-            if value is None:
-                value = getattr(broker, name)
-        found[name] = value
+    levels = zip(_OPTIONAL, _values(own), _values(namespace), _values(broker), strict=True)
+    # All at once: it is done for every loaded topic whenever its namespace changes.
+    found: dict[str, Any] = {
+        name: (third if second is None else second) if first is None else first
+        for name, first, second, third in levels
+    }
     found["backlog_quota_map"] = (
         broker.backlog_quota_map | namespace.backlog_quota_map | own.backlog_quota_map
     )
@@ -175,6 +173,8 @@ _AUTO_UPDATES: Final = {
 _OPTIONAL: Final = tuple(
     each.name for each in msgspec.structs.fields(Policies) if each.default is None
 )
+
+_values: Final = attrgetter(*_OPTIONAL)
 
 _SAME: Final = {
     "message_ttl_seconds": "message_ttl_in_seconds",

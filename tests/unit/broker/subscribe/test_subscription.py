@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from magnetar.broker.subscribe import subscription
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.errors import (
@@ -138,6 +142,51 @@ def test_runs_and_holes_are_acknowledged_alike() -> None:
         assert after.bodies() == ["3", "7", "9"]
 
     run(scenario)
+
+
+# First entry, how many follow one another, and the messages of a batch that are left.
+ACKED = st.tuples(st.integers(-2, 24), st.integers(1, 9), st.sampled_from([0, 0, 0, 0b10]))
+
+
+@given(st.lists(st.lists(ACKED, min_size=1, max_size=3), max_size=5))
+def test_a_run_is_acknowledged_as_each_of_its_entries(commands: list[list[Any]]) -> None:
+    """The same commands with runs as one step, and one by one; some entries do not exist."""
+
+    def acknowledged(run_entries_min: int) -> list[object]:
+        found: list[object] = []
+
+        async def scenario(topic: Topic) -> None:
+            await topic.publish(*numbered(20), messages=2)
+            ledger_id = topic.ledger.last_position().ledger_id
+            opened = await topic.subscription()
+            client = Client(opened, SHARED)
+            await settle()
+            client.take()
+            for command in commands:
+                acks = [
+                    Ack(Position(ledger_id, first + number), left if number == count - 1 else 0)
+                    for first, count, left in command
+                    for number in range(count)
+                ]
+                opened.ack(client.consumer, acks)
+                opened.cursor.check_invariants()
+                entries = [Position(ledger_id, number) for number in range(20)]
+                found.extend(
+                    [
+                        opened.cursor.mark_delete,
+                        opened.backlog(),
+                        client.consumer.unacked,
+                        [opened.cursor.is_acked(each) for each in entries],
+                        [opened.cursor.unacked_indexes(each) for each in entries],
+                    ]
+                )
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subscription, "_RUN_ENTRIES_MIN", run_entries_min)
+            run(scenario)
+        return found
+
+    assert acknowledged(2) == acknowledged(1000)
 
 
 def test_an_ack_may_come_from_another_consumer_of_the_subscription() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -49,11 +50,13 @@ def test_of_two_changes_at_once_the_one_stored_last_holds_everywhere() -> None:
         told = PolicyChanges._tell
         slow = asyncio.Event()
 
-        async def held_up(self: PolicyChanges, name: TopicName, policies: Policies) -> None:
+        async def held_up(
+            self: PolicyChanges, name: TopicName, policies: Policies, *more: Any
+        ) -> None:
             # The first change stops at its third topic until the second one has been asked for.
             if policies.message_ttl_in_seconds == 1 and name == named(2):
                 await slow.wait()
-            await told(self, name, policies)
+            await told(self, name, policies, *more)
 
         with patch.object(PolicyChanges, "_tell", held_up):
             first = asyncio.create_task(topics.change_namespace(DEFAULT, ttl(1)))
@@ -75,10 +78,12 @@ def test_without_its_turn_the_older_change_would_come_last() -> None:
         told = PolicyChanges._tell
         slow = asyncio.Event()
 
-        async def held_up(self: PolicyChanges, name: TopicName, policies: Policies) -> None:
+        async def held_up(
+            self: PolicyChanges, name: TopicName, policies: Policies, *more: Any
+        ) -> None:
             if policies.message_ttl_in_seconds == 1:
                 await slow.wait()
-            await told(self, name, policies)
+            await told(self, name, policies, *more)
 
         @asynccontextmanager
         async def nobody_waits(self: object, key: object) -> AsyncIterator[None]:
