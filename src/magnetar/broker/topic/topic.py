@@ -50,6 +50,7 @@ from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
+from magnetar.broker.topic.quotas import TopicQuotas
 from magnetar.broker.topic.subscriptions import TopicSubscriptions
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
@@ -209,6 +210,7 @@ class Topic:
             self._tasks,
             parts.clock,
         )
+        self.quotas = TopicQuotas(self, parts.clock)
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         # Switching dedup on and off awaits: two changes of policy must not overlap.
@@ -323,6 +325,7 @@ class Topic:
         self.producers.check_room(self.policies.max_producers, options.name)
         if self.policies.encryption_required and not options.encrypted:
             raise MetadataError(f"{self.name} takes encrypted messages only")
+        await self.quotas.check()
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         # PIP-124: a dead letter producer makes the subscription first, so that its messages are
@@ -710,6 +713,8 @@ class Topic:
         subscriptions = {
             name: each.stats(consumers=consumers) for name, each in self.subscriptions.items()
         }
+        # Of the last look that a quota by age made: nothing is read here.
+        oldest_seconds, oldest_of = self.quotas.oldest()
         stats = TopicStats(
             msg_rate_in=self._message_rate.of(self.messages_in),
             msg_throughput_in=self._byte_rate.of(self.bytes_in),
@@ -726,6 +731,10 @@ class Topic:
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
             retention=RetentionStats.of(self.policies),
+            backlog_quota_limit_size=self.policies.size_quota.limit,
+            backlog_quota_limit_time=self.policies.age_quota.limit_time,
+            oldest_backlog_message_age_seconds=oldest_seconds,
+            oldest_backlog_message_subscription_name=oldest_of,
         )
         return with_sums(stats)
 

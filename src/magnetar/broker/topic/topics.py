@@ -46,6 +46,7 @@ from magnetar.broker.policy.values import AutoTopicCreation
 from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.broker.topic.policy_changes import PolicyChanges
+from magnetar.broker.topic.quotas import enforce_quotas
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger import managed_ledger
@@ -591,6 +592,10 @@ class Topics(Service):
         return await self.namespaces.delete(namespace)
 
     # --- storage
+
+    async def enforce_quotas(self) -> None:
+        """Look at the backlogs of all loaded topics now."""
+        await enforce_quotas([each for each in self._loaded.values() if isinstance(each, Topic)])
 
     async def stored(self, name: TopicName) -> tuple[tuple[LedgerSpan, ...], bool]:
         """The ledgers of a topic that is not loaded, and whether it takes no more messages."""
