@@ -11,6 +11,7 @@ import pytest
 from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerRequest, Receipt, SchemaData
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.effective import TopicPolicies
+from magnetar.broker.policy.values import SubscribeRate
 from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic
@@ -175,6 +176,28 @@ def test_policies_limit_who_consumes() -> None:
         await join("a", 8)
         with pytest.raises(NotAllowed):
             await join("e", 9)
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_a_consumer_may_subscribe_only_so_often() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        await topic.apply(TopicPolicies(subscribe_rate=SubscribeRate(2, 30)))
+        asked = [
+            dataclasses.replace(consumer(), address=f"10.0.0.1:{port}")
+            for port in range(4000, 4003)
+        ]
+        for each in asked[:2]:
+            await topic.subscription(each)
+        # From another port it is the same one; and no subscription is made for who is refused.
+        with pytest.raises(NotAllowed):
+            await topic.subscription(dataclasses.replace(asked[2], subscription="other"))
+        assert set(topic.subscriptions) == {"s"}
+        await topic.subscription(dataclasses.replace(asked[2], consumer_id=2))
+        await asyncio.sleep(30)
+        await topic.subscription(asked[2])
         await topic.close()
 
     in_world(scenario)
