@@ -1,8 +1,8 @@
 """Pure: what the broker needs to know of an entry, read from its metadata once and when asked.
 
 Owns: `EntryView`; `may_be_batch` and `wrong_count`, which judge how many messages a send claims;
-`may_be_delayed` and `too_late`, which judge when one is to be delivered; and `publish_time_of` for
-the search by time.
+`may_be_delayed`, which judges whether one has a time of delivery; and `publish_time_of` for the
+search by time.
 
 Invariants:
 1. The metadata is parsed at most once, and the payload behind it is never looked at.
@@ -233,21 +233,6 @@ def _metadata_span(payload: bytes) -> tuple[int, int]:
     start = _CHECKSUM_BYTES if payload.startswith(_CHECKSUM_MAGIC) else 0
     body = start + _SIZE_BYTES
     return body, body + int.from_bytes(payload[start:body], "big")
-
-
-def too_late(send: Send, max_delay_ms: int) -> NotAllowed | None:
-    """Why a send is to be delivered too long after it was published; None: it is not."""
-    if not may_be_delayed(send.headers_and_payload):
-        return None
-    view = EntryView(UNPLACED, send.headers_and_payload)
-    delay_ms = (view.deliver_at or 0) - view.publish_time
-    if delay_ms <= max_delay_ms:
-        return None
-    return NotAllowed(
-        f"message {send.sequence_id} of producer {send.producer_id} is to be delivered "
-        f"{delay_ms} ms after it was published",
-        hint=f"the longest delay here is {max_delay_ms} ms",
-    )
 
 
 def may_have_batches(payloads: Sequence[bytes]) -> bool:

@@ -23,6 +23,7 @@ from magnetar.broker.policy.schemas import takes_any_schema, version_bytes
 from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import TopicProducers
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.subscribe.nonpersistent_subscription import (
     SENT_POSITION,
     NonPersistentSubscription,
@@ -34,7 +35,6 @@ from magnetar.errors import (
     MagnetarError,
     MetadataError,
     NotAllowed,
-    ProducerBusy,
     ServiceNotReady,
     SubscriptionNotFound,
     TopicNotFound,
@@ -91,7 +91,7 @@ class NonPersistentTopic:
     def in_use(self) -> bool:
         """Whether anybody is connected."""
         producers = self.producers
-        return bool(producers.connected or producers.waiting or self._consumers())
+        return bool(producers.connected or producers.waiting or self.consumers)
 
     async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
         raise NotAllowed(f"{self.name} keeps no messages")
@@ -102,9 +102,7 @@ class NonPersistentTopic:
         """Admit a producer; topic epochs last as long as the topic object."""
         self._check_writable()
         # The same order of refusals as for a persistent topic: clients get the same errors.
-        limit = self.policies.max_producers
-        if limit and len(self.producers.connected) >= limit:
-            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        self.producers.check_room(self.policies.max_producers, options.name)
         if self.policies.encryption_required and not options.encrypted:
             raise MetadataError(f"{self.name} takes encrypted messages only")
         schemas = self._parts.schemas
@@ -120,7 +118,8 @@ class NonPersistentTopic:
             trouble=self._trouble,
             schema_version=version_bytes(version),
         )
-        await self.producers.add(producer)
+        await self.producers.add(producer, self.policies.max_producers)
+        producer.limit_sends(SendLimits.of(self.policies))
         return producer
 
     def _publish(self, payload: bytes) -> asyncio.Future[Position]:
@@ -147,9 +146,9 @@ class NonPersistentTopic:
     async def subscription(self, options: SubscribeRequest) -> NonPersistentSubscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
-        check_consumer_options(options)
+        check_consumer_options(options, self.policies)
         limit = self.policies.max_consumers
-        if limit and self._consumers() >= limit:
+        if limit and self.consumers >= limit:
             raise ConsumerBusy(f"{self.name} has {limit} consumers, its limit")
         schemas, idle = self._parts.schemas, self._takes_first_schema()
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
@@ -157,8 +156,11 @@ class NonPersistentTopic:
         self._check_open()
         found = self._subscriptions.get(options.subscription)
         if found is None:
+            limit = self.policies.max_subscriptions
+            if limit and len(self._subscriptions) >= limit:
+                raise NotAllowed(f"{self.name} has {limit} subscriptions, its limit")
             found = NonPersistentSubscription(
-                self.name,
+                self,
                 options.subscription,
                 clock=self._clock,
                 limits=self._parts.limits,
@@ -201,13 +203,15 @@ class NonPersistentTopic:
             for consumer in subscription.consumers
         )
 
-    def _consumers(self) -> int:
+    @property
+    def consumers(self) -> int:
         return sum(len(each.consumers) for each in self._subscriptions.values())
 
     # --- policies
 
     async def apply(self, policies: TopicPolicies) -> None:
         self.policies = policies
+        self.producers.limit_sends(SendLimits.of(policies))
 
     async def trim(self) -> list[int]:
         """There is nothing to trim."""

@@ -46,9 +46,11 @@ from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_
 from magnetar.broker.publish.lineage import Lineage, dedup_name
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import ProducerNames, TopicProducers
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
+from magnetar.broker.topic.quotas import TopicQuotas
 from magnetar.broker.topic.subscriptions import TopicSubscriptions
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
@@ -208,6 +210,7 @@ class Topic:
             self._tasks,
             parts.clock,
         )
+        self.quotas = TopicQuotas(self, parts.clock)
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         # Switching dedup on and off awaits: two changes of policy must not overlap.
@@ -264,6 +267,11 @@ class Topic:
         return self._parts.delays.under(self.policies.delayed_delivery)
 
     @property
+    def consumers(self) -> int:
+        """How many are connected, of all subscriptions."""
+        return self._subscriptions.consumers
+
+    @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
 
@@ -314,11 +322,10 @@ class Topic:
         self._check_writable()
         # Refusals that need no I/O come first, and nothing is kept of a producer before all have
         # passed.
-        limit = self.policies.max_producers
-        if limit and len(self.producers.connected) >= limit:
-            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        self.producers.check_room(self.policies.max_producers, options.name)
         if self.policies.encryption_required and not options.encrypted:
             raise MetadataError(f"{self.name} takes encrypted messages only")
+        await self.quotas.check()
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         # PIP-124: a dead letter producer makes the subscription first, so that its messages are
@@ -340,7 +347,7 @@ class Topic:
             transactions=self._transactions.writes,
             append_run=self.ledger.append_run,
         )
-        await self.producers.add(producer)
+        await self.producers.add(producer, self.policies.max_producers)
         try:
             self._check_writable()  # it may have been fenced while the epoch was written
             # Invariant 6: two names that are one for dedup would spoil each other's sequences.
@@ -353,7 +360,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
-        producer.limit_delay(self.policies.delayed_delivery.max_delivery_delay_in_millis)
+        producer.limit_sends(SendLimits.of(self.policies))
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -457,10 +464,12 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            self.producers.limit_sends(SendLimits.of(policies))
             if policies.delayed_delivery != before.delayed_delivery:
-                self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
                 self._subscriptions.wake()  # some may be due by now
-            # Everything else is read from `policies` when it is needed.
+            if _unacked_limits(policies) != _unacked_limits(before):
+                self._subscriptions.limits_changed()
+            # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
             if policies.deduplication:
@@ -704,6 +713,8 @@ class Topic:
         subscriptions = {
             name: each.stats(consumers=consumers) for name, each in self.subscriptions.items()
         }
+        # Of the last look that a quota by age made: nothing is read here.
+        oldest_seconds, oldest_of = self.quotas.oldest()
         stats = TopicStats(
             msg_rate_in=self._message_rate.of(self.messages_in),
             msg_throughput_in=self._byte_rate.of(self.bytes_in),
@@ -720,6 +731,10 @@ class Topic:
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
             retention=RetentionStats.of(self.policies),
+            backlog_quota_limit_size=self.policies.size_quota.limit,
+            backlog_quota_limit_time=self.policies.age_quota.limit_time,
+            oldest_backlog_message_age_seconds=oldest_seconds,
+            oldest_backlog_message_subscription_name=oldest_of,
         )
         return with_sums(stats)
 
@@ -728,3 +743,7 @@ class Topic:
         entries = self.ledger.entries
         backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
         return self.ledger.size_bytes * backlog // entries if entries else 0
+
+
+def _unacked_limits(policies: TopicPolicies) -> tuple[int, int]:
+    return policies.max_unacked_per_consumer, policies.max_unacked_per_subscription
