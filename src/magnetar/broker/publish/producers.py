@@ -9,6 +9,7 @@ Invariants (`check_invariants`):
 3. Every producer that gets the topic for itself gets a topic epoch, made durable before, and higher
    than any before it; one that comes back keeps its own, if nobody had the topic in between.
 4. A producer leaves only when all that it has in flight is settled.
+5. Where messages must be encrypted, nobody sends who did not say that it encrypts.
 
 Relies on: `set_epoch`, which makes a topic epoch durable.
 """
@@ -18,13 +19,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
+from typing import Final
 
-from magnetar.broker.api import AccessMode
+from magnetar.broker.api import AccessMode, ProducerRequest
 from magnetar.broker.policy.records import PRODUCER_NAMES
 from magnetar.broker.publish.producer import Producer
-from magnetar.errors import InvariantBroken, MagnetarError, ProducerBusy, ProducerFenced
+from magnetar.errors import (
+    InvariantBroken,
+    MagnetarError,
+    MetadataError,
+    ProducerBusy,
+    ProducerFenced,
+)
 from magnetar.metadata.api import MetadataStore
 from magnetar.metadata.recipes import Counter
+
+_ENCRYPTED_ONLY: Final = "this topic takes encrypted messages only"
 
 SetEpoch = Callable[[int], Awaitable[None]]
 
@@ -51,6 +61,7 @@ class TopicProducers:
         self._connected: dict[str, Producer] = {}
         self._waiting: dict[str, Producer] = {}
         self._exclusive: Producer | None = None
+        self._encrypted_only = False
         # Changes take turns: admission awaits the epoch and the ends of others, and must not
         # overlap.
         self._turn = asyncio.Lock()
@@ -84,6 +95,7 @@ class TopicProducers:
         ProducerFenced: it wants the topic for itself and must not have it.
         """
         async with self._turn:
+            self.check_encrypted(producer.options)
             await self._free_name(producer)
             admit = {
                 AccessMode.SHARED: self._add_shared,
@@ -92,6 +104,13 @@ class TopicProducers:
                 AccessMode.EXCLUSIVE_WITH_FENCING: self._add_fencing,
             }
             await admit[producer.access_mode](producer)
+            # Here and not before: the policy may have changed while it was admitted.
+            self._judge(producer)
+
+    def check_encrypted(self, options: ProducerRequest) -> None:
+        """Raise `MetadataError` if a producer will not encrypt what it must."""
+        if self._encrypted_only and not options.encrypted:
+            raise MetadataError(_ENCRYPTED_ONLY)
 
     async def _free_name(self, producer: Producer) -> None:
         present = self.named(producer.name)
@@ -185,6 +204,17 @@ class TopicProducers:
         """Let none send what is to be delivered later than that; 0: all may."""
         for producer in (*self._connected.values(), *self._waiting.values()):
             producer.limit_delay(max_delay_ms)
+
+    def require_encryption(self, required: bool) -> None:
+        """Let none send what is not encrypted, and stop who will not encrypt; or no longer."""
+        self._encrypted_only = required
+        for producer in (*self._connected.values(), *self._waiting.values()):
+            self._judge(producer)
+
+    def _judge(self, producer: Producer) -> None:
+        producer.require_encryption(self._encrypted_only)
+        if self._encrypted_only and not producer.options.encrypted:
+            producer.stop(MetadataError(_ENCRYPTED_ONLY))
 
     def settle(self) -> None:
         """Note the outcome of everything that is done."""

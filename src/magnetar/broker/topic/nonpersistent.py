@@ -32,7 +32,6 @@ from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import (
     ConsumerBusy,
     MagnetarError,
-    MetadataError,
     NotAllowed,
     ProducerBusy,
     ServiceNotReady,
@@ -68,6 +67,7 @@ class NonPersistentTopic:
         self.producers = TopicProducers(
             None, _no_epoch_record, close_seconds=parts.limits.close_seconds
         )
+        self._require_encryption()
         self._created_ms, self._last_publish_ms = parts.clock.now_ms(), 0
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)
@@ -105,8 +105,7 @@ class NonPersistentTopic:
         limit = self.policies.max_producers
         if limit and len(self.producers.connected) >= limit:
             raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
-        if self.policies.encryption_required and not options.encrypted:
-            raise MetadataError(f"{self.name} takes encrypted messages only")
+        self.producers.check_encrypted(options)
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         name = options.name or await self._parts.producer_names.next_name()
@@ -208,6 +207,11 @@ class NonPersistentTopic:
 
     async def apply(self, policies: TopicPolicies) -> None:
         self.policies = policies
+        self._require_encryption()
+
+    def _require_encryption(self) -> None:
+        required = self.policies.encryption_required and not self.name.is_system
+        self.producers.require_encryption(required)
 
     async def trim(self) -> list[int]:
         """There is nothing to trim."""

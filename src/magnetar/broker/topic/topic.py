@@ -55,7 +55,6 @@ from magnetar.errors import (
     LedgerFenced,
     MagnetarError,
     ManagedLedgerFenced,
-    MetadataError,
     NotAllowed,
     ProducerBusy,
     ServiceNotReady,
@@ -175,6 +174,7 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
+        self._require_encryption()
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
@@ -317,8 +317,7 @@ class Topic:
         limit = self.policies.max_producers
         if limit and len(self.producers.connected) >= limit:
             raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
-        if self.policies.encryption_required and not options.encrypted:
-            raise MetadataError(f"{self.name} takes encrypted messages only")
+        self.producers.check_encrypted(options)
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         # PIP-124: a dead letter producer makes the subscription first, so that its messages are
@@ -460,6 +459,7 @@ class Topic:
             if policies.delayed_delivery != before.delayed_delivery:
                 self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
                 self._subscriptions.wake()  # some may be due by now
+            self._require_encryption()
             # Everything else is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
@@ -473,6 +473,11 @@ class Topic:
                     self._unfence(unready)
             else:
                 await self._dedup.end()
+
+    def _require_encryption(self) -> None:
+        # Brokers and tools write system topics themselves, and have no keys.
+        required = self.policies.encryption_required and not self.name.is_system
+        self.producers.require_encryption(required)
 
     async def trim(self, retention: Retention | None = None) -> list[int]:
         """Drop the ledgers that retention (its own, if none is given) lets go; their ids."""
