@@ -3,8 +3,9 @@
     python -m bench.client_columns
 
 No server and no connection: what one core can do, beside the same work message by message (with
-protobuf objects, as receiving and sending single messages does it). Rows have values of 100 B, and
-in the second kind a key, an event time and two properties.
+protobuf objects, as receiving and sending single messages does it). Rows have values of 100 B, in
+the second kind one of a thousand keys, and in the third a key that is hardly repeated, an event
+time and two properties.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ TIMES: Final = 7
 FIRST: Final = 1_000_000
 MOMENT_MS: Final = 1_700_000_000_000
 STAMP: Final = Stamp("bench", MOMENT_MS)
+KEYS: Final = 1000
 KINDS: Final = {
     "values": ("value",),
+    "key": ("value", "key"),
     "key, time, two properties": ("value", "key", "event_time", "properties"),
 }
 
 
-def message(number: int, *, is_full: bool) -> Outgoing:
+def message(number: int, names: Sequence[str]) -> Outgoing:
     made = Outgoing(payload=bytes(100), sequence_id=FIRST + number)
-    if is_full:
+    if "key" in names:
+        made.key = f"key-{number % KEYS}"
+    if "properties" in names:
         made.key = f"key-{number * 7919 % 5000}"
         made.event_time_ms = MOMENT_MS + number
         made.properties = {"kind": "order", "trace": f"{number:016x}"}
@@ -128,7 +133,7 @@ def measured() -> list[Row]:
     found: list[Row] = []
     router = Router(SegmentLayout.create(1, now_ms=1))
     for kind, names in KINDS.items():
-        messages = [message(number, is_full=len(names) > 1) for number in range(ROWS)]
+        messages = [message(number, names) for number in range(ROWS)]
         parts = [messages[at : at + BATCH_MESSAGES] for at in range(0, ROWS, BATCH_MESSAGES)]
         entries = [batch_entry(part, STAMP, hashes=True).headers_and_payload for part in parts]
         raw = [RawEntry(1, number, entry) for number, entry in enumerate(entries)]

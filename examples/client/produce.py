@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from magnetar import Client, Compression
 from magnetar.errors import SendTimedOut
@@ -28,6 +28,7 @@ async def main(service_url: str) -> None:
                 properties={"unit": "celsius"},
                 event_time=datetime.now(UTC),
             )
+            await producer.send(b"remind me", deliver_after=timedelta(hours=1))
 
         async with await client.producer(TOPIC, name="importer") as producer:
             print("continues after", producer.last_sequence_id)

@@ -501,10 +501,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         _bound_of_the_new_owner, (names.READ_COMMITTED, names.GATE), Course(hosts=2)
     ),
     "pins are read before aborted records": Mutation(
-        _aborted_before_pins,
+        _all(_aborted_before_pins, _pins_go_at_once),
         (names.READ_COMMITTED, names.ABORTED_STAYS_KNOWN),
         Course(hosts=2, troubles=("usurp", "unload")),
-        first=23,
+        first=13,
     ),
     "what subscriptions held is held again": Mutation(
         set_method(TransactionalAcks, "recover", _recover_no_acks),

@@ -28,6 +28,7 @@ AUDIT: Final = "audit"
 NOTHING: Final = Position(-1, -1)
 
 _FILLER: Final = bytes(range(32, 127)) * 16
+_MESSAGE_BYTES_MIN: Final = 5
 _FILLER_MAX: Final = 1200
 
 
@@ -48,7 +49,9 @@ class Sent(NamedTuple):
 
 def payload_of(sent: Sent) -> bytes:
     head = " ".join(map(str, sent)).encode()
-    return head + b"\n" + _FILLER[: sum(head) * 7 % _FILLER_MAX]
+    # A server refuses a batch whose bytes could not hold so many messages.
+    size = max(sum(head) * 7 % _FILLER_MAX, _MESSAGE_BYTES_MIN * sent.messages)
+    return head + b"\n" + _FILLER[:size]
 
 
 def sent_of(payload: bytes) -> Sent | None:

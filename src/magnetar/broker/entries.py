@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import binascii
 import re
-import struct
 from base64 import b64decode
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from magnetar.errors import MetadataError, NotAllowed, RemoteProtocolError
 from magnetar.ledger.api import Entry
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.ids import Position
-from magnetar.wire.messages import MAGIC_CHECKSUM, Send, TxnId, metadata_of
+from magnetar.wire.messages import Send, TxnId, metadata_of
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 NO_MARKER: Final = -1
@@ -35,6 +34,9 @@ UNPLACED: Final = Position(0, 0)
 BATCH_SIZE_TAG: Final = b"\x58"
 """The byte with which field 11 (num_messages_in_batch, a number) begins in MessageMetadata."""
 
+Finds: TypeAlias = Callable[[bytes, int, int], re.Match[bytes] | None]
+"""Searches between two places."""
+
 # Field 19 (deliver_at_time, a number) begins with these in MessageMetadata.
 _finds_delay: Final = re.compile(rb"\x98\x01").search
 _finds_batch: Final = re.compile(re.escape(BATCH_SIZE_TAG)).search
@@ -43,7 +45,6 @@ _finds_batch: Final = re.compile(re.escape(BATCH_SIZE_TAG)).search
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
 _CHECKSUM_BYTES: Final = 6
 _SIZE_BYTES: Final = 4
-_CHECKED_HEAD: Final = struct.Struct(">HII")
 
 # A message of a batch has its size (4 bytes) and metadata of at least one field.
 _MESSAGE_BYTES_MIN: Final = 5
@@ -259,19 +260,27 @@ def not_encrypted(send: Send) -> MetadataError | None:
     )
 
 
-def may_have_batches(payloads: Iterable[bytes]) -> bool:
+def may_have_batches(payloads: Sequence[bytes]) -> bool:
     """Whether some entry may say how many messages it has (`may_be_batch`)."""
-    read_head, head_bytes = _CHECKED_HEAD.unpack_from, _CHECKED_HEAD.size
-    for payload in payloads:
-        if len(payload) >= head_bytes:
-            magic, _, size = read_head(payload)
-            if magic == MAGIC_CHECKSUM:
-                # In full, without a call: this is once per entry that is delivered.
-                if payload.find(BATCH_SIZE_TAG, head_bytes, head_bytes + size) >= 0:
-                    return True
-                continue
-        if may_be_batch(payload):
-            return True
+    return _may_some(_finds_batch, may_be_batch, payloads)
+
+
+def may_have_delays(payloads: Sequence[bytes]) -> bool:
+    """Whether some entry may say when it is to be delivered (`may_be_delayed`)."""
+    return _may_some(_finds_delay, may_be_delayed, payloads)
+
+
+def _may_some(finds: Finds, judge: Callable[[bytes], bool], payloads: Sequence[bytes]) -> bool:
+    try:
+        for each in payloads:
+            # As `judge` does it, in full and without a call, for this is once per entry. Those of a
+            # rare form are left to it.
+            if (
+                finds(each, 10, 10 + each[9] + (each[8] << 8)) or each[0] != 14 or each[6] | each[7]
+            ) and judge(each):
+                return True
+    except IndexError:  # one is too short for a checksum
+        return any(map(judge, payloads))
     return False
 
 

@@ -26,7 +26,7 @@ from magnetar.runtime.metrics import (
     LOOP_TURN_SECONDS,
 )
 
-PERIOD_S: Final = 0.005
+PERIOD_S: Final = 0.01
 WINDOW_S: Final = 60.0
 
 

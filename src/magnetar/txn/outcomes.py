@@ -57,6 +57,9 @@ FINAL_MAX: Final = 20_000
 GATHER_SECONDS: Final = 0.05
 """So long participants gather what they delete and write behind decisions."""
 
+GATHER_MAX: Final = 500
+"""Records that are deleted in one turn of the loop; with so many waiting nothing is gathered."""
+
 STOP_SECONDS: Final = 5.0
 
 _LOG: Final = logger(__name__)

@@ -17,6 +17,7 @@ from magnetar.broker.entries import (
     may_be_batch,
     may_be_delayed,
     may_have_batches,
+    may_have_delays,
     publish_time_of,
     too_late,
     wrong_count,
@@ -32,10 +33,12 @@ AT = Position(3, 4)
 ENTRIES = st.binary(max_size=14) | st.builds(
     lambda count, checksum, name, payload: encode_entry(
         pb.MessageMetadata(
-            producer_name=name, sequence_id=1, publish_time=1, num_messages_in_batch=count
-        )
-        if count
-        else pb.MessageMetadata(producer_name=name, sequence_id=1, publish_time=1),
+            producer_name=name,
+            sequence_id=1,
+            publish_time=1,
+            num_messages_in_batch=count or None,
+            deliver_at_time=5 if count == 1 else None,
+        ),
         payload,
         checksum=checksum,
     ),
@@ -49,6 +52,7 @@ ENTRIES = st.binary(max_size=14) | st.builds(
 @given(st.lists(ENTRIES, max_size=4))
 def test_many_entries_are_judged_as_each_of_them(payloads: list[bytes]) -> None:
     assert may_have_batches(payloads) == any(may_be_batch(each) for each in payloads)
+    assert may_have_delays(payloads) == any(may_be_delayed(each) for each in payloads)
 
 
 def view(**fields: object) -> EntryView:
@@ -203,6 +207,9 @@ def test_what_is_not_parsed_has_neither_a_batch_nor_a_time(
     stored = encode_entry(metadata, payload, checksum=checksum)
     assert batch is None or may_be_batch(stored)
     assert at is None or may_be_delayed(stored)
+    plain = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=9), b"")
+    assert may_have_batches([plain, stored]) == may_be_batch(stored)
+    assert may_have_delays([plain, stored]) == may_be_delayed(stored)
     assert EntryView(AT, stored).deliver_at == at
 
 
@@ -210,6 +217,8 @@ def test_what_is_not_parsed_has_neither_a_batch_nor_a_time(
 def test_any_bytes_may_be_looked_at(stored: bytes) -> None:
     assert may_be_batch(stored) in (True, False)
     assert may_be_delayed(stored) in (True, False)
+    assert may_have_batches([stored]) == may_be_batch(stored)
+    assert may_have_delays([stored]) == may_be_delayed(stored)
     assert messages_in(stored) >= 1
 
 
@@ -219,6 +228,8 @@ def test_most_entries_are_not_parsed_for_it() -> None:
     )
     assert not may_be_batch(stored)
     assert not may_be_delayed(stored)
+    assert not may_have_batches([stored, stored])
+    assert not may_have_delays([stored, stored])
 
 
 def test_too_late_is_later_than_the_limit_after_its_publish_time() -> None:

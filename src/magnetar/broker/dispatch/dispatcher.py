@@ -36,6 +36,7 @@ from magnetar.broker.entries import (
     may_be_batch,
     may_be_delayed,
     may_have_batches,
+    may_have_delays,
 )
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
@@ -371,12 +372,12 @@ class Dispatcher:
 
     def _undelayed(self, entries: list[Entry]) -> list[Entry]:
         """The entries that are to be delivered now; the others wait for their time."""
-        marked = [entry for entry in entries if may_be_delayed(entry.payload)]
         # Nearly always: no entry is parsed.
-        if not marked:
+        if not may_have_delays([entry.payload for entry in entries]):
             if self._delays is not None:
                 self._delays.is_run = False
             return entries
+        marked = [entry for entry in entries if may_be_delayed(entry.payload)]
         if self._delays is None:
             self._delays = Delays(self._topic.delay_rule, self._clock, self._limits)
         return self._delays.sift(entries, marked)

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -36,6 +37,8 @@ class BrokerConfiguration:
     def __init__(self, metadata: MetadataStore, started_with: PolicyDefaults) -> None:
         self._metadata = metadata
         self._started_with = started_with
+        # What is read back after a change must be that change, not an older one that came later.
+        self._turn = asyncio.Lock()
         self.changed: dict[str, str] = {}
         """By Pulsar's name, as text."""
 
@@ -71,9 +74,10 @@ class BrokerConfiguration:
                 kept[name] = text
             return Content(msgspec.json.encode(_Record(kept)))
 
-        record = await cas_update(self._metadata, BROKER_CONFIGURATION, changed)
-        assert record is not None
-        self.changed = _changed(record)
+        async with self._turn:
+            record = await cas_update(self._metadata, BROKER_CONFIGURATION, changed)
+            assert record is not None
+            self.changed = _changed(record)
 
 
 def _changed(record: Record) -> dict[str, str]:

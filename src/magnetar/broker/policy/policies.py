@@ -28,6 +28,7 @@ from magnetar.broker.policy.values import (
     PersistencePolicies,
     PublishRate,
     QuotaType,
+    ResourceQuota,
     RetentionPolicies,
     SubscribeRate,
     SubscriptionKind,
@@ -109,5 +110,6 @@ class Policies(msgspec.Struct, frozen=True):
     offload_deletion_lag_ms: int | None = None
     anti_affinity_group: str | None = None
     bookie_affinity: BookieAffinity | None = None
+    resource_quota: ResourceQuota | None = None
     dispatcher_pause_on_ack_state_persistent: bool | None = None
     allowed_topic_property_keys_for_metrics: list[str] | None = None

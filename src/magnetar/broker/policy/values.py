@@ -23,6 +23,7 @@ UNLIMITED: Final = -1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 CountOrNone: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 SizeOrNone: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
 
@@ -207,6 +208,17 @@ class BookieAffinity(msgspec.Struct, frozen=True, rename="camel"):
 
     bookkeeper_affinity_group_primary: str | None = None
     bookkeeper_affinity_group_secondary: str | None = None
+
+
+class ResourceQuota(msgspec.Struct, frozen=True, rename="camel"):
+    """The share of a broker that a bundle is expected to need; shown to tools, for there is one."""
+
+    msg_rate_in: Rate = 40.0
+    msg_rate_out: Rate = 120.0
+    bandwidth_in: Rate = 100_000.0
+    bandwidth_out: Rate = 300_000.0
+    memory: Rate = 80.0
+    dynamic: bool = True
 
 
 class AuthPolicies(msgspec.Struct, frozen=True):

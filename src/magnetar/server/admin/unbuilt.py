@@ -49,7 +49,7 @@ ROUTES: Final = (
     _whole("/admin/v2/broker-stats", "there is no load manager"),
     _whole("/admin/v2/loadManager", "there is no load manager"),
     _whole("/admin/v2/{what:bookies|metadata}", _ONE_MACHINE),
-    _whole("/admin/v2/resource-quotas", "a namespace is one bundle, which is not balanced"),
+    _one("/admin/v2/resource-quotas", "a namespace is one bundle, which is not balanced"),
     _whole("/admin/v2/resourcegroups", _GROUPS),
     _whole(
         "/admin/v2/{what:functions|functions-worker|sinks|sources|source|sink|worker|worker-stats}",

@@ -29,7 +29,9 @@ def written(program: str, script: str) -> Path | None:
                 _write(path, script)
         except OSError:
             continue  # not writable: the next one
-        return path
+        # Homes may be mounted so that nothing in them is run.
+        if os.access(path, os.X_OK):
+            return path
     return None
 
 

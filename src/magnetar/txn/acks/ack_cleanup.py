@@ -22,7 +22,7 @@ from magnetar.managed_ledger.cursor import Cursor
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.logs import logger
 from magnetar.runtime.service import Service
-from magnetar.txn.outcomes import GATHER_SECONDS
+from magnetar.txn.outcomes import GATHER_MAX, GATHER_SECONDS
 
 RETRY_SECONDS: Final = 1.0
 """Between two attempts: nobody waits for it."""
@@ -77,7 +77,8 @@ class AckCleanup(Generic[Done]):
         """Discard what may be until nothing is left, or another owner has it all."""
         where = self._cursor.name
         while self.unsettled:
-            await self._clock.sleep(GATHER_SECONDS)
+            if self.unsettled < GATHER_MAX:
+                await self._clock.sleep(GATHER_SECONDS)
             try:
                 await self.settle()
             # The topic has moved, or the broker stops: the next owner reads the records and merges
@@ -91,7 +92,7 @@ class AckCleanup(Generic[Done]):
                 await self._clock.sleep(RETRY_SECONDS)
 
     async def settle(self) -> None:
-        """Make merges durable, then discard their records: all that are there now."""
+        """Make merges durable, then discard their records: as many as are discarded together."""
         if self._merged:
             # Counted before the flush: its snapshot is taken at or after the call, and what is
             # merged while it is under way is not surely in it ('ack intents outlive the cursor').
@@ -99,7 +100,7 @@ class AckCleanup(Generic[Done]):
             await self._cursor.flush()
             self._dropped += self._merged[:covered]
             del self._merged[:covered]
-        gone = list(self._dropped)
+        gone = self._dropped[:GATHER_MAX]
         # A copy, and cut off only afterwards: should it fail, all of them are tried again; a
         # record that is gone already is no error.
         await self._discard(gone)

@@ -58,7 +58,7 @@ from magnetar.txn.buffer.segment_transactions import (
 )
 from magnetar.txn.buffer.txn_dedup import SequenceNews, TxnSequences
 from magnetar.txn.ids import from_text, to_text
-from magnetar.txn.outcomes import GATHER_SECONDS, Outcomes
+from magnetar.txn.outcomes import GATHER_MAX, GATHER_SECONDS, Outcomes
 from magnetar.txn.records import State
 from magnetar.txn.store import FoundPin, StoredOp, TxnStore
 from magnetar.wire.messages import TxnId
@@ -467,8 +467,10 @@ class MetadataTransactionBuffer(SegmentTransactions[PinnedTransaction]):
     async def _unpin_all(self) -> None:
         try:
             while self._unpinned:
-                await self._clock.sleep(GATHER_SECONDS)
-                gone, self._unpinned = self._unpinned, []
+                if len(self._unpinned) < GATHER_MAX:
+                    await self._clock.sleep(GATHER_SECONDS)
+                gone = self._unpinned[:GATHER_MAX]
+                del self._unpinned[:GATHER_MAX]
                 deletion = partial(self._store.delete_ops, gone)
                 await self._tried("unpin", deletion, is_vital=False)
         finally:

@@ -382,6 +382,25 @@ def test_properties_of_a_namespace(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_the_quota_of_a_bundle_is_kept_and_shown(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        default = await world.get("resource-quotas")
+        assert default["msgRateIn"] == 40.0
+        path = "resource-quotas/public/default/0x00000000_0xffffffff"
+        assert await world.get(path) == default
+        given = {**default, "memory": 7.0, "dynamic": False}
+        await world.change("POST", path, given)
+        await world.refuse(412, "POST", path, {**given, "memory": -1})
+        await world.refuse(412, "POST", path, b"{")
+        await world.refuse(412, "POST", path.replace("0xff", "0x7f"), given)
+        assert await world.get(path) == given
+        await world.change("DELETE", path)
+        assert await world.get(path) == default
+        await world.refuse(404, "GET", path.replace("public", "nobody"))
+
+    run(tmp_path, scenario)
+
+
 def test_namespaces_that_are_to_be_kept_apart(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.change("PUT", "namespaces/public/n")

@@ -38,7 +38,8 @@ PARTS = {
 }
 # By what stands before them: these answer 501, and say why.
 UNBUILT = (
-    "/admin/v2/(bookies|functions|metadata|resource-quotas|resourcegroups|segments|worker)",
+    "/admin/v2/(bookies|functions|metadata|resourcegroups|segments|worker)",
+    "POST /admin/v2/resource-quotas$",
     "/admin/v2/brokers/(backlog-quota-check|shutdown)",
     "/admin/v2/broker-stats/(?!topics$|load-report$)",
     "/admin/v2/clusters/{c}/(migrate|.*/{.}$|.*/brokers/{b})",

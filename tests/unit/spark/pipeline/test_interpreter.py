@@ -60,3 +60,12 @@ def test_where_no_script_can_be_made_it_is_this_interpreter_itself(
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(blocked))
     assert workers_python() == sys.executable
+
+
+def test_where_nothing_may_be_run_it_is_this_interpreter_itself(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(cache / "temporary"))
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.X_OK)
+    assert workers_python() == sys.executable
+    assert list(cache.rglob("python")), "it was written, but is not offered"

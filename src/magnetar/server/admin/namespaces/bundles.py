@@ -13,6 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
+from magnetar.broker.policy.values import ResourceQuota
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import ListMode
 from magnetar.errors import NotAllowed, TopicNotFound
@@ -23,11 +24,13 @@ from magnetar.server.admin.exchange import (
     done,
     has_part,
     namespace_of,
+    needed_body_of,
     part_of,
     shown,
     topics_of,
 )
 from magnetar.server.admin.namespaces.namespaces import unload
+from magnetar.server.admin.policies.verbs import with_value
 
 BUNDLE: Final = "0x00000000_0xffffffff"
 
@@ -86,15 +89,48 @@ async def _topics(request: web.Request) -> AsyncIterator[Topic]:
         await asyncio.sleep(0)
 
 
+async def default_quota(request: web.Request) -> web.Response:
+    return shown(ResourceQuota())
+
+
+async def quota(request: web.Request) -> web.Response:
+    _check_bundle(request)
+    found = await topics_of(request).namespaces.policies(namespace_of(request))
+    return shown(found.resource_quota or ResourceQuota())
+
+
+async def set_quota(request: web.Request) -> web.Response:
+    return await _change_quota(request, await needed_body_of(request, ResourceQuota))
+
+
+async def reset_quota(request: web.Request) -> web.Response:
+    return await _change_quota(request, None)
+
+
+async def _change_quota(request: web.Request, given: ResourceQuota | None) -> web.Response:
+    _check_bundle(request)
+    # The record alone: no topic follows it.
+    await topics_of(request).namespaces.change(
+        namespace_of(request), lambda found: with_value(found, "resource_quota", given)
+    )
+    return done()
+
+
 def _check_bundle(request: web.Request) -> None:
     if has_part(request, "bundle") and part_of(request, "bundle") != BUNDLE:
         raise NotAllowed(f"there is no bundle {part_of(request, 'bundle')}: only {BUNDLE}")
 
 
+_QUOTAS: Final = "/admin/v2/resource-quotas"
+_QUOTA: Final = f"{_QUOTAS}/{{tenant}}/{{namespace}}/{{bundle}}"
 _BUNDLE: Final = f"{NAMESPACE}/{{bundle:0x[^/]*_0x[^/]*}}"
 
 ROUTES: Final = (
     endpoints.get(f"{NAMESPACE}/bundles", bundles),
+    endpoints.get(_QUOTAS, default_quota),
+    endpoints.get(_QUOTA, quota, policy="resource_quota"),
+    endpoints.post(_QUOTA, set_quota, policy="resource_quota"),
+    endpoints.delete(_QUOTA, reset_quota, policy="resource_quota"),
     endpoints.put(f"{_BUNDLE}/unload", unload_bundle),
     endpoints.put(f"{_BUNDLE}/split", split_bundle),
     endpoints.post(f"{NAMESPACE}/clearBacklog", clear_backlog),

@@ -4,8 +4,8 @@ Invariants:
 1. A policy that is not set is 204 without a body, or what its row says; `?applied=true` asks for
    what holds for a topic.
 2. Setting one changes the loaded topics before the answer.
-3. A value is checked together with what it must fit to inside the change, so that two changes at
-   once cannot pass each other.
+3. A value is checked together with what its own level sets inside the change, so that two changes
+   at once cannot pass each other; with what a namespace sets, as it is when a topic is changed.
 """
 
 from __future__ import annotations
