@@ -30,7 +30,7 @@ printf 'pyspark==4.2.0\n' | compile requirements/peers.txt -
 # so our sessions, act otherwise, hence it is in no other lock.
 printf 'pandas\ngrpcio-status\nzstandard\n' | compile requirements/connect.txt - \
     --constraints requirements/dev.txt
-for extra in arrow avro java otel spark testing; do
+for extra in arrow avro encryption java otel spark testing; do
     compile "requirements/$extra.txt" pyproject.toml --extra "$extra" \
         --constraints requirements/runtime.txt
 done

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from magnetar.client.consume.segment.nacks import RedeliveryDelay as RedeliveryDelay
     from magnetar.client.consume.segment.settings import DeadLetterPolicy as DeadLetterPolicy
     from magnetar.client.consume.stream import StreamConsumer as StreamConsumer
+    from magnetar.client.encryption.decryptor import DecryptionFailure as DecryptionFailure
+    from magnetar.client.encryption.encryptor import EncryptionFailure as EncryptionFailure
+    from magnetar.client.encryption.keys import EncryptionKey as EncryptionKey
+    from magnetar.client.encryption.keys import KeyReader as KeyReader
+    from magnetar.client.encryption.keys import PemKeyReader as PemKeyReader
     from magnetar.client.message.compression import Compression as Compression
+    from magnetar.client.message.encryption_context import EncryptionContext as EncryptionContext
     from magnetar.client.message.interceptors import Draft as Draft
     from magnetar.client.message.interceptors import Interceptor as Interceptor
     from magnetar.client.message.message import Message as Message
@@ -75,6 +81,10 @@ _HOMES = {
     "client.consume.consumer": ("Consumer",),
     "client.consume.segment.settings": ("DeadLetterPolicy",),
     "client.transaction.group": ("TransactionGroup",),
+    "client.encryption.decryptor": ("DecryptionFailure",),
+    "client.encryption.encryptor": ("EncryptionFailure",),
+    "client.encryption.keys": ("EncryptionKey", "KeyReader", "PemKeyReader"),
+    "client.message.encryption_context": ("EncryptionContext",),
     "client.message.interceptors": ("Draft", "Interceptor"),
     "client.message.message": ("Message",),
     "client.consume.segment.nacks": ("RedeliveryDelay",),

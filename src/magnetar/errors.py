@@ -394,6 +394,12 @@ class InvalidValue(ClientError):
     """A value, key or property cannot be sent: the schema of the producer does not take it."""
 
 
+class EncryptionFailed(ClientError):
+    """A key to encrypt with could not be read or used: the message was not sent."""
+
+    hint = "correct what the key reader gives for the key that is named; then send again"
+
+
 # --- storage ---
 
 

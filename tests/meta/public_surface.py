@@ -44,7 +44,7 @@ _SURFACE: Final = {
     ),
     # Messages, their ids, and interceptors.
     "Message": (
-        "data deliver_at_ms event_time_ms id is_null key key_bytes ordering_key "
+        "data deliver_at_ms encryption event_time_ms id is_null key key_bytes ordering_key "
         "producer_name properties publish_time_ms redelivery_count replicated_from "
         "schema_version sequence_id size topic transaction trouble value"
     ),
@@ -64,13 +64,23 @@ _SURFACE: Final = {
     # Settings.
     "AccessMode": "EXCLUSIVE EXCLUSIVE_WITH_FENCING SHARED WAIT_FOR_EXCLUSIVE may_wait",
     "Compression": "LZ4 NONE SNAPPY ZLIB ZSTD",
-    "DeadLetterPolicy": "max_redeliveries retry_topic topic",
+    "DeadLetterPolicy": "encryption_keys max_redeliveries retry_topic topic",
     "InitialPosition": "EARLIEST LATEST",
     "KeySharedPolicy": "bucketed entry_buckets mode out_of_order ranges sticky",
     "RedeliveryDelay": "after factor first most",
     "SubscriptionType": "EXCLUSIVE FAILOVER KEY_SHARED SHARED takes_cumulative_acks",
     "TlsSettings": "allow_untrusted certificate context key trust_certs validate_hostname",
     "TokenAuth": "data method token",
+    # Encryption.
+    "KeyReader": "private_key public_key",
+    "PemKeyReader": "private_key public_key",
+    "EncryptionKey": "metadata pem",
+    "EncryptionContext": (
+        "algorithm batch_size chunk_id compression is_encrypted keys num_chunks param "
+        "uncompressed_size uuid"
+    ),
+    "EncryptionFailure": "FAIL SEND",
+    "DecryptionFailure": "CONSUME DISCARD FAIL",
     # Schemas, and those behind `BYTES`, `STRING` and so on.
     "Schema": _SCHEMA,
     "AutoSchema": _SCHEMA,

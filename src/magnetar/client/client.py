@@ -28,7 +28,10 @@ from magnetar.client.connection.settings import (
     TlsSettings,
     TokenAuth,
 )
+from magnetar.client.consume.segment.settings import ConsumerSettings
 from magnetar.client.consumer_factory import ConsumerFactory
+from magnetar.client.encryption.encryptor import EncryptionFailure
+from magnetar.client.encryption.keys import KeyReader
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.interceptors import Interceptor
 from magnetar.client.message.options import check_schema
@@ -68,6 +71,9 @@ class ProducerOptions(TypedDict, total=False):
     initial_sequence_id: int | None
     properties: Mapping[str, str]
     routing: Routing
+    encryption_keys: Sequence[str]
+    key_reader: KeyReader | None
+    on_encryption_failure: EncryptionFailure
 
 
 class Client(ConsumerFactory, TransactionFactory):
@@ -236,9 +242,17 @@ class Client(ConsumerFactory, TransactionFactory):
                 if isinstance(each, BaseException):
                     raise each
 
-    async def _producer_for(self, topic: str) -> Producer[bytes]:
+    async def _producer_for(self, settings: ConsumerSettings, topic: str) -> Producer[bytes]:
         # A dead letter may be as large as the message was: whatever came can be put aside.
-        return await self.producer(topic, chunking=True)
+        letters = settings.dead_letter
+        if letters is None or not letters.encryption_keys:
+            return await self.producer(topic, chunking=True)
+        return await self.producer(
+            topic,
+            chunking=True,
+            encryption_keys=letters.encryption_keys,
+            key_reader=settings.key_reader,
+        )
 
     def _keep(self, made: Closable) -> None:
         self._open[made] = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from magnetar.client.connection.pool import Connections
@@ -26,6 +27,8 @@ from magnetar.client.consume.reader import Reader
 from magnetar.client.consume.segment.nacks import RedeliveryDelay
 from magnetar.client.consume.segment.settings import ConsumerSettings, DeadLetterPolicy
 from magnetar.client.consume.stream import StreamConsumer
+from magnetar.client.encryption.decryptor import DecryptionFailure
+from magnetar.client.encryption.keys import KeyReader
 from magnetar.client.message.message import Checkpoint, MessageId
 from magnetar.client.message.options import check_member
 from magnetar.client.opening import Closable, opens
@@ -54,6 +57,8 @@ class ReadingOptions(TypedDict, total=False):
     properties: Mapping[str, str]
     chunked_messages_max: int
     chunk_timeout: float
+    key_reader: KeyReader | None
+    on_decryption_failure: DecryptionFailure
 
 
 class CheckpointOptions(ReadingOptions, total=False):
@@ -116,7 +121,7 @@ class ConsumerFactory(ABC):
         """Close it no more: it is closed."""
 
     @abstractmethod
-    async def _producer_for(self, topic: str) -> Producer[bytes]:
+    async def _producer_for(self, settings: ConsumerSettings, topic: str) -> Producer[bytes]:
         """A producer for the letters of a consumer."""
 
     # Each method has two signatures: without a schema values are bytes, with one they are what it
@@ -162,6 +167,7 @@ class ConsumerFactory(ABC):
         """
         self._check_open()
         check_subscription_name(subscription)
+        settings = ConsumerSettings(**options)
         core = await self._opened(
             QueueCore(
                 self._connections,
@@ -169,9 +175,9 @@ class ConsumerFactory(ABC):
                 _topics(topic),
                 subscription=subscription,
                 schema=schema,
-                settings=ConsumerSettings(**options),
+                settings=settings,
                 name=name or self._new_name(),
-                make_producer=self._producer_for,
+                make_producer=partial(self._producer_for, settings),
             )
         )
         return QueueConsumer(core)
@@ -354,6 +360,7 @@ class ConsumerFactory(ABC):
         if options.get("retries") and subscription_type.takes_cumulative_acks:
             raise InvalidSetting(f"a {subscription_type.name} subscription has no retries")
         # A wrong expression raises here too.
+        settings = ConsumerSettings(**options)
         found = None if pattern is None else TopicPattern(NamespaceName.parse(namespace), pattern)
         core = await self._opened(
             RegularTopicsCore(
@@ -365,9 +372,9 @@ class ConsumerFactory(ABC):
                 key_shared=key_shared,
                 pattern=found,
                 schema=schema,
-                settings=ConsumerSettings(**options),
+                settings=settings,
                 name=name or self._new_name(),
-                make_producer=self._producer_for,
+                make_producer=partial(self._producer_for, settings),
             )
         )
         return Consumer(core)

@@ -35,6 +35,18 @@ _DESCRIPTOR: Final = re.compile(r"([0-9a-f]{1,4})-([0-9a-f]{1,4})-([0-9]{1,19})"
 _PARTITION: Final = re.compile(r"(?s)(.+)-partition-(0|[1-9][0-9]{0,9})")
 # Control characters; and surrogates, which have no UTF-8 and so fit into no key or path.
 _UNUSABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+_SYSTEM_NAMESPACE: Final = "pulsar/system"
+# As Pulsar's own brokers name them in any namespace (`SystemTopicNames`); a prefix would let
+# everybody name a topic so.
+_SYSTEM_TOPICS: Final = frozenset(
+    {
+        "__change_events",
+        "__transaction_buffer_snapshot",
+        "__transaction_buffer_snapshot_indexes",
+        "__transaction_buffer_snapshot_segments",
+    }
+)
+_PENDING_ACKS: Final = "__transaction_pending_ack"
 _FORMS: Final = "use x, tenant/namespace/x or domain://tenant/namespace/x"
 
 
@@ -200,6 +212,14 @@ class TopicName:
         return None if self.domain.is_scalable else _PARTITION.fullmatch(self.local_name)
 
     # --- scalable topics and their segments
+
+    @property
+    def is_system(self) -> bool:
+        """Whether brokers and tools keep their own messages there, not applications."""
+        if str(self.namespace) == _SYSTEM_NAMESPACE:
+            return True
+        name = self.without_partition().local_name
+        return name in _SYSTEM_TOPICS or name.endswith(_PENDING_ACKS)
 
     def scalable_topic(self) -> TopicName:
         """The scalable topic of this segment, or of the same name as this regular topic."""

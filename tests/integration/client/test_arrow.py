@@ -220,7 +220,7 @@ def test_what_cannot_be_read_is_a_row_with_a_reason(
             assert "on purpose" in dict(row["properties"])[UNREADABLE]
             await consumer.ack_arrow(batch)
 
-    monkeypatch.setattr("magnetar.client.consume.segment.entry_intake.open_entry", broken)
+    monkeypatch.setattr("magnetar.client.consume.segment.entry_intake.read_entry", broken)
     asyncio.run(story())
 
 

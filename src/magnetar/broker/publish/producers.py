@@ -9,6 +9,7 @@ Invariants (`check_invariants`):
 3. Every producer that gets the topic for itself gets a topic epoch, made durable before, and higher
    than any before it; one that comes back keeps its own, if nobody had the topic in between.
 4. A producer leaves only when all that it has in flight is settled.
+5. Where messages must be encrypted, nobody sends who did not say that it encrypts.
 
 Relies on: `set_epoch`, which makes a topic epoch durable.
 """
@@ -18,14 +19,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
+from typing import Final
 
-from magnetar.broker.api import AccessMode
+from magnetar.broker.api import AccessMode, ProducerRequest
 from magnetar.broker.policy.records import PRODUCER_NAMES
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.send_limits import SendLimits
-from magnetar.errors import InvariantBroken, MagnetarError, ProducerBusy, ProducerFenced
+from magnetar.errors import (
+    InvariantBroken,
+    MagnetarError,
+    MetadataError,
+    ProducerBusy,
+    ProducerFenced,
+)
 from magnetar.metadata.api import MetadataStore
 from magnetar.metadata.recipes import Counter
+
+_ENCRYPTED_ONLY: Final = "this topic takes encrypted messages only"
 
 SetEpoch = Callable[[int], Awaitable[None]]
 
@@ -52,6 +62,7 @@ class TopicProducers:
         self._connected: dict[str, Producer] = {}
         self._waiting: dict[str, Producer] = {}
         self._exclusive: Producer | None = None
+        self._limits: SendLimits | None = None
         # Changes take turns: admission awaits the epoch and the ends of others, and must not
         # overlap.
         self._turn = asyncio.Lock()
@@ -90,6 +101,7 @@ class TopicProducers:
         ProducerFenced: it wants the topic for itself and must not have it.
         """
         async with self._turn:
+            self.check_encrypted(producer.options)
             await self._free_name(producer)
             # Those who came at the same time had their turns before.
             self.check_room(most, producer.name)
@@ -100,6 +112,17 @@ class TopicProducers:
                 AccessMode.EXCLUSIVE_WITH_FENCING: self._add_fencing,
             }
             await admit[producer.access_mode](producer)
+            # Here and not before: the policy may have changed while it was admitted.
+            self._judge(producer)
+
+    def check_encrypted(self, options: ProducerRequest) -> None:
+        """Raise `MetadataError` if a producer will not encrypt what it must."""
+        if self._encrypted_only and not options.encrypted:
+            raise MetadataError(_ENCRYPTED_ONLY)
+
+    @property
+    def _encrypted_only(self) -> bool:
+        return self._limits is not None and self._limits.encrypted_only
 
     async def _free_name(self, producer: Producer) -> None:
         present = self.named(producer.name)
@@ -190,8 +213,15 @@ class TopicProducers:
                 self._forget(producer)
 
     def limit_sends(self, limits: SendLimits | None) -> None:
+        """Let none send what is beyond these limits, and stop who will not encrypt what it must."""
+        self._limits = limits
         for producer in (*self._connected.values(), *self._waiting.values()):
-            producer.limit_sends(limits)
+            self._judge(producer)
+
+    def _judge(self, producer: Producer) -> None:
+        producer.limit_sends(self._limits)
+        if self._encrypted_only and not producer.options.encrypted:
+            producer.stop(MetadataError(_ENCRYPTED_ONLY))
 
     def settle(self) -> None:
         """Note the outcome of everything that is done."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from magnetar.broker.entries import UNPLACED, EntryView, may_be_delayed
 from magnetar.broker.policy.effective import TopicPolicies
-from magnetar.errors import NotAllowed
+from magnetar.errors import MetadataError, NotAllowed
 from magnetar.wire.messages import Send
 
 
@@ -21,16 +21,20 @@ class SendLimits(NamedTuple):
     max_bytes: int = 0
     """Of its metadata and payload as they are stored; chunks are made as large as the broker
     takes them, and have no other limit."""
+    encrypted_only: bool = False
+    """Whether each must name an encryption key."""
 
     @classmethod
-    def of(cls, policies: TopicPolicies) -> SendLimits | None:
+    def of(cls, policies: TopicPolicies, *, is_system: bool = False) -> SendLimits | None:
         """None: there are no limits."""
         delay_ms = policies.delayed_delivery.max_delivery_delay_in_millis
-        if not delay_ms and not policies.max_message_bytes:
+        # Brokers and tools write system topics themselves, and have no keys.
+        encrypted_only = policies.encryption_required and not is_system
+        if not (delay_ms or policies.max_message_bytes or encrypted_only):
             return None
-        return cls(delay_ms, policies.max_message_bytes)
+        return cls(delay_ms, policies.max_message_bytes, encrypted_only)
 
-    def refusal(self, send: Send) -> NotAllowed | None:
+    def refusal(self, send: Send) -> NotAllowed | MetadataError | None:
         """Why a message is beyond them; None: it is not."""
         payload = send.headers_and_payload
         if self.max_bytes and len(payload) > self.max_bytes and not send.is_chunk:
@@ -38,6 +42,11 @@ class SendLimits(NamedTuple):
                 f"message {send.sequence_id} of producer {send.producer_id} has {len(payload)} "
                 "bytes",
                 hint=f"the topic takes at most {self.max_bytes}",
+            )
+        if self.encrypted_only and not EntryView(UNPLACED, payload).metadata.encryption_keys:
+            return MetadataError(
+                f"message {send.sequence_id} of producer {send.producer_id} is not encrypted",
+                hint="this topic takes encrypted messages only",
             )
         if not self.max_delay_ms or not may_be_delayed(payload):
             return None

@@ -33,7 +33,6 @@ from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import (
     ConsumerBusy,
     MagnetarError,
-    MetadataError,
     NotAllowed,
     ServiceNotReady,
     SubscriptionNotFound,
@@ -68,6 +67,7 @@ class NonPersistentTopic:
         self.producers = TopicProducers(
             None, _no_epoch_record, close_seconds=parts.limits.close_seconds
         )
+        self._limit_sends()
         self._created_ms, self._last_publish_ms = parts.clock.now_ms(), 0
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)
@@ -103,8 +103,7 @@ class NonPersistentTopic:
         self._check_writable()
         # The same order of refusals as for a persistent topic: clients get the same errors.
         self.producers.check_room(self.policies.max_producers, options.name)
-        if self.policies.encryption_required and not options.encrypted:
-            raise MetadataError(f"{self.name} takes encrypted messages only")
+        self.producers.check_encrypted(options)
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         name = options.name or await self._parts.producer_names.next_name()
@@ -119,7 +118,6 @@ class NonPersistentTopic:
             schema_version=version_bytes(version),
         )
         await self.producers.add(producer, self.policies.max_producers)
-        producer.limit_sends(SendLimits.of(self.policies))
         return producer
 
     def _publish(self, payload: bytes) -> asyncio.Future[Position]:
@@ -211,7 +209,11 @@ class NonPersistentTopic:
 
     async def apply(self, policies: TopicPolicies) -> None:
         self.policies = policies
-        self.producers.limit_sends(SendLimits.of(policies))
+        self._limit_sends()
+
+    def _limit_sends(self) -> None:
+        limits = SendLimits.of(self.policies, is_system=self.name.is_system)
+        self.producers.limit_sends(limits)
 
     async def trim(self) -> list[int]:
         """There is nothing to trim."""

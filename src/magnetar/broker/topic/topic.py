@@ -57,7 +57,6 @@ from magnetar.errors import (
     LedgerFenced,
     MagnetarError,
     ManagedLedgerFenced,
-    MetadataError,
     NotAllowed,
     ProducerBusy,
     ServiceNotReady,
@@ -177,6 +176,7 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
+        self._limit_sends()
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
@@ -323,8 +323,7 @@ class Topic:
         # Refusals that need no I/O come first, and nothing is kept of a producer before all have
         # passed.
         self.producers.check_room(self.policies.max_producers, options.name)
-        if self.policies.encryption_required and not options.encrypted:
-            raise MetadataError(f"{self.name} takes encrypted messages only")
+        self.producers.check_encrypted(options)
         await self.quotas.check()
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
@@ -360,7 +359,6 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
-        producer.limit_sends(SendLimits.of(self.policies))
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -464,7 +462,7 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
-            self.producers.limit_sends(SendLimits.of(policies))
+            self._limit_sends()
             if policies.delayed_delivery != before.delayed_delivery:
                 self._subscriptions.wake()  # some may be due by now
             if _unacked_limits(policies) != _unacked_limits(before):
@@ -482,6 +480,10 @@ class Topic:
                     self._unfence(unready)
             else:
                 await self._dedup.end()
+
+    def _limit_sends(self) -> None:
+        limits = SendLimits.of(self.policies, is_system=self.name.is_system)
+        self.producers.limit_sends(limits)
 
     async def trim(self, retention: Retention | None = None) -> list[int]:
         """Drop the ledgers that retention (its own, if none is given) lets go; their ids."""

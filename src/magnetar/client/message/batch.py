@@ -1,10 +1,12 @@
 """Pure: messages put into entries, one by one or in batches, and taken out again.
 
-Owns: `Outgoing`, a message on its way out; `OutgoingEntry`, what one SEND carries; `OpenBatches`,
-the batches of one segment that are being filled; `open_entry` and `messages_in` for the way back.
+Owns: `Outgoing`, a message on its way out; `OutgoingEntry`, what one SEND carries;
+`PayloadCipher`, what encrypts it; `OpenBatches`, the batches of one segment that are being filled;
+`open_entry` and `messages_in` for the way back.
 
 In a batch each message is `u32 size, SingleMessageMetadata, payload`; all of them together are
-compressed as one payload. `num_messages_in_batch` in the metadata says that it is a batch.
+compressed as one payload, and encrypted as one. `num_messages_in_batch` in the metadata says that
+it is a batch.
 
 Invariants:
 1. `messages_in(open_entry(entry))` are the messages that the entry was made from, in their order.
@@ -27,7 +29,7 @@ from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -96,6 +98,19 @@ class Outgoing:
         return size
 
 
+class PayloadCipher(Protocol):
+    """The encryption of the payloads of a producer."""
+
+    @property
+    def overhead(self) -> int:
+        """The bytes that an entry grows by, at most."""
+        ...
+
+    def encrypt(self, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
+        """The payload as it is sent, and how that was done told in the metadata."""
+        ...
+
+
 class OutgoingEntry(NamedTuple):
     """The content of one SEND; the fields before the bytes are those of its command."""
 
@@ -114,6 +129,8 @@ class Stamp:
     producer_name: str
     publish_time_ms: int
     compression: Compression = Compression.NONE
+    cipher: PayloadCipher | None = None
+    """None: payloads are not encrypted."""
 
 
 # --- the way out
@@ -123,8 +140,17 @@ def single_entry(message: Outgoing, stamp: Stamp) -> OutgoingEntry:
     """An entry of one message, not as a batch."""
     metadata = metadata_for(message, stamp)
     payload = packed(message.payload, metadata, stamp.compression)
-    data = encode_entry(metadata, payload)
+    data = sealed_entry(metadata, payload, stamp.cipher)
     return OutgoingEntry(message.sequence_id, None, 1, message.txn, data)
+
+
+def sealed_entry(
+    metadata: pb.MessageMetadata, payload: bytes, cipher: PayloadCipher | None
+) -> bytes:
+    """The bytes of an entry whose payload is compressed by now; encrypted, if it is to be."""
+    if cipher is not None:
+        payload = cipher.encrypt(metadata, payload)
+    return encode_entry(metadata, payload)
 
 
 def metadata_for(message: Outgoing, stamp: Stamp) -> pb.MessageMetadata:
@@ -268,6 +294,7 @@ def batch_entry(
         sequence_ids=(first.sequence_id, last.sequence_id),
         places=places,
         txn=first.txn,
+        cipher=stamp.cipher,
     )
 
 
@@ -280,6 +307,7 @@ def filled_entry(
     sequence_ids: tuple[int, int],
     places: tuple[int, int] | None,
     txn: TxnId | None,
+    cipher: PayloadCipher | None = None,
 ) -> OutgoingEntry:
     """The entry of a batch: `metadata` says what its messages have in common.
 
@@ -293,7 +321,7 @@ def filled_entry(
         metadata.highest_sequence_id = highest
     if places is not None:
         metadata.entry_hash_min, metadata.entry_hash_max = places
-    data = encode_entry(metadata, packed(payload, metadata, compression))
+    data = sealed_entry(metadata, packed(payload, metadata, compression), cipher)
     return OutgoingEntry(sequence_id, highest, num_messages, txn, data)
 
 
@@ -402,18 +430,31 @@ class Single(NamedTuple):
 def open_entry(
     headers_and_payload: bytes, *, size_max: int = UNCOMPRESSED_BYTES_MAX
 ) -> OpenedEntry:
-    """Read the metadata of an entry, and decompress its payload unless it is a chunk."""
+    """Read an entry that is not encrypted, and decompress its payload unless it is a chunk."""
+    metadata, payload = read_entry(headers_and_payload)
+    if metadata.encryption_keys:
+        hint = "only consumers decrypt, if they are given a key_reader"
+        raise UnreadableMessage("a message is encrypted", hint=hint)
+    return unfolded(metadata, payload, size_max=size_max)
+
+
+def read_entry(headers_and_payload: bytes) -> tuple[pb.MessageMetadata, bytes]:
+    """The metadata of an entry, and its payload as it is."""
     try:
         layout = layout_of(headers_and_payload)
         metadata = pb.MessageMetadata.FromString(
             headers_and_payload[layout.metadata : layout.payload]
         )
-        payload = headers_and_payload[layout.payload :]
     except (ProtocolError, DecodeError) as error:
         raise UnreadableMessage(f"an entry has broken headers: {error}") from error
-    # The checks of invariant 5, in order: encrypted, an empty batch, and a size that does not fit.
-    if metadata.encryption_keys:
-        raise UnreadableMessage("a message is encrypted", hint="this client has no keys")
+    return metadata, headers_and_payload[layout.payload :]
+
+
+def unfolded(
+    metadata: pb.MessageMetadata, payload: bytes, *, size_max: int = UNCOMPRESSED_BYTES_MAX
+) -> OpenedEntry:
+    """An entry with its payload decompressed, unless it is a chunk."""
+    # The checks of invariant 5, in order: an empty batch, and a size that does not fit.
     is_batch = metadata.HasField("num_messages_in_batch")
     if is_batch and metadata.num_messages_in_batch < 1:
         raise UnreadableMessage(f"a batch of {metadata.num_messages_in_batch} messages")

@@ -3,9 +3,9 @@
 Owns: `chunk_entries`, `ChunkAssembler` for one segment (or partition), and `assembled` for chunks
 that somebody else has sorted.
 
-A message is compressed as a whole and then cut. Its chunks have one uuid and one sequence id, and
-are entries that follow each other within their producer; chunks of other producers may stand
-between them.
+A message is compressed as a whole, then cut; each chunk is encrypted on its own. Its chunks have
+one uuid and one sequence id, and are entries that follow each other within their producer; chunks
+of other producers may stand between them.
 
 Invariants:
 1. What is put together is what was cut: chunks 0, 1, 2, ... of one uuid, each once, of the size
@@ -30,11 +30,11 @@ from magnetar.client.message.batch import (
     Stamp,
     metadata_for,
     packed,
+    sealed_entry,
     unpacked,
 )
 from magnetar.errors import InvalidValue, UnreadableMessage
 from magnetar.model.ids import MessageId
-from magnetar.wire.messages import encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 # As in the Java client (maxPendingChunkedMessage, expireTimeOfIncompleteChunkedMessage); the limit
@@ -58,7 +58,7 @@ def chunk_entries(
     # Compression may have made it small enough after all.
     if len(payload) <= chunk_bytes:
         yield OutgoingEntry(
-            message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload)
+            message.sequence_id, None, 1, message.txn, sealed_entry(metadata, payload, stamp.cipher)
         )
         return
     # All chunks have the same metadata but for `chunk_id`: every one says how many there are.
@@ -69,7 +69,7 @@ def chunk_entries(
         metadata.chunk_id = chunk_id
         chunk = payload[chunk_id * chunk_bytes : (chunk_id + 1) * chunk_bytes]
         yield OutgoingEntry(
-            message.sequence_id, None, 1, message.txn, encode_entry(metadata, chunk)
+            message.sequence_id, None, 1, message.txn, sealed_entry(metadata, chunk, stamp.cipher)
         )
 
 

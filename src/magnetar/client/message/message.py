@@ -17,6 +17,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
+from magnetar.client.message.encryption_context import EncryptionContext, context_of
 from magnetar.errors import UnreadableMessage
 from magnetar.model.ids import Checkpoint, MessageId, Position, ScalableMessageId
 from magnetar.wire.messages import TxnId
@@ -88,6 +89,23 @@ class Unreadable:
 
     def __call__(self, _data: bytes, _version: bytes) -> NoReturn:
         raise self.error
+
+
+class Undecrypted(Unreadable):
+    """Decodes nothing: its message could not be decrypted."""
+
+
+class StillSealed:
+    """Decodes the payload of a message that is handed out as it is: encrypted."""
+
+    def __init__(self, decode: Callable[[bytes, bytes], Any]) -> None:
+        self._decode = decode
+
+    def __call__(self, data: bytes, version: bytes) -> Any:
+        return self._decode(data, version)
+
+
+_SEALED: Final = (Undecrypted, StillSealed)
 
 
 def given_name(producer_name: str) -> str:
@@ -301,6 +319,15 @@ class Message(Generic[T_co]):
         if not metadata.HasField("txnid_most_bits"):
             return None
         return TxnId(metadata.txnid_most_bits, metadata.txnid_least_bits)
+
+    @property
+    def encryption(self) -> EncryptionContext | None:
+        """How it was encrypted, and whether `data` still is; None: it never was."""
+        raw = self._metadata
+        # Metadata that is still bytes has been looked through, and has no keys.
+        if isinstance(raw, bytes) or not raw.encryption_keys:
+            return None
+        return context_of(raw, is_encrypted=isinstance(self._decode, _SEALED))
 
     @property
     def size(self) -> int:

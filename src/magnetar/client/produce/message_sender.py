@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from magnetar.client.encryption.encryptor import Encryptor
 from magnetar.client.message.interceptors import Draft
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.message.options import wrong_property
@@ -52,11 +53,13 @@ class MessageSender:
         pending: PendingMessages,
         segments: SegmentProducers,
         clock: Clock,
+        encryptor: Encryptor | None = None,
     ) -> None:
         self._send_timeout = settings.send_timeout
         self._pending = pending
         self._segments = segments
         self._clock = clock
+        self._encryptor = encryptor
         self._loop = asyncio.get_running_loop()
 
     async def submit(
@@ -77,6 +80,8 @@ class MessageSender:
         """Hand a payload in, once there is room; the future is done when it is stored."""
         pending, loop = self._pending, self._loop
         pending.check_usable()
+        if self._encryptor is not None:
+            self._encryptor.prepare()
         payload = encoded or b""
         if sequence_id is not None and not _counts(sequence_id):
             raise InvalidValue(f"a sequence id is a whole number, 0 or more, not {sequence_id!r}")
@@ -125,6 +130,12 @@ class MessageSender:
         return message.receipt
 
     # --- the steps of a send, for rows too
+
+    def prepare(self) -> None:
+        """Have what messages are encrypted with; raises `EncryptionFailed`."""
+        # Here and not when their entry is made: whoever sends is told.
+        if self._encryptor is not None:
+            self._encryptor.prepare()
 
     async def reserve(self, message: Pending) -> None:
         """Wait for room; raises if it does not come in time, or the producer is closed."""

@@ -29,11 +29,13 @@ from magnetar.client.message.batch import (
     OpenBatches,
     Outgoing,
     OutgoingEntry,
+    PayloadCipher,
     Stamp,
     batch_entry,
     filled_entry,
     metadata_for,
     packed,
+    sealed_entry,
     shared_metadata,
     single_entry,
 )
@@ -44,7 +46,7 @@ from magnetar.client.produce.settings import ProducerSettings
 from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.segments import Segment
 from magnetar.runtime.clock import Clock
-from magnetar.wire.messages import TxnId, encode_entry
+from magnetar.wire.messages import TxnId
 
 UNNUMBERED: Final = -1
 
@@ -114,6 +116,7 @@ class PendingBatch(Pending):
             sequence_ids=(self.first_sequence, self.sequence_id),
             places=self.rows.hash_span if hashes else None,
             txn=self.txn,
+            cipher=stamp.cipher,
         )
 
 
@@ -169,6 +172,7 @@ class Outbox:
         sequences: SequenceIds,
         clock: Clock,
         chance: Random,
+        cipher: PayloadCipher | None = None,
     ) -> None:
         self.entry_bytes_max = 0
         """What the broker takes; 0: not known yet."""
@@ -179,6 +183,7 @@ class Outbox:
         self._next_sequence = sequences.take
         self._clock = clock
         self._chance = chance
+        self._cipher = cipher
         # A segment may be read by entry buckets, so an entry must not mix them; the partitions of a
         # regular topic mix keys, unless the application wants one key per batch.
         self._batches = OpenBatches(
@@ -225,7 +230,7 @@ class Outbox:
             return
         # Three reasons to be an entry of its own: no batching, too large for a batch, or it may be
         # stored already (invariant 3: the broker looks its id up by its key).
-        is_large = 0 < self.entry_bytes_max <= message.own_size
+        is_large = 0 < self.entry_bytes_max <= message.own_size + self._overhead
         if not self._settings.batching or is_large or message.may_be_stored:
             self.close_batches()
             self._add_single(message)
@@ -319,6 +324,7 @@ class Outbox:
     def _add_chunks(self, message: Pending, limit: int) -> None:
         stamp = self._stamp()
         room = limit - metadata_for(message, stamp).ByteSize() - _CHUNK_HEADROOM_BYTES
+        room -= self._overhead
         if room < 1:
             raise MessageTooLarge("the properties of a message leave no room for its payload")
         # Other clients put chunks together by it: it must differ from any that was used before.
@@ -336,7 +342,12 @@ class Outbox:
         )
 
     def _stamp(self) -> Stamp:
-        return Stamp(self._producer_name, self._clock.now_ms(), self._settings.compression)
+        compression = self._settings.compression
+        return Stamp(self._producer_name, self._clock.now_ms(), compression, self._cipher)
+
+    @property
+    def _overhead(self) -> int:
+        return 0 if self._cipher is None else self._cipher.overhead
 
     # --- out
 
@@ -431,7 +442,8 @@ def _entry_of(message: Pending, stamp: Stamp) -> OutgoingEntry:
     metadata = metadata_for(message, stamp)
     metadata.ring_position = message.place
     payload = packed(message.payload, metadata, stamp.compression)
-    return OutgoingEntry(message.sequence_id, None, 1, message.txn, encode_entry(metadata, payload))
+    data = sealed_entry(metadata, payload, stamp.cipher)
+    return OutgoingEntry(message.sequence_id, None, 1, message.txn, data)
 
 
 def large_number(chance: Random) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from magnetar.client.connection.pool import Connections
+from magnetar.client.encryption.encryptor import Encryptor
 from magnetar.client.layout.watch import LayoutWatch
 from magnetar.client.produce.message_sender import MessageSender
 from magnetar.client.produce.pending_messages import PendingMessages
@@ -51,16 +52,26 @@ class ProducerCore:
     ) -> None:
         self.name = name
         self.schema = schema
-        spec = ProducerSpec(name, settings, schema, is_named_by_application)
+        self._loop = asyncio.get_running_loop()
+        encryptor = None
+        if settings.key_reader is not None:
+            encryptor = Encryptor(
+                settings.encryption_keys,
+                settings.key_reader,
+                settings.on_encryption_failure,
+                self._loop.time,
+            )
+        spec = ProducerSpec(name, settings, schema, is_named_by_application, encryptor)
         # Each part is handed what it needs once, and knows only parts made before it.
         self.pending = PendingMessages(connections, str(topic), name, settings, memory)
         self.segments = SegmentProducers(
             connections, spec, self.pending, LayoutWatch(connections, topic)
         )
-        self.sender = MessageSender(settings, self.pending, self.segments, connections.clock)
+        self.sender = MessageSender(
+            settings, self.pending, self.segments, connections.clock, encryptor
+        )
         self._rows = RowSender(settings, self.pending, self.segments, self.sender)
         self._flush_timeout = connections.settings.operation_timeout
-        self._loop = asyncio.get_running_loop()
         self._closing: asyncio.Task[None] | None = None
         self._on_close = on_close
 
@@ -79,6 +90,7 @@ class ProducerCore:
     async def open(self) -> None:
         """Open a producer on every active segment; raises why that cannot be."""
         try:
+            self.sender.prepare()
             await self.segments.start()
         except BaseException as error:
             if self.pending.failure is None:

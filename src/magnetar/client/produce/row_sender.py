@@ -61,6 +61,7 @@ class RowSender:
 
     async def submit(self, batch: Any, txn: SendTransaction | None) -> list[Receipt]:
         """Hand all rows in, as soon as there is room; the receipts of entries and messages."""
+        self._sender.prepare()
         receipts: list[Receipt] = []
         for part in arrow.sent_columns(batch):
             rows = OutgoingRows.of(part) if self._makes_batches else None

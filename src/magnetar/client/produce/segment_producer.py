@@ -27,6 +27,7 @@ from typing import Any, Final
 from magnetar.client.connection.connection import PRODUCER, BrokerConnection
 from magnetar.client.connection.pool import Connections
 from magnetar.client.connection.server_errors import may_open, refusal
+from magnetar.client.message.batch import PayloadCipher
 from magnetar.client.message.message import AnyMessageId
 from magnetar.client.produce.outbox import Outbox, Pending, PendingSend
 from magnetar.client.produce.pending_messages import PendingMessages
@@ -83,6 +84,7 @@ class ProducerSpec:
     settings: ProducerSettings
     schema: Schema[Any]
     is_named_by_application: bool
+    cipher: PayloadCipher | None = None
 
     def opening_fields(self, *, is_regular: bool) -> dict[str, Any]:
         """What PRODUCER says, but for the segment, names and numbers."""
@@ -95,6 +97,8 @@ class ProducerSpec:
             "metadata": metadata,
             "txn_enabled": True,
         }
+        if self.cipher is not None:
+            fields["encrypted"] = True
         schema = self.schema.info.to_wire()
         if schema is not None:
             fields["schema"] = schema
@@ -142,6 +146,7 @@ class SegmentProducer:
             sequences=pending.sequences,
             clock=connections.clock,
             chance=connections.chance,
+            cipher=spec.cipher,
         )
         self._stranded: list[Pending] = []
         # Batches: the timer that closes open ones.

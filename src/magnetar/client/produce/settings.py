@@ -7,11 +7,13 @@ Invariant: values are checked when they are given; a wrong one raises `InvalidSe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from magnetar.client.encryption.encryptor import EncryptionFailure
+from magnetar.client.encryption.keys import KeyReader, check_key_names, check_reader
 from magnetar.client.message.batch import BATCH_BYTES_MAX, BATCH_DELAY_S, BATCH_MESSAGES_MAX
 from magnetar.client.message.compression import Compression
 from magnetar.client.message.options import check_kinds, check_numbers, check_switches, check_texts
@@ -69,12 +71,29 @@ class ProducerSettings:
     properties: Mapping[str, str] = field(default_factory=dict)
     """Shown to whoever lists the producers of a topic."""
     routing: Routing = Routing.RING
+    encryption_keys: Sequence[str] = ()
+    """The names of keys: who has the private one of any of them can read what is sent."""
+    key_reader: KeyReader | None = None
+    """Where the public keys come from."""
+    on_encryption_failure: EncryptionFailure = EncryptionFailure.FAIL
 
     def __post_init__(self) -> None:
         check_numbers(self, _POSITIVE, _NOT_NEGATIVE)
         check_kinds(
-            self, {"compression": Compression, "routing": Routing, "access_mode": AccessMode}
+            self,
+            {
+                "compression": Compression,
+                "routing": Routing,
+                "access_mode": AccessMode,
+                "on_encryption_failure": EncryptionFailure,
+            },
         )
+        check_reader(self.key_reader)
+        check_key_names(self.encryption_keys)
+        # Either without the other would send in plain what was meant to be secret.
+        if bool(self.encryption_keys) != (self.key_reader is not None):
+            hint = "encryption_keys names them, key_reader reads them"
+            raise InvalidSetting("encryption needs keys and their reader", hint=hint)
         check_switches(self, _SWITCHES)
         check_texts("properties", self.properties)
         if self.initial_sequence_id is not None and self.initial_sequence_id < 0:

@@ -7,17 +7,29 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.broker.api import AccessMode
+from magnetar.broker.api import AccessMode, ProducerRequest
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import Topics
-from magnetar.errors import ProducerBusy, ProducerFenced, TopicNotFound, Unavailable
+from magnetar.errors import MetadataError, ProducerBusy, ProducerFenced, TopicNotFound, Unavailable
 from magnetar.testing.virtual.virtual_time import run
 from tests.unit.broker.world import NAME, World, message, options, receipts
 
 WAIT = AccessMode.WAIT_FOR_EXCLUSIVE
 EXCLUSIVE = AccessMode.EXCLUSIVE
 FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
+
+
+def test_who_waits_for_the_topic_must_encrypt_as_well() -> None:
+    async def scenario(_: World, __: Topics, topic: Topic) -> None:
+        first = ProducerRequest(1, None, "first", access_mode=WAIT, encrypted=True)
+        await topic.add_producer(first)
+        waiting = await topic.add_producer(ProducerRequest(2, None, "second", access_mode=WAIT))
+        await topic.apply(TopicPolicies(encryption_required=True))
+        assert isinstance(waiting.failure, MetadataError)
+
+    with_topic(scenario)
 
 
 def with_topic(scenario: Callable[[World, Topics, Topic], Awaitable[None]]) -> None:

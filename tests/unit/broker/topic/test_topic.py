@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.broker.api import DROPPED, Delivery, LastMessage, ProducerRequest, Receipt, SchemaData
+from magnetar.broker.api import (
+    DROPPED,
+    Delivery,
+    LastMessage,
+    ProducerRequest,
+    Receipt,
+    SchemaData,
+)
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.values import SubscribeRate
@@ -35,7 +42,8 @@ from magnetar.model.ids import Position
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
-from magnetar.wire.messages import Send
+from magnetar.wire.messages import Send, encode_entry
+from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.broker.world import (
     EPOCH_MS,
     World,
@@ -220,6 +228,36 @@ def test_loaded_producers_follow_the_size_of_messages() -> None:
         await topic.close()
 
     in_world(scenario)
+
+
+def test_switching_encryption_on_stops_who_does_not_encrypt() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        plain = await topic.add_producer(options(1, "plain"))
+        secret = await topic.add_producer(ProducerRequest(2, None, "secret", encrypted=True))
+        await topic.apply(TopicPolicies(encryption_required=True))
+        assert isinstance(plain.failure, MetadataError)
+        assert not secret.stopped
+        # What it claimed does not count, what it sends does.
+        sealed = encrypted(1)
+        secret.send(message(0))
+        secret.send(sealed)
+        found = await receipts(secret, 2)
+        assert isinstance(found[0].error, MetadataError)
+        assert found[1].error is None
+        await topic.apply(TopicPolicies())
+        again = await topic.add_producer(options(3, "again"))
+        again.send(message(0))
+        assert (await receipts(again, 1))[0].error is None
+        await topic.close()
+
+    in_world(scenario)
+
+
+def encrypted(number: int) -> Send:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=EPOCH_MS)
+    metadata.encryption_keys.add(key="k", value=b"v")
+    return Send(1, number, 1, encode_entry(metadata, b"x"))
 
 
 def test_schemas_of_producers_and_consumers() -> None:

@@ -30,6 +30,7 @@ from magnetar.client.consume.segment.segment_consumer import (
     SegmentSpec,
 )
 from magnetar.client.consume.segment.settings import ConsumerSettings
+from magnetar.client.encryption.decryptor import Decryptor
 from magnetar.client.message.message import AnyMessageId, Message, MessageId
 from magnetar.client.message.options import check_schema
 from magnetar.client.schema.info import Schema
@@ -59,8 +60,10 @@ class ConsumerCore(ABC, Generic[T]):
         self.receive_queue: ReceiveQueue[T] = ReceiveQueue(
             SchemaVersions(connections, schema), bytes_max=settings.queue_bytes
         )
+        # One for all segments: the data keys of a producer are the same on each.
+        decryptor = Decryptor(settings.key_reader)
         self.context = ConsumerContext(
-            connections, settings, self.receive_queue, self.waits_for_others
+            connections, settings, self.receive_queue, decryptor, self.waits_for_others
         )
         self._connections = connections
         self._settings = settings

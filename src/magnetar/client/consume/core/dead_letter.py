@@ -21,7 +21,7 @@ from magnetar.client.consume.segment.queue_segment import QueueSegment
 from magnetar.client.consume.segment.settings import DeadLetterPolicy
 from magnetar.client.message.message import Message
 from magnetar.client.produce.producer import Producer
-from magnetar.errors import MagnetarError
+from magnetar.errors import MagnetarError, UnreadableMessage
 from magnetar.model.ids import ScalableMessageId
 from magnetar.model.names import TopicName
 from magnetar.runtime.logs import logger
@@ -133,6 +133,13 @@ class DeadLetters:
         *,
         delay_s: float = 0.0,
     ) -> None:
+        context = message.encryption
+        # Its copy would have other metadata, and so could be decrypted by nobody any more.
+        if context is not None and context.is_encrypted:
+            raise UnreadableMessage(
+                f"{message._raw_id} is encrypted, and cannot be stored elsewhere",
+                hint="give the consumer the key, or acknowledge the message",
+            )
         producer = await self._producer(topic)
         try:
             await producer.send(

@@ -22,17 +22,26 @@ from typing import Any, Final, Protocol
 
 from magnetar.client.consume.segment.ack_state import WHOLE, all_of, bit_of
 from magnetar.client.consume.segment.receive_queue import ReceiveQueue
+from magnetar.client.encryption.decryptor import DecryptionFailure, Decryptor
 from magnetar.client.message.batch import (
     OpenedEntry,
     messages_in,
-    open_entry,
     plain_layout,
+    read_entry,
+    unfolded,
     unpacked,
 )
 from magnetar.client.message.batch_columns import columns_in
 from magnetar.client.message.chunks import ChunkAssembler
 from magnetar.client.message.entry_rows import EntryRows
-from magnetar.client.message.message import Message, MessageId, MessageSource, Unreadable
+from magnetar.client.message.message import (
+    Message,
+    MessageId,
+    MessageSource,
+    StillSealed,
+    Undecrypted,
+    Unreadable,
+)
 from magnetar.errors import UnreadableMessage
 from magnetar.model.batch_indexes import unacked_of
 from magnetar.model.ids import Position
@@ -84,12 +93,16 @@ class EntryIntake:
         self,
         segment: Admission,
         receive_queue: ReceiveQueue[Any],
+        decryptor: Decryptor,
         *,
+        on_decryption_failure: DecryptionFailure,
         chunked_messages_max: int,
         chunk_timeout: float,
     ) -> None:
         self._segment = segment
         self._receive_queue = receive_queue
+        self._decryptor = decryptor
+        self._on_decryption_failure = on_decryption_failure
         self._decode: Callable[[bytes, bytes], Any] = receive_queue.schemas.decode
         self._loop = asyncio.get_running_loop()
         self._held: deque[Delivered | Callable[[], None]] = deque()
@@ -160,7 +173,14 @@ class EntryIntake:
                 start, stop = plain
                 self._take_single(delivered, data[start:stop], data[stop:], self._decode)
                 return
-            opened = open_entry(data)
+            metadata, payload = read_entry(data)
+            if metadata.encryption_keys:
+                try:
+                    payload = self._decryptor.decrypt(metadata, payload)
+                except UnreadableMessage as error:
+                    self._take_sealed(delivered, metadata, payload, error)
+                    return
+            opened = unfolded(metadata, payload)
             # One chunk of a large message, a batch, or a single message that had to be looked at.
             if opened.metadata.num_chunks_from_msg > 1:
                 self._take_chunk(delivered, opened)
@@ -169,15 +189,41 @@ class EntryIntake:
             else:
                 self._take_single(delivered, opened.metadata, opened.payload, self._decode)
         except UnreadableMessage as error:
-            _LOG.warning(
-                "message-unreadable",
-                topic=self._segment.wire_topic,
-                position=str(delivered.position),
-                reason=str(error),
-            )
+            self._warn(delivered, error)
             # Invariant 3: a stand-in with the raw bytes, whose value raises.
             metadata = pb.MessageMetadata(producer_name="", sequence_id=0, publish_time=0)
             self._take_single(delivered, metadata, data, Unreadable(error))
+
+    def _warn(self, delivered: Delivered, error: UnreadableMessage) -> None:
+        _LOG.warning(
+            "message-unreadable",
+            topic=self._segment.wire_topic,
+            position=str(delivered.position),
+            reason=str(error),
+        )
+
+    def _take_sealed(
+        self,
+        delivered: Delivered,
+        metadata: pb.MessageMetadata,
+        sealed: bytes,
+        error: UnreadableMessage,
+    ) -> None:
+        """Take an entry that cannot be decrypted, as one message however many are in it."""
+        self._warn(delivered, error)
+        # The broker counted what the metadata claims, which nobody can check here.
+        counted = min(max(1, metadata.num_messages_in_batch), 64 * _ACK_SET_WORDS)
+        if delivered.ack_set:
+            counted = min(counted, unacked_of(delivered.ack_set, _ACK_SET_WORDS).bit_count() or 1)
+        if self._on_decryption_failure is DecryptionFailure.DISCARD:
+            self._segment.discard(delivered.position, WHOLE, 0)
+            self._segment.give_permits(counted)
+            return
+        decode: Callable[[bytes, bytes], Any] = StillSealed(self._decode)
+        if self._on_decryption_failure is DecryptionFailure.FAIL:
+            decode = Undecrypted(error)
+        self._take_single(delivered, metadata, sealed, decode)
+        self._segment.give_permits(counted - 1)
 
     def _take_single(
         self,

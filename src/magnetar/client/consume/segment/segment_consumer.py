@@ -33,6 +33,7 @@ from magnetar.client.consume.segment.acknowledged import Acknowledged, abandoned
 from magnetar.client.consume.segment.entry_intake import EntryIntake
 from magnetar.client.consume.segment.receive_queue import ReceiveQueue
 from magnetar.client.consume.segment.settings import ConsumerSettings
+from magnetar.client.encryption.decryptor import Decryptor
 from magnetar.client.message.entry_rows import EntryRows
 from magnetar.client.message.message import AnyMessageId, Message, MessageId
 from magnetar.errors import (
@@ -76,6 +77,7 @@ class ConsumerContext:
     connections: Connections
     settings: ConsumerSettings
     receive_queue: ReceiveQueue[Any]
+    decryptor: Decryptor
     waits_for_others: bool
     """Whether another consumer on a segment is waited for, and no error."""
 
@@ -145,6 +147,8 @@ class SegmentConsumer(ABC):
         self._intake = EntryIntake(
             self,
             context.receive_queue,
+            context.decryptor,
+            on_decryption_failure=context.settings.on_decryption_failure,
             chunked_messages_max=context.settings.chunked_messages_max,
             chunk_timeout=context.settings.chunk_timeout,
         )

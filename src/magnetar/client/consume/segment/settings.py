@@ -7,11 +7,13 @@ Invariant: values are checked when they are given; a wrong one raises `InvalidSe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from magnetar.client.consume.segment.nacks import RedeliveryDelay
+from magnetar.client.encryption.decryptor import DecryptionFailure
+from magnetar.client.encryption.keys import KeyReader, check_key_names, check_reader
 from magnetar.client.message.chunks import EXPIRE_S, PENDING_MESSAGES_MAX
 from magnetar.client.message.options import check_kinds, check_numbers, check_switches, check_texts
 from magnetar.errors import InvalidSetting
@@ -42,10 +44,15 @@ class DeadLetterPolicy:
     """Without one: `<topic>-DLQ` of a scalable topic, `<topic>-<subscription>-DLQ` of a regular."""
     retry_topic: str | None = None
     """Where `reconsume_later` puts messages; without one, as above, with `-RETRY`."""
+    encryption_keys: Sequence[str] | None = None
+    """Names of keys that letters are encrypted for, read by the consumer's `key_reader`; empty:
+    letters are in plain. A consumer with a reader has to say which."""
 
     def __post_init__(self) -> None:
         if self.max_redeliveries < 0:
             raise InvalidSetting(f"max_redeliveries is negative: {self.max_redeliveries}")
+        if self.encryption_keys is not None:
+            check_key_names(self.encryption_keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +86,23 @@ class ConsumerSettings:
     chunk_timeout: float = EXPIRE_S
     fail_on_data_loss: bool = True
     """What a checkpoint has not read is gone: fail, or warn and go on behind the gap."""
+    key_reader: KeyReader | None = None
+    """Where the private keys come from; without it, what is encrypted cannot be read."""
+    on_decryption_failure: DecryptionFailure = DecryptionFailure.FAIL
     release_timeout: float = RELEASE_TIMEOUT_S
     """How long a segment that goes to another consumer waits for the last acknowledgements."""
 
     def __post_init__(self) -> None:
         check_numbers(self, _POSITIVE, _NOT_NEGATIVE)
-        check_kinds(self, {"initial_position": InitialPosition})
+        check_kinds(
+            self,
+            {
+                "initial_position": InitialPosition,
+                "on_decryption_failure": DecryptionFailure,
+            },
+        )
+        check_reader(self.key_reader)
+        self._check_letters()
         check_switches(self, _SWITCHES)
         check_texts("properties", self.properties)
         check_texts("subscription_properties", self.subscription_properties)
@@ -92,3 +110,16 @@ class ConsumerSettings:
             raise InvalidSetting(
                 "retries need a dead_letter policy", hint="it says how often a message is retried"
             )
+
+    def _check_letters(self) -> None:
+        if self.dead_letter is None:
+            return
+        named = self.dead_letter.encryption_keys
+        # What was decrypted here must not be stored in plain without anybody having said so.
+        if self.key_reader is not None and named is None:
+            raise InvalidSetting(
+                "dead letters of what is decrypted need keys of their own",
+                hint="give DeadLetterPolicy encryption_keys; an empty list: letters in plain",
+            )
+        if self.key_reader is None and named:
+            raise InvalidSetting("encrypted dead letters need a key_reader")
