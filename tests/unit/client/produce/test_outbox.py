@@ -23,6 +23,7 @@ from magnetar.errors import MessageTooLarge, RemoteProtocolError
 from magnetar.model.hashing import FULL_RING
 from magnetar.model.segments import Segment, bucket_splits
 from magnetar.runtime.clock import SystemClock
+from tests.unit.client.encryption.test_encryption import made
 
 
 class Sender:
@@ -55,6 +56,17 @@ class Sender:
 
     def close(self) -> None:
         self.loop.close()
+
+
+def test_encrypted_chunks_are_no_larger_than_the_broker_takes() -> None:
+    sender = Sender(chunking=True)
+    sender.outbox._cipher = made("a", "b")
+    sender.outbox.entry_bytes_max = 2000
+    sender.outbox.add(sender.message("k", bytes(10_000)))
+    sizes = [len(each.entry.headers_and_payload) for each in sender.outbox.send_some(100_000)]
+    assert len(sizes) > 1
+    assert max(sizes) <= 2000
+    sender.close()
 
 
 def by_key(outbounds: list[PendingSend]) -> dict[str, list[bytes]]:
