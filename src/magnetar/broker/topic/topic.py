@@ -173,9 +173,8 @@ class Topic:
         directory = topics_directory(name.namespace, name.domain)
         self._records = Directory(parts.metadata, directory, TopicRecord)
         limits = parts.limits
-        self.producers = TopicProducers(
-            record.epoch, self._set_epoch, close_seconds=limits.close_seconds
-        )
+        patience_s = limits.close_seconds
+        self.producers = TopicProducers(record.epoch, self._set_epoch, close_seconds=patience_s)
         self._limit_sends()
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
@@ -200,7 +199,7 @@ class Topic:
         # failed append and wakes `_mend`.
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
-        self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
+        self._tasks = Service(f"topic {name}", stop_seconds=patience_s)
         self._dedup = TopicDedup(
             name,
             parts.metadata,
