@@ -209,6 +209,24 @@ class ServerDiskFull(RequestError):
     )
 
 
+# The code has clients of Pulsar keep what they have, and try again with pauses.
+class BacklogHeld(RequestError):
+    """The backlog of the topic has reached its quota: producers wait until it is smaller."""
+
+    wire_code = WireCode.PRODUCER_BLOCKED_QUOTA_ERROR
+    retryable = True
+    hint = "consume and acknowledge, or raise backlogQuota; publishing goes on by itself then"
+
+
+# And this one has them fail it, and go on trying all the same.
+class BacklogFull(RequestError):
+    """The backlog of the topic has reached its quota: producers are refused until it is smaller."""
+
+    wire_code = WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION
+    retryable = True
+    hint = "consume and acknowledge, or raise backlogQuota, then try again"
+
+
 class TransactionCoordinatorNotFound(RequestError):
     """The broker that was asked does not coordinate the transaction, or nobody does now."""
 

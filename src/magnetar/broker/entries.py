@@ -1,8 +1,8 @@
 """Pure: what the broker needs to know of an entry, read from its metadata once and when asked.
 
 Owns: `EntryView`; `may_be_batch` and `wrong_count`, which judge how many messages a send claims;
-`may_be_delayed` and `too_late`, which judge when one is to be delivered; `not_encrypted`; and
-`publish_time_of` for the search by time.
+`may_be_delayed`, which judges whether one has a time of delivery; and `publish_time_of` for the
+search by time.
 
 Invariants:
 1. The metadata is parsed at most once, and the payload behind it is never looked at.
@@ -19,7 +19,7 @@ from base64 import b64decode
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from magnetar.errors import MetadataError, NotAllowed, RemoteProtocolError
+from magnetar.errors import NotAllowed, RemoteProtocolError
 from magnetar.ledger.api import Entry
 from magnetar.model.hashing import HASH_MAX, bucket_hash, key_hash
 from magnetar.model.ids import Position
@@ -233,31 +233,6 @@ def _metadata_span(payload: bytes) -> tuple[int, int]:
     start = _CHECKSUM_BYTES if payload.startswith(_CHECKSUM_MAGIC) else 0
     body = start + _SIZE_BYTES
     return body, body + int.from_bytes(payload[start:body], "big")
-
-
-def too_late(send: Send, max_delay_ms: int) -> NotAllowed | None:
-    """Why a send is to be delivered too long after it was published; None: it is not."""
-    if not may_be_delayed(send.headers_and_payload):
-        return None
-    view = EntryView(UNPLACED, send.headers_and_payload)
-    delay_ms = (view.deliver_at or 0) - view.publish_time
-    if delay_ms <= max_delay_ms:
-        return None
-    return NotAllowed(
-        f"message {send.sequence_id} of producer {send.producer_id} is to be delivered "
-        f"{delay_ms} ms after it was published",
-        hint=f"the longest delay here is {max_delay_ms} ms",
-    )
-
-
-def not_encrypted(send: Send) -> MetadataError | None:
-    """Why a send is refused where messages must be encrypted; None: it names a key."""
-    if EntryView(UNPLACED, send.headers_and_payload).metadata.encryption_keys:
-        return None
-    return MetadataError(
-        f"message {send.sequence_id} of producer {send.producer_id} is not encrypted",
-        hint="this topic takes encrypted messages only",
-    )
 
 
 def may_have_batches(payloads: Sequence[bytes]) -> bool:

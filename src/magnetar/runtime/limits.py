@@ -185,6 +185,9 @@ class Limits:
     subscribe_ranges_max: int = _limit(
         2048, "hash ranges", "that one consumer of a Key_Shared subscription names"
     )
+    subscribe_rate_consumers: int = _limit(
+        10_000, "consumers", "of one topic whose requests to subscribe are counted for a rate"
+    )
     ack_set_words: int = _limit(
         2048, "words", "of 64 messages in the batch-index set of one acknowledgement"
     )

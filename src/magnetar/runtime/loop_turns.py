@@ -5,11 +5,13 @@ the machine counts, too; how much of it was the loop's own work says its process
 whatever kind of loop.
 
 Invariants:
-1. A turn that is longer than `PERIOD_S` is always met, for the timer falls due within it. It is
-   shown by up to one period too short; what is shown is never longer than it was.
+1. A turn that is longer than the period is always met, for the timer falls due within it. It is
+   shown by up to one period too short; what is shown is never longer than it was. The period is
+   `PERIOD_S` while the loop is used, and `IDLE_PERIOD_S` after one in which it hardly was: so the
+   first turn after a rest may be shorter than it and not be met.
 2. The longest are those of the minute that runs and of the one before: they do not stay for ever,
    and whoever looks once a minute misses none.
-3. An idle loop is woken by it so many times a second, for a few microseconds each.
+3. An idle loop is woken by it ten times a second, for some tens of microseconds each.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from magnetar.runtime.metrics import (
     LOOP_TURN_SECONDS,
 )
 
-PERIOD_S: Final = 0.01
+PERIOD_S: Final = 0.005
+IDLE_PERIOD_S: Final = 0.1
+WORK_S: Final = 0.001
+"""Processor time in one period, above which the loop counts as used. To look takes less."""
 WINDOW_S: Final = 60.0
 
 
@@ -42,7 +47,7 @@ class LoopTurns:
         self._window_ends = now + WINDOW_S
         # The longest turn, and the most processor time of one, in this window and the one before.
         self._now = self._before = (0.0, 0.0)
-        self._begin(now)
+        self._begin(now, PERIOD_S)
 
     @property
     def longest(self) -> float:
@@ -57,11 +62,11 @@ class LoopTurns:
     def stop(self) -> None:
         self._timer.cancel()
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, period: float) -> None:
         # From now, and not from when it was due: a long turn is counted once.
-        self._due = now + PERIOD_S
+        self._due = now + period
         self._used = self._own_time()
-        self._timer = self._loop.call_later(PERIOD_S, self._look)
+        self._timer = self._loop.call_later(period, self._look)
 
     def _look(self) -> None:
         now = self._clock.monotonic()
@@ -69,7 +74,8 @@ class LoopTurns:
         late = max(now - self._due, 0.0)
         LOOP_TURN_SECONDS.observe(late)
         # What was used before it was due is in it, but never more than it was late.
-        cpu = min(late, self._own_time() - self._used)
+        used = self._own_time() - self._used
+        cpu = min(late, used)
         if now >= self._window_ends:
             self._window_ends = now + WINDOW_S
             self._before, self._now = self._now, (late, cpu)
@@ -77,7 +83,7 @@ class LoopTurns:
         elif late > self._now[0] or cpu > self._now[1]:
             self._now = (max(late, self._now[0]), max(cpu, self._now[1]))
             self._tell()
-        self._begin(now)
+        self._begin(now, PERIOD_S if used > WORK_S else IDLE_PERIOD_S)
 
     def _tell(self) -> None:
         LOOP_LONGEST_TURN_SECONDS.set(self.longest)

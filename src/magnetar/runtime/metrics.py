@@ -208,6 +208,10 @@ EXPIRED_ENTRIES = counter(
 EXPIRED_SUBSCRIPTIONS = counter(
     "magnetar_expired_subscriptions_total", "Subscriptions deleted because nobody used them."
 )
+EVICTED_ENTRIES = counter(
+    "magnetar_evicted_entries_total",
+    "Entries that subscriptions passed over because of a backlog quota.",
+)
 SUBSCRIPTION_FAILURES = counter(
     "magnetar_subscription_failures_total", "Subscriptions whose dispatch stopped at an error."
 )

@@ -9,6 +9,7 @@ from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer, News
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.dispatcher import ReadWindow
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
 from magnetar.ledger.api import Entry
@@ -42,6 +43,10 @@ class Topic:
         self.hidden: set[Position] = set()
         self.subscriptions: dict[str, Subscription] = {}
         self.delays = DelayRule()
+        self.policies = TopicPolicies(
+            max_unacked_per_consumer=limits.consumer_unacked_messages,
+            max_unacked_per_subscription=limits.subscription_unacked_messages,
+        )
 
     def max_read_position(self) -> Position:
         return self.ledger.last_position() if self.end is None else self.end
@@ -52,6 +57,10 @@ class Topic:
 
     def is_visible(self, entry: Entry) -> bool:
         return entry.position not in self.hidden
+
+    @property
+    def consumers(self) -> int:
+        return sum(len(each.consumers) for each in self.subscriptions.values())
 
     def delay_rule(self) -> DelayRule:
         return self.delays

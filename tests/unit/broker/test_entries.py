@@ -19,7 +19,6 @@ from magnetar.broker.entries import (
     may_have_batches,
     may_have_delays,
     publish_time_of,
-    too_late,
     wrong_count,
 )
 from magnetar.model.hashing import HASH_MAX, key_hash
@@ -230,15 +229,3 @@ def test_most_entries_are_not_parsed_for_it() -> None:
     assert not may_be_delayed(stored)
     assert not may_have_batches([stored, stored])
     assert not may_have_delays([stored, stored])
-
-
-def test_too_late_is_later_than_the_limit_after_its_publish_time() -> None:
-    def send(**fields: int) -> Send:
-        return Send(1, 5, 1, view(**fields).payload)
-
-    assert too_late(send(), 10) is None
-    assert too_late(send(deliver_at_time=19), 10) is None
-    assert too_late(send(deliver_at_time=-1), 10) is None
-    refused = too_late(send(deliver_at_time=20), 10)
-    assert refused is not None
-    assert "11 ms" in str(refused)

@@ -73,7 +73,12 @@ class Broker:
         self.parts: TopicParts = replace(parts, transactions=transactions)
 
     async def topic(self, name: TopicName = NAME, *, dedup: bool = False) -> Topic:
-        policies = TopicPolicies(deduplication=dedup)
+        limits = self.parts.limits
+        policies = TopicPolicies(
+            deduplication=dedup,
+            max_unacked_per_consumer=limits.consumer_unacked_messages,
+            max_unacked_per_subscription=limits.subscription_unacked_messages,
+        )
         return await Topic.open(name, self.parts, TopicRecord(EPOCH_MS), policies)
 
     def kill(self) -> None:

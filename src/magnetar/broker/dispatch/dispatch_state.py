@@ -682,6 +682,11 @@ class DispatchState:
         # A hash that is free but that nothing waits for is no reason to wake dispatch.
         return key_hash in self._replay.hashes
 
+    def limit_unacked(self, per_consumer: int, per_subscription: int) -> None:
+        """Other limits of unacknowledged messages from now on."""
+        self._members.limit_unacked(per_consumer, per_subscription)
+        self._stuck = False
+
     def _discharge(self, member: Member, messages: int) -> bool:
         ended = self._members.discharge(member, messages)
         if ended:

@@ -38,6 +38,7 @@ from magnetar.broker.entries import (
     may_have_batches,
     may_have_delays,
 )
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.errors import MagnetarError
 from magnetar.ledger.api import Entry
 from magnetar.managed_ledger.managed_ledger import ManagedLedger
@@ -72,6 +73,14 @@ class ReadableTopic(Protocol):
     def name(self) -> TopicName: ...
 
     @property
+    def policies(self) -> TopicPolicies: ...
+
+    @property
+    def consumers(self) -> int:
+        """How many are connected, of all subscriptions."""
+        ...
+
+    @property
     def ledger(self) -> ManagedLedger: ...
 
     def max_read_position(self) -> Position:
@@ -103,6 +112,14 @@ class Uncommitted:
     @property
     def name(self) -> TopicName:
         return self._topic.name
+
+    @property
+    def policies(self) -> TopicPolicies:
+        return self._topic.policies
+
+    @property
+    def consumers(self) -> int:
+        return self._topic.consumers
 
     @property
     def ledger(self) -> ManagedLedger:

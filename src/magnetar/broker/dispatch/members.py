@@ -75,9 +75,8 @@ class Members:
         self.by_key: dict[int, Member] = {}
         self.unacked = 0
         self.blocked = False
-        self._unacked_max = unacked_per_consumer or _UNLIMITED
-        self._total_max = unacked_per_subscription or _UNLIMITED
         self._levels: list[_Level] = []
+        self.limit_unacked(unacked_per_consumer, unacked_per_subscription)
 
     def __bool__(self) -> bool:
         return bool(self.by_key)
@@ -155,6 +154,14 @@ class Members:
 
     # --- what they have
 
+    def limit_unacked(self, per_consumer: int, per_subscription: int) -> None:
+        """Other limits from now on; who is above one is blocked, who is far below goes on."""
+        self._unacked_max = per_consumer or _UNLIMITED
+        self._total_max = per_subscription or _UNLIMITED
+        for member in self.by_key.values():
+            member.blocked = _is_blocked(member.blocked, member.unacked, self._unacked_max)
+        self.blocked = _is_blocked(self.blocked, self.unacked, self._total_max)
+
     def charge(self, member: Member, messages: int) -> None:
         """Messages went to a member."""
         member.permits -= messages
@@ -208,6 +215,11 @@ class Members:
         levels = [member for level in self._levels for member in level.members]
         if sorted(each.key for each in levels) != sorted(self.by_key):
             raise InvariantBroken("members and levels differ")
+
+
+def _is_blocked(was_blocked: bool, unacked: int, limit: int) -> bool:
+    # Invariant 3: between half and whole the flag stays what it was.
+    return unacked >= limit or (was_blocked and unacked > limit // 2)
 
 
 def _check_block(name: str, blocked: bool, unacked: int, limit: int) -> None:

@@ -10,18 +10,22 @@ Invariants:
 3. Failover: each change of the active consumer is told to every consumer; one that joins and is
    not chosen is told so.
 
-Relies on: its owner to rewind the cursor when `join` or `leave` say so.
+4. Nobody joins above the topic's limits of consumers; those who are there stay when one is lowered.
+
+Relies on: its owner to rewind the cursor when `join` or `leave` say so, and to call
+`limits_changed` when the topic has other policies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatch_state import DispatchState
 from magnetar.broker.dispatch.plan import DispatchLimits, JoinRefused, MembershipChange, RefusalKind
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.errors import ConsumerAssign, ConsumerBusy, MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import KeySharedPolicy, SubscriptionType
@@ -30,6 +34,21 @@ from magnetar.runtime.limits import Limits
 from magnetar.runtime.signal import Signal
 
 _DEFAULT_POLICY: Final = KeySharedPolicy()
+
+
+class JoinedTopic(Protocol):
+    """The part of a topic that its consumers are let in by."""
+
+    @property
+    def name(self) -> TopicName: ...
+
+    @property
+    def policies(self) -> TopicPolicies: ...
+
+    @property
+    def consumers(self) -> int:
+        """How many are connected, of all subscriptions."""
+        ...
 
 
 class Joined(NamedTuple):
@@ -62,7 +81,7 @@ class Membership:
 
     def __init__(
         self,
-        topic: TopicName,
+        topic: JoinedTopic,
         subscription: str,
         *,
         wake: Signal,
@@ -116,6 +135,7 @@ class Membership:
             state = self._new_state(options)
         else:
             self._check_fits(options)
+        self._check_room()
         key = self._next_key
         ranges = () if options.key_shared is None else options.key_shared.ranges
         change = state.on_join(key, options.name, options.priority_level, ranges)
@@ -164,21 +184,39 @@ class Membership:
             self._former = self._former.plus(consumer)
             consumer.stop(error)
 
+    def limits_changed(self) -> None:
+        """Follow the topic's limits of unacknowledged messages."""
+        policies = self._topic.policies
+        if self.state is not None:
+            self.state.limit_unacked(
+                policies.max_unacked_per_consumer, policies.max_unacked_per_subscription
+            )
+            self._wake.advance()
+
     def _new_state(self, options: SubscribeRequest) -> DispatchState:
-        limits = self._limits
+        limits, policies = self._limits, self._topic.policies
         return DispatchState(
             options.type,
             DispatchLimits(
                 read_entries=limits.subscription_read_entries,
                 look_ahead_entries=limits.subscription_look_ahead_entries,
-                unacked_per_consumer=limits.consumer_unacked_messages,
-                unacked_per_subscription=limits.subscription_unacked_messages,
+                unacked_per_consumer=policies.max_unacked_per_consumer,
+                unacked_per_subscription=policies.max_unacked_per_subscription,
             ),
-            topic=str(self._topic),
-            partition=self._topic.partition,
+            topic=str(self._topic.name),
+            partition=self._topic.name.partition,
             key_shared=options.key_shared or _DEFAULT_POLICY,
             consistent_hashing=self._consistent_hashing,
         )
+
+    def _check_room(self) -> None:
+        policies = self._topic.policies
+        limit = policies.max_consumers_per_subscription
+        if limit and len(self._by_key) >= limit:
+            raise ConsumerBusy(f"{self._subscription} has {limit} consumers, its limit")
+        limit = policies.max_consumers
+        if limit and self._topic.consumers >= limit:
+            raise ConsumerBusy(f"{self._topic.name} has {limit} consumers, its limit")
 
     def _check_fits(self, options: SubscribeRequest) -> None:
         mine, theirs = self._policy, options.key_shared or _DEFAULT_POLICY

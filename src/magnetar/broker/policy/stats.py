@@ -167,6 +167,13 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
     topic_epoch: int | None = None
     owner_broker: str = ""
     retention: RetentionStats | None = None
+    backlog_quota_limit_size: int = -1
+    """Bytes of backlog; -1: no quota."""
+    backlog_quota_limit_time: int = -1
+    """Seconds of its age; -1: no quota."""
+    oldest_backlog_message_age_seconds: int = -1
+    """As it was found for a quota by age; -1: it was not."""
+    oldest_backlog_message_subscription_name: str | None = None
 
 
 def with_sums(stats: TopicStats) -> TopicStats:
@@ -199,6 +206,13 @@ def summed(parts: list[TopicStats]) -> TopicStats:
         created = (total.topic_creation_time_stamp, part.topic_creation_time_stamp)
         total.topic_creation_time_stamp = min(filter(None, created), default=0)
         total.retention = part.retention
+        # Each partition has the quota for itself.
+        total.backlog_quota_limit_size = part.backlog_quota_limit_size
+        total.backlog_quota_limit_time = part.backlog_quota_limit_time
+        if part.oldest_backlog_message_age_seconds > total.oldest_backlog_message_age_seconds:
+            total.oldest_backlog_message_age_seconds = part.oldest_backlog_message_age_seconds
+            oldest_of = part.oldest_backlog_message_subscription_name
+            total.oldest_backlog_message_subscription_name = oldest_of
         for name, subscription in part.subscriptions.items():
             present = total.subscriptions.get(name)
             added = subscription if present is None else _added(present, subscription)
@@ -219,9 +233,11 @@ def _added(one: SubscriptionStats, other: SubscriptionStats) -> SubscriptionStat
 
 
 def _numbers(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    # By type: `int | None` (an epoch) is a number that must not be added up, nor is a time.
+    # By type: `int | None` (an epoch) is a number that must not be added up, and neither is a time
+    # or a quota.
     numbers = [each.name for each in msgspec.structs.fields(kind) if each.type in (int, float)]
-    return tuple(name for name in numbers if not name.endswith(("_time_stamp", "_timestamp")))
+    others = ("_time_stamp", "_timestamp", "_limit_size", "_limit_time", "_age_seconds")
+    return tuple(name for name in numbers if not name.endswith(others))
 
 
 _SUMMED: Final = _numbers(TopicStats)

@@ -41,13 +41,12 @@ from magnetar.broker.entries import (
     UNPLACED,
     EntryView,
     may_have_batches,
-    not_encrypted,
-    too_late,
     wrong_count,
 )
 from magnetar.broker.policy.stats import PublisherStats, Rate, time_text
 from magnetar.broker.publish.dedup import Dedup, DedupFastPath, SendVerdict
 from magnetar.broker.publish.held_sends import HeldSends
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.publish.txn_writes import TransactionWrites
 from magnetar.errors import (
     ChecksumMismatch,
@@ -193,9 +192,8 @@ class Producer:
         self._ready = False
         self._transactions = transactions
         self._direct = False
-        """It may send, is not stopped, nothing is held, and no send has to be looked at."""
-        self._max_delay_ms = 0
-        self._encrypted_only = False
+        """It may send, is not stopped, nothing is held, and its messages have no limits."""
+        self._send_limits: SendLimits | None = None
         self._held: HeldSends | None = None
         if transactions is not None:
             self._held = HeldSends(transactions, self.send, self._nothing_held)
@@ -287,26 +285,14 @@ class Producer:
         """Let it send from now on."""
         self.topic_epoch = topic_epoch
         self._ready = True
-        self._direct = not self._looks
+        self._direct = self._send_limits is None
         self.readiness.advance()
 
-    def limit_delay(self, max_delay_ms: int) -> None:
-        """Refuse messages that are to be delivered later than that; 0: none."""
-        self._max_delay_ms = max_delay_ms
-        self._set_direct()
-
-    def require_encryption(self, required: bool) -> None:
-        """Refuse messages whose metadata names no encryption key, or no longer."""
-        self._encrypted_only = required
-        self._set_direct()
-
-    @property
-    def _looks(self) -> bool:
-        """Every send is judged, and looked at. Without such a policy, nothing is looked at."""
-        return self._encrypted_only or self._max_delay_ms > 0
-
-    def _set_direct(self) -> None:
-        self._direct = self._ready and not self._stopped and not self.held and not self._looks
+    def limit_sends(self, limits: SendLimits | None) -> None:
+        """Refuse messages beyond these limits; None: there are none."""
+        self._send_limits = limits
+        # With a limit every send is judged, and looked at. Without one, nothing is looked at.
+        self._direct = self._ready and not self._stopped and not self.held and limits is None
 
     async def until_ready(self) -> bool:
         """Wait until it may send; False: it was stopped before (`failure` says why)."""
@@ -338,7 +324,7 @@ class Producer:
                 return
             if (
                 type(send) is TxnSend
-                and (self._direct or (is_released and not self._looks))
+                and (self._direct or (is_released and self._send_limits is None))
                 and wrong_count(send) is None
             ):
                 sent = self._fast_path_in(send)
@@ -455,10 +441,8 @@ class Producer:
             return NotAllowed(f"{self.name} waits to have the topic for itself")
         if (wrong := wrong_count(send)) is not None:
             return wrong
-        if self._max_delay_ms and (late := too_late(send, self._max_delay_ms)) is not None:
-            return late
-        if self._encrypted_only and (plain := not_encrypted(send)) is not None:
-            return plain
+        if (limits := self._send_limits) and (beyond := limits.refusal(send)) is not None:
+            return beyond
         txn, transactions = send.txn_id, self._transactions
         if txn is None:
             return None
@@ -525,7 +509,7 @@ class Producer:
         return True
 
     def _nothing_held(self) -> None:
-        self._direct = self._ready and not self._stopped and not self._looks
+        self._direct = self._ready and not self._stopped and self._send_limits is None
         self.changed.advance()
 
     def _not_appended(self, send: Send, noted: _Noted, error: MagnetarError) -> None:

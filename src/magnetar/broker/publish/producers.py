@@ -24,6 +24,7 @@ from typing import Final
 from magnetar.broker.api import AccessMode, ProducerRequest
 from magnetar.broker.policy.records import PRODUCER_NAMES
 from magnetar.broker.publish.producer import Producer
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.errors import (
     InvariantBroken,
     MagnetarError,
@@ -88,8 +89,13 @@ class TopicProducers:
 
     # --- coming
 
-    async def add(self, producer: Producer) -> None:
-        """Admit a producer (it is `ready`), or let it wait.
+    def check_room(self, most: int, name: str | None) -> None:
+        """ProducerBusy if so many are connected (0: any number), without the one of that name."""
+        if most and len(self._connected) - (name in self._connected) >= most:
+            raise ProducerBusy(f"the topic has {most} producers, its limit")
+
+    async def add(self, producer: Producer, most: int = 0) -> None:
+        """Admit a producer (it is `ready`), or let it wait; at most so many of them (0: any).
 
         ProducerBusy: its name is taken (see `named` for by whom), or the topic is another's.
         ProducerFenced: it wants the topic for itself and must not have it.
@@ -97,6 +103,8 @@ class TopicProducers:
         async with self._turn:
             self.check_encrypted(producer.options)
             await self._free_name(producer)
+            # Those who came at the same time had their turns before.
+            self.check_room(most, producer.name)
             admit = {
                 AccessMode.SHARED: self._add_shared,
                 AccessMode.EXCLUSIVE: self._add_exclusive,
@@ -200,19 +208,14 @@ class TopicProducers:
                 await producer.close(self._close_seconds)
                 self._forget(producer)
 
-    def limit_delay(self, max_delay_ms: int) -> None:
-        """Let none send what is to be delivered later than that; 0: all may."""
+    def limit_sends(self, limits: SendLimits | None) -> None:
+        """Judge messages by these limits, and stop who will not encrypt what it must."""
+        self._encrypted_only = limits is not None and limits.encrypted_only
         for producer in (*self._connected.values(), *self._waiting.values()):
-            producer.limit_delay(max_delay_ms)
-
-    def require_encryption(self, required: bool) -> None:
-        """Let none send what is not encrypted, and stop who will not encrypt; or no longer."""
-        self._encrypted_only = required
-        for producer in (*self._connected.values(), *self._waiting.values()):
+            producer.limit_sends(limits)
             self._judge(producer)
 
     def _judge(self, producer: Producer) -> None:
-        producer.require_encryption(self._encrypted_only)
         if self._encrypted_only and not producer.options.encrypted:
             producer.stop(MetadataError(_ENCRYPTED_ONLY))
 

@@ -16,14 +16,13 @@ from typing import Final
 from magnetar.broker.api import Delivery, SubscribeRequest
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import Unsent, messages_in
-from magnetar.broker.dispatch.membership import Membership
+from magnetar.broker.dispatch.membership import JoinedTopic, Membership
 from magnetar.broker.policy.stats import Rate, SubscriptionStats
 from magnetar.broker.subscribe.ack import Ack
 from magnetar.broker.subscribe.subscription import TYPE_NAMES
 from magnetar.errors import ConsumerBusy, MagnetarError, ServiceNotReady
 from magnetar.model.ids import Position
 from magnetar.model.isolation import ReadIsolation
-from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
@@ -44,7 +43,7 @@ class NonPersistentSubscription:
 
     def __init__(
         self,
-        topic: TopicName,
+        topic: JoinedTopic,
         name: str,
         *,
         clock: Clock,

@@ -125,7 +125,7 @@ class Subscription:
             f"subscription {cursor.name} of {topic.name}", stop_seconds=limits.close_seconds
         )
         self._membership = Membership(
-            topic.name,
+            topic,
             cursor.name,
             wake=self.wake,
             clock=clock,
@@ -252,6 +252,10 @@ class Subscription:
         )
 
     # --- consumers
+
+    def limits_changed(self) -> None:
+        """The topic has other limits of unacknowledged messages."""
+        self._membership.limits_changed()
 
     def add_consumer(self, options: SubscribeRequest) -> Consumer:
         """Let a consumer in; it has no permits yet."""

@@ -1,4 +1,4 @@
-"""Periodic maintenance of loaded topics: expiry, retention, unused ones, lost ones.
+"""Periodic maintenance of loaded topics: quotas, expiry, retention, unused ones, lost ones.
 
 Owns: `TopicMaintenance`, one loop over all of them.
 
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
+from magnetar.broker.topic.quotas import enforce_quotas
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import MagnetarError
 from magnetar.model.names import Domain, TopicName
@@ -27,7 +28,7 @@ from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import EXPIRED_SUBSCRIPTIONS
 
 CARE_SECONDS: Final = 60.0
-"""Between two looks at every topic for retention and disuse."""
+"""Between two looks at every topic for quotas, retention and disuse."""
 
 _COMPACTION: Final = "__compaction"
 """The subscription of Pulsar's compaction: it has to see everything."""
@@ -63,6 +64,8 @@ class TopicMaintenance:
             expires = self._clock.monotonic() >= self._expiry_at
             if expires:
                 self._expiry_at = self._clock.monotonic() + self._expiry_seconds
+            loaded = self._topics.loaded.values()
+            await enforce_quotas([each for each in loaded if isinstance(each, Topic)])
             # A list: topics come and go while one of them is looked after.
             for topic in list(self._topics.loaded.values()):
                 try:

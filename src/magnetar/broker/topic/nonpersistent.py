@@ -23,6 +23,7 @@ from magnetar.broker.policy.schemas import takes_any_schema, version_bytes
 from magnetar.broker.policy.stats import Rate, TopicStats, with_sums
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import TopicProducers
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.subscribe.nonpersistent_subscription import (
     SENT_POSITION,
     NonPersistentSubscription,
@@ -33,7 +34,6 @@ from magnetar.errors import (
     ConsumerBusy,
     MagnetarError,
     NotAllowed,
-    ProducerBusy,
     ServiceNotReady,
     SubscriptionNotFound,
     TopicNotFound,
@@ -67,7 +67,7 @@ class NonPersistentTopic:
         self.producers = TopicProducers(
             None, _no_epoch_record, close_seconds=parts.limits.close_seconds
         )
-        self._require_encryption()
+        self.producers.limit_sends(SendLimits.of(policies, self.name))
         self._created_ms, self._last_publish_ms = parts.clock.now_ms(), 0
         self._gone_messages = self._gone_bytes = 0
         self._message_rate = Rate(parts.clock)
@@ -91,7 +91,7 @@ class NonPersistentTopic:
     def in_use(self) -> bool:
         """Whether anybody is connected."""
         producers = self.producers
-        return bool(producers.connected or producers.waiting or self._consumers())
+        return bool(producers.connected or producers.waiting or self.consumers)
 
     async def last_message(self, isolation: ReadIsolation | None = None) -> LastMessage:
         raise NotAllowed(f"{self.name} keeps no messages")
@@ -102,9 +102,7 @@ class NonPersistentTopic:
         """Admit a producer; topic epochs last as long as the topic object."""
         self._check_writable()
         # The same order of refusals as for a persistent topic: clients get the same errors.
-        limit = self.policies.max_producers
-        if limit and len(self.producers.connected) >= limit:
-            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        self.producers.check_room(self.policies.max_producers, options.name)
         self.producers.check_encrypted(options)
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
@@ -119,7 +117,8 @@ class NonPersistentTopic:
             trouble=self._trouble,
             schema_version=version_bytes(version),
         )
-        await self.producers.add(producer)
+        await self.producers.add(producer, self.policies.max_producers)
+        producer.limit_sends(SendLimits.of(self.policies, self.name))
         return producer
 
     def _publish(self, payload: bytes) -> asyncio.Future[Position]:
@@ -146,9 +145,9 @@ class NonPersistentTopic:
     async def subscription(self, options: SubscribeRequest) -> NonPersistentSubscription:
         """The subscription that a consumer asks for; it joins with `add_consumer`."""
         self._check_open()
-        check_consumer_options(options)
+        check_consumer_options(options, self.policies)
         limit = self.policies.max_consumers
-        if limit and self._consumers() >= limit:
+        if limit and self.consumers >= limit:
             raise ConsumerBusy(f"{self.name} has {limit} consumers, its limit")
         schemas, idle = self._parts.schemas, self._takes_first_schema()
         await schemas.for_consumer(self.name.schema_id, options.schema, self.policies, idle=idle)
@@ -156,8 +155,11 @@ class NonPersistentTopic:
         self._check_open()
         found = self._subscriptions.get(options.subscription)
         if found is None:
+            limit = self.policies.max_subscriptions
+            if limit and len(self._subscriptions) >= limit:
+                raise NotAllowed(f"{self.name} has {limit} subscriptions, its limit")
             found = NonPersistentSubscription(
-                self.name,
+                self,
                 options.subscription,
                 clock=self._clock,
                 limits=self._parts.limits,
@@ -200,18 +202,15 @@ class NonPersistentTopic:
             for consumer in subscription.consumers
         )
 
-    def _consumers(self) -> int:
+    @property
+    def consumers(self) -> int:
         return sum(len(each.consumers) for each in self._subscriptions.values())
 
     # --- policies
 
     async def apply(self, policies: TopicPolicies) -> None:
         self.policies = policies
-        self._require_encryption()
-
-    def _require_encryption(self) -> None:
-        required = self.policies.encryption_required and not self.name.is_system
-        self.producers.require_encryption(required)
+        self.producers.limit_sends(SendLimits.of(policies, self.name))
 
     async def trim(self) -> list[int]:
         """There is nothing to trim."""

@@ -22,7 +22,8 @@ from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.dispatch.dispatcher import ReadableTopic
 from magnetar.broker.entries import publish_time_of
 from magnetar.broker.policy.effective import TopicPolicies
-from magnetar.broker.subscribe.subscription import Subscription, first_mark_delete
+from magnetar.broker.subscribe.subscribe_rate import ConsumerKey, SubscribeCounts
+from magnetar.broker.subscribe.subscription import TYPE_NAMES, Subscription, first_mark_delete
 from magnetar.broker.subscribe.txn_acks import AckParts
 from magnetar.errors import (
     ConsumerBusy,
@@ -59,6 +60,7 @@ class TopicSubscriptions:
         self._clock = clock
         self._limits = limits
         self._consistent_hashing = consistent_hashing
+        self._subscribes = SubscribeCounts(limits.subscribe_rate_consumers)
         self._by_name: dict[str, Subscription] = {}
         # They are woken also below the maxReadPosition, and get aborted messages too.
         self._uncommitted: set[Subscription] = set()
@@ -80,6 +82,10 @@ class TopicSubscriptions:
         self.woken.advance()
         for subscription in self._by_name.values():
             subscription.wake.advance()
+
+    def limits_changed(self) -> None:
+        for subscription in self._by_name.values():
+            subscription.limits_changed()
 
     def first_unacked(self) -> Position | None:
         """The first entry that any of them has not acknowledged; None: there is none of them."""
@@ -130,7 +136,9 @@ class TopicSubscriptions:
 
     async def subscribe(self, options: SubscribeRequest, policies: TopicPolicies) -> Subscription:
         """The subscription that a consumer asks for, created if need be and allowed."""
-        check_consumer_options(options)
+        check_consumer_options(options, policies)
+        self._check_rate(options, policies)
+        # Here as well as when it joins: no cursor is made for who is refused.
         if policies.max_consumers and self.consumers >= policies.max_consumers:
             raise ConsumerBusy(f"{self._topic.name} has {self.consumers} consumers, its limit")
         async with self._turn:
@@ -146,6 +154,18 @@ class TopicSubscriptions:
             if options.durable and not policies.auto_subscription_creation:
                 raise _missing(options.subscription)
             return await self._create(options, policies)
+
+    def _check_rate(self, options: SubscribeRequest, policies: TopicPolicies) -> None:
+        rate = policies.subscribe_rate
+        host = options.address.rpartition(":")[0]  # each of its connections has a port of its own
+        key = ConsumerKey(host, options.name, options.consumer_id)
+        if not self._subscribes.admits(key, rate, self._clock.monotonic()):
+            raise NotAllowed(
+                f"consumer {options.name!r} subscribed to {self._topic.name}"
+                f" {rate.subscribe_throttling_rate_per_consumer} times within"
+                f" {rate.rate_period_in_second} s",
+                hint="wait for the end of that period, or raise subscribeRate",
+            )
 
     async def create(
         self,
@@ -256,14 +276,18 @@ def _check_isolation(options: SubscribeRequest, present: Subscription) -> None:
         )
 
 
-def check_consumer_options(options: SubscribeRequest) -> None:
-    """What a SUBSCRIBE may not ask for on any topic."""
+def check_consumer_options(options: SubscribeRequest, policies: TopicPolicies) -> None:
+    """What a SUBSCRIBE may not ask for, whatever subscriptions there are."""
     if not options.subscription.strip():
         # The protocol's own error for names has this code.
         raise ProducerBusy("a subscription needs a name")
     check_subscription_name(options.subscription)
     if options.read_compacted and not options.type.takes_cumulative_acks:
         raise NotAllowed("compacted reading needs an Exclusive or Failover subscription")
+    kind = TYPE_NAMES[options.type]
+    if policies.subscription_types and kind not in policies.subscription_types:
+        allowed = ", ".join(sorted(policies.subscription_types))
+        raise NotAllowed(f"subscriptions of type {kind} are switched off", hint=f"use {allowed}")
 
 
 def _missing(name: str) -> SubscriptionNotFound:

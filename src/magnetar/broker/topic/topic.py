@@ -46,9 +46,11 @@ from magnetar.broker.policy.stats import Rate, RetentionStats, TopicStats, with_
 from magnetar.broker.publish.lineage import Lineage, dedup_name
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.publish.producers import ProducerNames, TopicProducers
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.broker.subscribe.subscription import Subscription
 from magnetar.broker.topic.dedup import TopicDedup
 from magnetar.broker.topic.ownership import Ownership, SoleOwner
+from magnetar.broker.topic.quotas import TopicQuotas
 from magnetar.broker.topic.subscriptions import TopicSubscriptions
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.errors import (
@@ -174,7 +176,7 @@ class Topic:
         self.producers = TopicProducers(
             record.epoch, self._set_epoch, close_seconds=limits.close_seconds
         )
-        self._require_encryption()
+        self.producers.limit_sends(SendLimits.of(policies, self.name))
         # Before subscriptions and dedup: both ask it what consumers may see (invariant 7).
         self._transactions = TopicTransactions(name, ledger, parts, self)
         self.max_read_position: Callable[[], Position] = self._transactions.max_read_position
@@ -208,6 +210,7 @@ class Topic:
             self._tasks,
             parts.clock,
         )
+        self.quotas = TopicQuotas(self, parts.clock)
         self._deleting = False
         self._closing: asyncio.Task[None] | None = None
         # Switching dedup on and off awaits: two changes of policy must not overlap.
@@ -264,6 +267,11 @@ class Topic:
         return self._parts.delays.under(self.policies.delayed_delivery)
 
     @property
+    def consumers(self) -> int:
+        """How many are connected, of all subscriptions."""
+        return self._subscriptions.consumers
+
+    @property
     def closing(self) -> bool:
         return self._closing is not None or self._deleting
 
@@ -314,10 +322,9 @@ class Topic:
         self._check_writable()
         # Refusals that need no I/O come first, and nothing is kept of a producer before all have
         # passed.
-        limit = self.policies.max_producers
-        if limit and len(self.producers.connected) >= limit:
-            raise ProducerBusy(f"{self.name} has {limit} producers, its limit")
+        self.producers.check_room(self.policies.max_producers, options.name)
         self.producers.check_encrypted(options)
+        await self.quotas.check()
         schemas = self._parts.schemas
         version = await schemas.for_producer(self.name.schema_id, options.schema, self.policies)
         # PIP-124: a dead letter producer makes the subscription first, so that its messages are
@@ -339,7 +346,7 @@ class Topic:
             transactions=self._transactions.writes,
             append_run=self.ledger.append_run,
         )
-        await self.producers.add(producer)
+        await self.producers.add(producer, self.policies.max_producers)
         try:
             self._check_writable()  # it may have been fenced while the epoch was written
             # Invariant 6: two names that are one for dedup would spoil each other's sequences.
@@ -352,7 +359,7 @@ class Topic:
             producer.stop(error)
             await self.producers.remove(producer)
             raise
-        producer.limit_delay(self.policies.delayed_delivery.max_delivery_delay_in_millis)
+        producer.limit_sends(SendLimits.of(self.policies, self.name))
         # Last: until here it might have been refused, and dedup would wait for a producer that
         # never was.
         self._dedup.joined(producer)
@@ -456,11 +463,12 @@ class Topic:
         async with self._policy_turn:
             self._check_open()
             before, self.policies = self.policies, policies
+            self.producers.limit_sends(SendLimits.of(policies, self.name))
             if policies.delayed_delivery != before.delayed_delivery:
-                self.producers.limit_delay(policies.delayed_delivery.max_delivery_delay_in_millis)
                 self._subscriptions.wake()  # some may be due by now
-            self._require_encryption()
-            # Everything else is read from `policies` when it is needed.
+            if _unacked_limits(policies) != _unacked_limits(before):
+                self._subscriptions.limits_changed()
+            # The rest is read from `policies` when it is needed.
             if policies.deduplication == before.deduplication:
                 return
             if policies.deduplication:
@@ -473,11 +481,6 @@ class Topic:
                     self._unfence(unready)
             else:
                 await self._dedup.end()
-
-    def _require_encryption(self) -> None:
-        # Brokers and tools write system topics themselves, and have no keys.
-        required = self.policies.encryption_required and not self.name.is_system
-        self.producers.require_encryption(required)
 
     async def trim(self, retention: Retention | None = None) -> list[int]:
         """Drop the ledgers that retention (its own, if none is given) lets go; their ids."""
@@ -709,6 +712,8 @@ class Topic:
         subscriptions = {
             name: each.stats(consumers=consumers) for name, each in self.subscriptions.items()
         }
+        # Of the last look that a quota by age made: nothing is read here.
+        oldest_seconds, oldest_of = self.quotas.oldest()
         stats = TopicStats(
             msg_rate_in=self._message_rate.of(self.messages_in),
             msg_throughput_in=self._byte_rate.of(self.bytes_in),
@@ -725,6 +730,10 @@ class Topic:
             topic_epoch=self.producers.epoch,
             owner_broker=self._parts.owner,
             retention=RetentionStats.of(self.policies),
+            backlog_quota_limit_size=self.policies.size_quota.limit,
+            backlog_quota_limit_time=self.policies.age_quota.limit_time,
+            oldest_backlog_message_age_seconds=oldest_seconds,
+            oldest_backlog_message_subscription_name=oldest_of,
         )
         return with_sums(stats)
 
@@ -733,3 +742,7 @@ class Topic:
         entries = self.ledger.entries
         backlog = max((each.backlog() for each in self.subscriptions.values()), default=0)
         return self.ledger.size_bytes * backlog // entries if entries else 0
+
+
+def _unacked_limits(policies: TopicPolicies) -> tuple[int, int]:
+    return policies.max_unacked_per_consumer, policies.max_unacked_per_subscription

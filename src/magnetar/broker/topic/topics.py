@@ -46,6 +46,7 @@ from magnetar.broker.policy.values import AutoTopicCreation
 from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.broker.topic.nonpersistent import LoadedTopic, NonPersistentTopic
 from magnetar.broker.topic.policy_changes import PolicyChanges
+from magnetar.broker.topic.quotas import enforce_quotas
 from magnetar.broker.topic.topic import Topic, TopicParts
 from magnetar.errors import MagnetarError, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger import managed_ledger
@@ -310,9 +311,8 @@ class Topics(Service):
             self.publish_gate.check()
         records = self._records_of(name)
         # Segments do not count: their number is the auto-scale policy's.
-        limit = 0 if is_segment else self._topics_max(namespace)
-        if limit and len(await records.names()) >= limit:
-            raise NotAllowed(f"namespace {name.namespace} has {limit} topics, its limit")
+        if not is_segment:
+            await self._check_topics(name.namespace, namespace, 1)
         record = TopicRecord(self._parts.clock.now_ms(), properties=dict(properties or {}))
         # Before the ledger begins (invariant 2): a crash in between leaves a topic that is empty.
         await records.create(record_name(name), record)
@@ -452,6 +452,7 @@ class Topics(Service):
                 raise NotAllowed(f"{name} exists, and is not partitioned")
             self.publish_gate.check()
             await self._check_not_scalable(name)
+            await self._check_topics(name.namespace, namespace, partitions)
             # The record first: partitions that a crash prevents are made when they are loaded.
             if not await self.partitioned.create(name, partitions, properties):
                 return False
@@ -463,6 +464,8 @@ class Topics(Service):
         namespace = await self.namespaces.policies(name.namespace)
         record = await self.partitioned.get(name)
         await self._check_not_scalable(name)
+        more = partitions - (0 if record is None else record.partitions)
+        await self._check_topics(name.namespace, namespace, more)
         # The number first: a partition that a client asks for early is made when it is loaded.
         await self.partitioned.grow(name, partitions)
         await self._create_partitions(name, partitions, namespace)
@@ -590,15 +593,25 @@ class Topics(Service):
 
     # --- storage
 
+    async def enforce_quotas(self) -> None:
+        """Look at the backlogs of all loaded topics now."""
+        await enforce_quotas([each for each in self._loaded.values() if isinstance(each, Topic)])
+
     async def stored(self, name: TopicName) -> tuple[tuple[LedgerSpan, ...], bool]:
         """The ledgers of a topic that is not loaded, and whether it takes no more messages."""
         return await managed_ledger.stored(name.managed_ledger_name, self._parts.metadata)
 
     # --- parts
 
-    def _topics_max(self, namespace: Policies) -> int:
-        own, broker = namespace.max_topics_per_namespace, self.namespaces.broker
-        return (broker.max_topics_per_namespace or 0) if own is None else own
+    async def _check_topics(self, name: NamespaceName, policies: Policies, more: int) -> None:
+        """NotAllowed if a namespace would have too many topics; partitions count one by one."""
+        own, broker = policies.max_topics_per_namespace, self.namespaces.broker
+        limit = (broker.max_topics_per_namespace or 0) if own is None else own
+        if limit and more > 0 and len(await self._records(name).names()) + more > limit:
+            raise NotAllowed(
+                f"namespace {name} would have more than {limit} topics, its limit",
+                hint="delete some, or raise maxTopicsPerNamespace",
+            )
 
     def _creation(self, namespace: Policies) -> AutoTopicCreation | None:
         """How topics are created when somebody asks for them; None: they are not."""

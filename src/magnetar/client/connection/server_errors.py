@@ -19,6 +19,8 @@ from magnetar.errors import (
     DISK_FULL_WORDS,
     AuthenticationFailed,
     AuthorizationFailed,
+    BacklogFull,
+    BacklogHeld,
     ConnectionLost,
     ConsumerAssign,
     ConsumerBusy,
@@ -52,6 +54,8 @@ _CLASSES: Final[dict[WireCode, type[RequestError]]] = {
     for each in (
         AuthenticationFailed,
         AuthorizationFailed,
+        BacklogFull,
+        BacklogHeld,
         ConsumerAssign,
         ConsumerBusy,
         ConsumerNotFound,

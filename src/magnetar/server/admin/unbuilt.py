@@ -42,7 +42,6 @@ def _one(path: str, why: str, method: str = ANY) -> Endpoint:
 # Every method, where none is named: 501 is the same answer for a look and for a change.
 ROUTES: Final = (
     _whole("/admin/v2/brokers/shutdown", "end its process by a signal"),
-    _one("/admin/v2/brokers/backlog-quota-check", "backlog quotas are kept, and not yet checked"),
     _whole("/admin/v2/broker-stats/metrics", "see /metrics"),
     _whole("/admin/v2/broker-stats/mbeans", _NO_JVM),
     _whole("/admin/v2/broker-stats/allocator-stats", _NO_JVM),

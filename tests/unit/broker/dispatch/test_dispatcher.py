@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import NamedTuple
 
 import pytest
 
 from magnetar.broker.dispatch import dispatcher
 from magnetar.broker.dispatch.consumer import News
+from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.subscribe.nonpersistent_subscription import NonPersistentSubscription
 from magnetar.errors import CorruptEntry
 from magnetar.model.ids import Position
@@ -470,12 +472,51 @@ def test_the_end_of_a_terminated_topic_is_told_once_it_is_drained() -> None:
     run(scenario)
 
 
+# --- limits of policies
+
+
+def test_a_subscription_follows_other_limits_of_unacknowledged_messages() -> None:
+    async def scenario(topic: Topic) -> None:
+        await topic.publish(*numbered(10))
+        subscription = await topic.subscription()
+        client = Client(subscription, SHARED)
+        await settle()
+        assert client.bodies() == numbered(4)
+        assert client.consumer.blocked
+        # Higher, and it goes on; lower, and nobody gets more until half is acknowledged.
+        topic.policies = TopicPolicies(max_unacked_per_consumer=8)
+        subscription.limits_changed()
+        await settle()
+        assert client.bodies() == numbered(8)
+        topic.policies = TopicPolicies(max_unacked_per_subscription=2)
+        subscription.limits_changed()
+        assert subscription.stats().blocked_subscription_on_unacked_msgs
+        client.ack(*numbered(6))
+        await settle()
+        assert client.bodies() == numbered(8)
+        client.ack("6")
+        await settle()
+        assert client.bodies() == numbered(9)
+        topic.policies = TopicPolicies()
+        subscription.limits_changed()
+        await settle()
+        assert client.bodies() == numbered(10)
+
+    run(scenario, Limits().override({"consumer_unacked_messages": 4}))
+
+
 # --- non-persistent topics
+
+
+class TransientTopic(NamedTuple):
+    name: TopicName = TopicName.parse("non-persistent://public/default/t")
+    policies: TopicPolicies = TopicPolicies()
+    consumers: int = 0
 
 
 def _transient(world: MemoryWorld) -> NonPersistentSubscription:
     return NonPersistentSubscription(
-        TopicName.parse("non-persistent://public/default/t"),
+        TransientTopic(),
         "s",
         clock=world.clock,
         limits=Limits(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from magnetar.broker.api import DROPPED, Receipt
 from magnetar.broker.publish.dedup import Dedup
 from magnetar.broker.publish.producer import Producer
+from magnetar.broker.publish.send_limits import SendLimits
 from magnetar.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
@@ -486,7 +487,7 @@ def delayed(sequence_id: int, delay_ms: int) -> Send:
 def test_what_is_to_be_delivered_too_late_is_refused_in_its_place() -> None:
     async def scenario(bench: Bench) -> None:
         producer = bench.producer
-        producer.limit_delay(1000)
+        producer.limit_sends(SendLimits(max_delay_ms=1000))
         producer.send_run(run_of([delayed(0, 1000), message(1), delayed(2, 1001), message(3)]))
         bench.store(0, 1, 2)
         found = await receipts(producer, 4)
@@ -500,7 +501,7 @@ def test_what_is_to_be_delivered_too_late_is_refused_in_its_place() -> None:
         assert "1001 ms after" in str(found[2].error)
         assert not producer.stopped
         # Without a limit nothing is looked at, and runs go as a whole again.
-        producer.limit_delay(0)
+        producer.limit_sends(None)
         producer.send(delayed(4, 10**9))
         bench.store(3)
         (receipt,) = await receipts(producer, 1)
@@ -509,11 +510,30 @@ def test_what_is_to_be_delivered_too_late_is_refused_in_its_place() -> None:
     on_bench(scenario)
 
 
+def test_what_is_too_large_for_the_topic_is_refused_in_its_place() -> None:
+    async def scenario(bench: Bench) -> None:
+        small, large = message(0), message(1, "x" * 100)
+        size = len(small.headers_and_payload)
+        bench.producer.limit_sends(SendLimits(max_bytes=size))
+        bench.producer.send_run(run_of([small, large]))
+        # Chunks are as large as the broker takes them.
+        chunk = rare(2, chunk=(0, 2))
+        assert len(chunk.headers_and_payload) > size
+        bench.producer.send(chunk)
+        bench.store(0, 1)
+        found = await receipts(bench.producer, 3)
+        assert [each.error is None for each in found] == [True, False, True]
+        assert f"at most {size}" in str(found[1].error)
+        assert not bench.producer.stopped
+
+    on_bench(scenario)
+
+
 def test_a_limit_of_delays_does_not_make_a_stopped_producer_send() -> None:
     async def scenario(bench: Bench) -> None:
         bench.producer.stop()
-        bench.producer.limit_delay(1000)
-        bench.producer.limit_delay(0)
+        bench.producer.limit_sends(SendLimits(max_delay_ms=1000))
+        bench.producer.limit_sends(None)
         bench.producer.send(message(0))
         assert not bench.futures
 

@@ -128,6 +128,17 @@ def test_policies_and_schemas() -> None:
         (await topic.subscription(consumer())).add_consumer(consumer())
         with pytest.raises(ConsumerBusy):
             await topic.subscription(consumer("t"))
+        await topic.apply(TopicPolicies(max_subscriptions=1))
+        with pytest.raises(NotAllowed):
+            await topic.subscription(consumer("t"))
+        await topic.apply(TopicPolicies(max_consumers_per_subscription=1, max_message_bytes=10))
+        shared = consumer("t", SubscriptionType.SHARED)
+        (await topic.subscription(shared)).add_consumer(shared)
+        with pytest.raises(ConsumerBusy):
+            (await topic.subscription(shared)).add_consumer(shared)
+        made.send(message(1))
+        (refused,) = await receipts(made, 1)
+        assert isinstance(refused.error, NotAllowed)
         assert await topic.trim() == []
 
     with_topic(scenario)

@@ -18,10 +18,12 @@ from magnetar.broker.api import (
 )
 from magnetar.broker.dispatch.consumer import Consumer
 from magnetar.broker.policy.effective import TopicPolicies
+from magnetar.broker.policy.values import SubscribeRate
 from magnetar.broker.publish.dedup_log import SNAPSHOT_ENTRIES, SNAPSHOT_SECONDS
 from magnetar.broker.publish.producer import Producer
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import (
+    ConsumerBusy,
     DiskFailed,
     IncompatibleSchema,
     ManagedLedgerFenced,
@@ -37,6 +39,7 @@ from magnetar.errors import (
 from magnetar.managed_ledger.ledger_list import Retention
 from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.ids import Position
+from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.messages import Send, encode_entry
@@ -135,6 +138,15 @@ def test_policies_limit_who_produces() -> None:
         await topic.add_producer(options(1, "a"))
         with pytest.raises(ProducerBusy):
             await topic.add_producer(options(2, "b"))
+        # Of those who come at once all but one are refused too.
+        await topic.apply(TopicPolicies(max_producers=2))
+        coming = [topic.add_producer(options(n, str(n))) for n in range(5)]
+        found = await asyncio.gather(*coming, return_exceptions=True)
+        assert sum(isinstance(each, ProducerBusy) for each in found) == 4
+        # Who comes again takes the place of its former self.
+        here = next(each for each in found if isinstance(each, Producer))
+        later = dataclasses.replace(here.options, epoch=1)
+        await topic.add_producer(later)
         await topic.apply(TopicPolicies(encryption_required=True))
         with pytest.raises(MetadataError):
             await topic.add_producer(options(2, "b"))
@@ -162,6 +174,37 @@ def test_switching_encryption_on_stops_who_does_not_encrypt() -> None:
         again = await topic.add_producer(options(3, "again"))
         again.send(message(0))
         assert (await receipts(again, 1))[0].error is None
+
+
+def test_policies_limit_who_consumes() -> None:
+    shared = SubscriptionType.SHARED
+
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        policies = TopicPolicies(max_consumers=3, max_consumers_per_subscription=2)
+        await topic.apply(policies)
+
+        async def join(name: str, number: int, kind: SubscriptionType = shared) -> None:
+            asked = consumer(name, kind, consumer_id=number)
+            (await topic.subscription(asked)).add_consumer(asked)
+
+        coming = [join("a", number) for number in range(4)]
+        found = await asyncio.gather(*coming, return_exceptions=True)
+        assert sum(isinstance(each, ConsumerBusy) for each in found) == 2
+        await join("b", 5)
+        # The topic is full: no subscription is made for who is refused.
+        with pytest.raises(ConsumerBusy):
+            await join("c", 6)
+        assert set(topic.subscriptions) == {"a", "b"}
+        await topic.apply(TopicPolicies(subscription_types=frozenset({"Failover"})))
+        for kind in (shared, SubscriptionType.EXCLUSIVE):
+            with pytest.raises(NotAllowed):
+                await join("d", 7, kind)
+        await join("d", 7, SubscriptionType.FAILOVER)
+        await topic.apply(TopicPolicies(max_subscriptions=3))
+        await join("a", 8)
+        with pytest.raises(NotAllowed):
+            await join("e", 9)
         await topic.close()
 
     in_world(scenario)
@@ -171,6 +214,47 @@ def encrypted(number: int) -> Send:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=EPOCH_MS)
     metadata.encryption_keys.add(key="k", value=b"v")
     return Send(1, number, 1, encode_entry(metadata, b"x"))
+
+
+def test_a_consumer_may_subscribe_only_so_often() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        await topic.apply(TopicPolicies(subscribe_rate=SubscribeRate(2, 30)))
+        asked = [
+            dataclasses.replace(consumer(), address=f"10.0.0.1:{port}")
+            for port in range(4000, 4003)
+        ]
+        for each in asked[:2]:
+            await topic.subscription(each)
+        # From another port it is the same one; and no subscription is made for who is refused.
+        with pytest.raises(NotAllowed):
+            await topic.subscription(dataclasses.replace(asked[2], subscription="other"))
+        assert set(topic.subscriptions) == {"s"}
+        await topic.subscription(dataclasses.replace(asked[2], consumer_id=2))
+        await asyncio.sleep(30)
+        await topic.subscription(asked[2])
+        await topic.close()
+
+    in_world(scenario)
+
+
+def test_loaded_producers_follow_the_size_of_messages() -> None:
+    async def scenario(world: World) -> None:
+        topic = await world.topic()
+        producer = await topic.add_producer(options())
+        await topic.apply(TopicPolicies(max_message_bytes=100))
+        producer.send(message(1, "x" * 100))
+        late = await topic.add_producer(options(2, "late"))
+        late.send(message(1, "x" * 100))
+        for each in (producer, late):
+            (refused,) = await receipts(each, 1)
+            assert isinstance(refused.error, NotAllowed)
+        await topic.apply(TopicPolicies())
+        producer.send(message(2, "x" * 100))
+        assert (await receipts(producer, 1))[0].error is None
+        await topic.close()
+
+    in_world(scenario)
 
 
 def test_schemas_of_producers_and_consumers() -> None:

@@ -210,6 +210,16 @@ def test_a_namespace_has_a_limit_of_topics() -> None:
         await topics.get(NAME)
         with pytest.raises(NotAllowed):
             await topics.get(PARTS)
+        # Partitions count one by one, and either all of them come or none.
+        await topics.change_namespace(DEFAULT, setting(max_topics_per_namespace=3))
+        with pytest.raises(NotAllowed):
+            await topics.create_partitioned(PARTS, 3)
+        assert await topics.partitioned.get(PARTS) is None
+        assert await topics.create_partitioned(PARTS, 2)
+        with pytest.raises(NotAllowed):
+            await topics.grow(PARTS, 3)
+        assert await topics.partitions(PARTS) == 2
+        await topics.get(PARTS.with_partition(1))
 
     with_topics(scenario)
 

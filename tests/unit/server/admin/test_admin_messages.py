@@ -10,11 +10,12 @@ from unittest.mock import patch
 
 import pytest
 
+from magnetar.broker.topic.quota_rules import bytes_from
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.server.admin.topics import analysis
-from magnetar.server.admin.topics.messages import bytes_from, position_of
+from magnetar.server.admin.topics.messages import position_of
 from magnetar.server.app import Server
 from tests.unit.server.admin.world import FULL, PUBLISHED_MS, TOPIC, World, run
 

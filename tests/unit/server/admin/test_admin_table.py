@@ -40,7 +40,7 @@ PARTS = {
 UNBUILT = (
     "/admin/v2/(bookies|functions|metadata|resourcegroups|segments|worker)",
     "POST /admin/v2/resource-quotas$",
-    "/admin/v2/brokers/(backlog-quota-check|shutdown)",
+    "/admin/v2/brokers/shutdown",
     "/admin/v2/broker-stats/(?!topics$|load-report$)",
     "/admin/v2/clusters/{c}/(migrate|.*/{.}$|.*/brokers/{b})",
     "POST /admin/v2/clusters/{c}/peers",

@@ -21,9 +21,11 @@ from magnetar.errors import ServiceNotReady, TopicNotFound
 from magnetar.server.admin import endpoints
 from magnetar.server.admin.exchange import (
     AdminServer,
+    done,
     part_of,
     server_of,
     shown,
+    topics_of,
 )
 
 _TEXT: Final = "text/plain"
@@ -74,6 +76,11 @@ async def brokers(request: web.Request) -> web.Response:
     return shown([broker_id(server_of(request))])
 
 
+async def check_quotas(request: web.Request) -> web.Response:
+    await topics_of(request).enforce_quotas()
+    return done()
+
+
 def broker_id(server: AdminServer) -> str:
     """`host:port` of its admin interface, as tools know a broker."""
     # Without an admin interface of its own the service address still tells brokers apart.
@@ -89,5 +96,6 @@ ROUTES: Final = (
     endpoints.get("/admin/v2/brokers/ready", health),
     endpoints.get("/admin/v2/brokers/version", show_version),
     endpoints.get("/admin/v2/brokers/leaderBroker", leader),
+    endpoints.get("/admin/v2/brokers/backlog-quota-check", check_quotas),
     endpoints.get("/admin/v2/brokers/{cluster}", brokers_of_cluster),
 )

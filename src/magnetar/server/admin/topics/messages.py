@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from magnetar.broker.entries import EntryView
+from magnetar.broker.topic.quota_rules import bytes_from
 from magnetar.broker.topic.topic import Topic
 from magnetar.errors import InvalidArgument, NotAllowed
 from magnetar.ledger.api import Entry
@@ -109,18 +110,6 @@ def position_of(spans: tuple[LedgerSpan, ...], index: int) -> Position | None:
             return Position(span.ledger_id, index)
         index -= span.entries
     return None
-
-
-def bytes_from(spans: tuple[LedgerSpan, ...], position: Position) -> int:
-    """About how many bytes the entries from a position on have."""
-    found = 0
-    for span in spans:
-        if span.ledger_id > position.ledger_id:
-            found += span.size_bytes
-        elif span.ledger_id == position.ledger_id and span.entries:
-            left = span.entries - min(max(position.entry_id, 0), span.entries)
-            found += span.size_bytes * left // span.entries
-    return found
 
 
 ROUTES: Final = (
