@@ -196,8 +196,7 @@ class Topic:
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
         """Advances when more may be read than before, and when the topic ends or is unloaded."""
-        # `_fenced` refuses producers for a while, `lost` for good; `_trouble` advances with each
-        # failed append and wakes `_mend`.
+        # `_fenced` refuses producers for a while, `lost` for good; `_trouble` wakes `_mend`.
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
         self._tasks = Service(f"topic {name}", stop_seconds=limits.close_seconds)
