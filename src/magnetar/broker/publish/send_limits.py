@@ -10,6 +10,7 @@ from typing import NamedTuple
 from magnetar.broker.entries import UNPLACED, EntryView, may_be_delayed
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.errors import MetadataError, NotAllowed
+from magnetar.model.names import TopicName
 from magnetar.wire.messages import Send
 
 
@@ -25,11 +26,11 @@ class SendLimits(NamedTuple):
     """Whether each must name an encryption key."""
 
     @classmethod
-    def of(cls, policies: TopicPolicies, *, is_system: bool = False) -> SendLimits | None:
+    def of(cls, policies: TopicPolicies, topic: TopicName) -> SendLimits | None:
         """None: there are no limits."""
         delay_ms = policies.delayed_delivery.max_delivery_delay_in_millis
         # Brokers and tools write system topics themselves, and have no keys.
-        encrypted_only = policies.encryption_required and not is_system
+        encrypted_only = policies.encryption_required and not topic.is_system
         if not (delay_ms or policies.max_message_bytes or encrypted_only):
             return None
         return cls(delay_ms, policies.max_message_bytes, encrypted_only)

@@ -212,8 +212,7 @@ class NonPersistentTopic:
         self._limit_sends()
 
     def _limit_sends(self) -> None:
-        limits = SendLimits.of(self.policies, is_system=self.name.is_system)
-        self.producers.limit_sends(limits)
+        self.producers.limit_sends(SendLimits.of(self.policies, self.name))
 
     async def trim(self) -> list[int]:
         """There is nothing to trim."""

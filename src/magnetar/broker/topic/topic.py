@@ -195,8 +195,7 @@ class Topic:
         self.end_for = self._subscriptions.end_for
         self.readable = self._subscriptions.woken
         """Advances when more may be read than before, and when the topic ends or is unloaded."""
-        # `_fenced` refuses producers for a while, `lost` for good; `_trouble` advances with each
-        # failed append and wakes `_mend`.
+        # `_fenced` refuses producers for a while, `lost` for good; `_trouble` wakes `_mend`.
         self._fenced: MagnetarError | None = None
         self._trouble = Signal()
         self._tasks = Service(f"topic {name}", stop_seconds=patience_s)
@@ -481,8 +480,7 @@ class Topic:
                 await self._dedup.end()
 
     def _limit_sends(self) -> None:
-        limits = SendLimits.of(self.policies, is_system=self.name.is_system)
-        self.producers.limit_sends(limits)
+        self.producers.limit_sends(SendLimits.of(self.policies, self.name))
 
     async def trim(self, retention: Retention | None = None) -> list[int]:
         """Drop the ledgers that retention (its own, if none is given) lets go; their ids."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from magnetar.broker.policy.effective import TopicPolicies
 from magnetar.broker.policy.values import DelayedDeliveryPolicies
 from magnetar.broker.publish.send_limits import SendLimits
+from magnetar.model.names import TopicName
 from magnetar.wire.messages import Send, encode_entry
 from magnetar.wire.pb import pulsar_pb2 as pb
 
 PUBLISHED_MS = 9
+
+NAME = TopicName.parse("public/default/orders")
 
 
 def send(**fields: int) -> Send:
@@ -36,7 +39,12 @@ def test_too_large_is_larger_than_the_limit() -> None:
 
 
 def test_there_are_none_unless_a_policy_says_so() -> None:
-    assert SendLimits.of(TopicPolicies()) is None
-    assert SendLimits.of(TopicPolicies(max_message_bytes=5)) == SendLimits(0, 5)
+    assert SendLimits.of(TopicPolicies(), NAME) is None
+    assert SendLimits.of(TopicPolicies(max_message_bytes=5), NAME) == SendLimits(0, 5)
     delays = DelayedDeliveryPolicies(True, 1000, 7)
-    assert SendLimits.of(TopicPolicies(delayed_delivery=delays)) == SendLimits(7, 0)
+    assert SendLimits.of(TopicPolicies(delayed_delivery=delays), NAME) == SendLimits(7, 0)
+    secret = TopicPolicies(encryption_required=True)
+    assert SendLimits.of(secret, NAME) == SendLimits(encrypted_only=True)
+    for system in ("public/default/__change_events-partition-3", "pulsar/system/any"):
+        assert SendLimits.of(secret, TopicName.parse(system)) is None
+    assert SendLimits.of(secret, TopicName.parse("public/default/__mine")) is not None

@@ -189,6 +189,12 @@ def test_policies_limit_who_consumes() -> None:
     in_world(scenario)
 
 
+def encrypted(number: int) -> Send:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=EPOCH_MS)
+    metadata.encryption_keys.add(key="k", value=b"v")
+    return Send(1, number, 1, encode_entry(metadata, b"x"))
+
+
 def test_a_consumer_may_subscribe_only_so_often() -> None:
     async def scenario(world: World) -> None:
         topic = await world.topic()
@@ -252,12 +258,6 @@ def test_switching_encryption_on_stops_who_does_not_encrypt() -> None:
         await topic.close()
 
     in_world(scenario)
-
-
-def encrypted(number: int) -> Send:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=EPOCH_MS)
-    metadata.encryption_keys.add(key="k", value=b"v")
-    return Send(1, number, 1, encode_entry(metadata, b"x"))
 
 
 def test_schemas_of_producers_and_consumers() -> None:

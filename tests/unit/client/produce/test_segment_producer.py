@@ -16,12 +16,12 @@ from magnetar.client.connection.server_errors import refusal
 from magnetar.client.connection.settings import TokenAuth
 from magnetar.errors import (
     AuthorizationFailed,
+    BacklogFull,
     ConnectionLost,
     InvalidSetting,
     NotAllowed,
     NotConnected,
     ProducerFenced,
-    RequestError,
     SendTimedOut,
     ServerDiskFull,
     TopicNotFound,
@@ -439,5 +439,5 @@ def test_on_a_full_disk_what_may_be_stored_is_not_called_refused() -> None:
 
 def test_a_quota_of_another_broker_is_not_called_a_full_disk() -> None:
     error = refusal("PRODUCER", pb.ProducerBlockedQuotaExceededException, "the backlog is full")
-    assert type(error) is RequestError
+    assert type(error) is BacklogFull
     assert error.wire_code is WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION
