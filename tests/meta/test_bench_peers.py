@@ -257,6 +257,7 @@ def test_versions_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert peers_sides.version_of(KAFKA) == "4.2.0"
 
 
+@pytest.mark.slow
 @pytest.mark.soak  # some thirty processes, one after the other
 def test_a_run_of_ours_alone(tmp_path: Path) -> None:
     """Every load of a turn, for a moment; and the file that the page is written from."""
