@@ -543,12 +543,13 @@ class FileLedgers(LedgerStore):
             # Only now, synced: until here readers take these entries from the tail (invariant 1).
             for ledger, move in zip(ledgers, moves, strict=True):
                 self._moved(ledger, move)
-                # A second's entries may be a hundred thousand: to free them takes its time.
-                while len(move.records) > _FREED_AT_ONCE:
-                    del move.records[-_FREED_AT_ONCE:]
-                    await asyncio.sleep(0)
             for ledger_id in deleted:
                 del self._deleted[ledger_id]
+        # A second's entries may be a hundred thousand: to free them takes its time.
+        for move in moves:
+            while len(move.records) > _FREED_AT_ONCE:
+                del move.records[-_FREED_AT_ONCE:]
+                await asyncio.sleep(0)
 
     def _moved(self, ledger: FileLedger, move: Move) -> None:
         ledger.moved += len(move.records)

@@ -29,7 +29,7 @@ from magnetar.broker.api import Delivery
 from magnetar.broker.dispatch.delay_rule import DelayRule
 from magnetar.broker.dispatch.delays import Delays
 from magnetar.broker.dispatch.dispatch_state import DispatchState
-from magnetar.broker.dispatch.membership import Membership
+from magnetar.broker.dispatch.membership import JoinedTopic, Membership
 from magnetar.broker.entries import (
     UNPLACED,
     EntryView,
@@ -66,19 +66,8 @@ class ReadWindow(NamedTuple):
     """Behind it, and up to `end`, every entry is for consumers; None: there is nothing hidden."""
 
 
-class ReadableTopic(Protocol):
+class ReadableTopic(JoinedTopic, Protocol):
     """The part of a topic that a subscription needs."""
-
-    @property
-    def name(self) -> TopicName: ...
-
-    @property
-    def policies(self) -> TopicPolicies: ...
-
-    @property
-    def consumers(self) -> int:
-        """How many are connected, of all subscriptions."""
-        ...
 
     @property
     def ledger(self) -> ManagedLedger: ...
