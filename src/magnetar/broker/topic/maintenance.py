@@ -26,6 +26,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
 from magnetar.runtime.metrics import EXPIRED_SUBSCRIPTIONS
+from magnetar.runtime.slices import SlicePace
 
 CARE_SECONDS: Final = 60.0
 """Between two looks at every topic for quotas, retention and disuse."""
@@ -66,8 +67,11 @@ class TopicMaintenance:
                 self._expiry_at = self._clock.monotonic() + self._expiry_seconds
             loaded = self._topics.loaded.values()
             await enforce_quotas([each for each in loaded if isinstance(each, Topic)])
-            # A list: topics come and go while one of them is looked after.
+            # A list: topics come and go while one of them is looked after. Mostly there is nothing
+            # to do, so nothing is awaited: others get a turn all the same.
+            pace = SlicePace()
             for topic in list(self._topics.loaded.values()):
+                await pace.after(1 + len(topic.subscriptions))
                 try:
                     if expires and isinstance(topic, Topic):
                         await self._expire(topic)
@@ -77,7 +81,9 @@ class TopicMaintenance:
 
     async def _expire(self, topic: Topic) -> None:
         """Let go what is too old, and who has been away for too long (invariant 3)."""
+        pace = SlicePace()
         for name, subscription in list(topic.subscriptions.items()):
+            await pace.after()
             # Asked for each: the policy may change, or the topic close, during those before.
             policies = topic.policies
             if topic.closing or topic.lost is not None:

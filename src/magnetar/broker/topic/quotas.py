@@ -97,9 +97,11 @@ class TopicQuotas:
             self._topic.stop_producers(self._refusal(found))
         elif found.kind == "size":
             through = quota_rules.evicted_through(self._topic.ledger.ledger_spans, found.limit)
-            for subscription in self._durable() if through is not None else ():
+            if through is None:
+                return
+            for subscription in self._durable():
                 before = subscription.backlog()
-                if through is not None and through > subscription.cursor.mark_delete:
+                if through > subscription.cursor.mark_delete:
                     subscription.expire_through(through)
                 EVICTED_ENTRIES.inc(before - subscription.backlog())
         else:

@@ -18,7 +18,7 @@ from magnetar.broker.policy.values import (
     InactiveTopicPolicies,
     RetentionPolicies,
 )
-from magnetar.broker.topic.maintenance import CARE_SECONDS
+from magnetar.broker.topic.maintenance import CARE_SECONDS, TopicMaintenance
 from magnetar.broker.topic.nonpersistent import NonPersistentTopic
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.topics import ListMode, Topics, topics_hash
@@ -33,6 +33,7 @@ from magnetar.managed_ledger.managed_ledger import EARLIEST
 from magnetar.model.names import NamespaceName, TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.slices import SLICE_ITEMS
 from magnetar.testing.virtual.virtual_time import run
 from magnetar.wire.messages import Send
 from tests.unit.broker.world import (
@@ -540,6 +541,52 @@ def test_unused_topics_go_only_if_the_policy_says_so() -> None:
         await topics.change_namespace(DEFAULT, setting(inactive_topic_policies=caught_up))
         await asyncio.sleep(5 * CARE_SECONDS)
         assert not await topics.exists(NAME)
+
+    with_topics(scenario)
+
+
+def test_others_have_turns_while_very_many_topics_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mostly nothing is to be done, so nothing is waited for."""
+    many, looks, most = 5_000, 0, 0
+
+    class Many:
+        """One topic, as often as it takes."""
+
+        def __init__(self, topic: Topic) -> None:
+            self.loaded = {topic.name.with_partition(number): topic for number in range(many)}
+
+        async def unload(self, name: TopicName) -> None:
+            raise AssertionError(name)
+
+        async def delete(self, name: TopicName) -> None:
+            raise AssertionError(name)
+
+    async def others() -> None:
+        nonlocal most
+        while looks < many:
+            before = looks
+            await asyncio.sleep(0)
+            most = max(most, looks - before)
+
+    async def scenario(world: World, topics: Topics) -> None:
+        topic = await loaded(topics)
+        waiting: list[asyncio.Task[None]] = []
+
+        async def trim(self: Topic) -> list[int]:
+            nonlocal looks
+            looks += 1
+            if not waiting:
+                waiting.append(asyncio.create_task(others()))
+            return []
+
+        monkeypatch.setattr(Topic, "trim", trim)
+        caring = asyncio.create_task(TopicMaintenance(Many(topic), world.clock, Limits()).run())
+        await asyncio.sleep(CARE_SECONDS + 1)
+        caring.cancel()
+        assert looks >= many
+        assert most <= SLICE_ITEMS
 
     with_topics(scenario)
 
