@@ -17,6 +17,7 @@ import binascii
 import re
 from base64 import b64decode
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from magnetar.errors import NotAllowed, RemoteProtocolError
@@ -209,23 +210,23 @@ class EntryView:
         return None
 
 
-def may_be_batch(payload: bytes) -> bool:
-    """Whether an entry may say how many messages it has; found without parsing it.
+def _may_have_field(finds: Finds, payload: bytes) -> bool:
+    """Whether the metadata of an entry may have a field; found without parsing it.
 
-    Metadata without the byte that begins the field cannot have the field.
+    Metadata without the bytes that begin the field cannot have the field.
     """
     # Nearly always: a checksum (14 begins the magic number), and metadata of less than 64 KiB. This
     # is once per entry, so the general way has its own function.
     if len(payload) > 9 and payload[0] == 14 and not payload[6] and not payload[7]:
-        return _finds_batch(payload, 10, 10 + payload[9] + (payload[8] << 8)) is not None
-    return _finds_batch(payload, *_metadata_span(payload)) is not None
+        return finds(payload, 10, 10 + payload[9] + (payload[8] << 8)) is not None
+    return finds(payload, *_metadata_span(payload)) is not None
 
 
-def may_be_delayed(payload: bytes) -> bool:
-    """Whether an entry may say when it is to be delivered; found as `may_be_batch` finds it."""
-    if len(payload) > 9 and payload[0] == 14 and not payload[6] and not payload[7]:
-        return _finds_delay(payload, 10, 10 + payload[9] + (payload[8] << 8)) is not None
-    return _finds_delay(payload, *_metadata_span(payload)) is not None
+may_be_batch: Final[Callable[[bytes], bool]] = partial(_may_have_field, _finds_batch)
+"""Whether an entry may say how many messages it has."""
+
+may_be_delayed: Final[Callable[[bytes], bool]] = partial(_may_have_field, _finds_delay)
+"""Whether an entry may say when it is to be delivered."""
 
 
 def _metadata_span(payload: bytes) -> tuple[int, int]:
