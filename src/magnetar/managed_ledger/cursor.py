@@ -17,11 +17,12 @@ Relies on: the managed ledger's list of ledgers as of now (`ledgers`), and its `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from magnetar.errors import MagnetarError, ManagedLedgerFenced, OutcomeUnknown, StorageClosed
 from magnetar.ledger.api import ENTRY_BYTES_MAX, Entry
+from magnetar.managed_ledger.acked import AckedRange
 from magnetar.managed_ledger.cursor_state import CursorState
 from magnetar.managed_ledger.cursor_store import CursorStore
 from magnetar.managed_ledger.ledger_list import LedgerList
@@ -103,6 +104,10 @@ class Cursor:
     def acked_above(self, position: Position) -> int:
         """How many entries above a position, and above the mark-delete, are acknowledged."""
         return self._state.acked_above(position)
+
+    def acked_ranges(self) -> Iterator[AckedRange]:
+        """Runs of acknowledged entries above the mark-delete position, ascending."""
+        return self._state.acked.ranges()
 
     def is_acked(self, position: Position) -> bool:
         return self._state.is_acked(position)

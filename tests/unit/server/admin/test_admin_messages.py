@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from magnetar.broker.topic.quota_rules import bytes_from
+from magnetar.broker.topic.topic import Topic
 from magnetar.managed_ledger.ledger_list import LedgerSpan
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
@@ -242,11 +243,16 @@ def test_ledgers_and_cursors_as_recorded(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.change("PUT", TOPIC)
         await world.change("PUT", SUB)
-        (first, *_) = await world.produce(FULL, 3)
+        (first, second, third) = await world.produce(FULL, 3)
         await world.change("POST", f"{SUB}/skip/1")
+        (topic,) = (each for each in world.server.topics.loaded.values() if isinstance(each, Topic))
+        topic.subscriptions["s"].cursor.ack(Position(*as_id(third).values()))
         found = await world.get(f"{TOPIC}/internal-info")
         assert [each["entries"] for each in found["ledgers"]] == [3]
-        assert found["cursors"]["s"]["markDelete"] == as_id(first)
+        cursor = found["cursors"]["s"]
+        assert cursor["markDelete"] == as_id(first)
+        (run,) = cursor["individualDeletedMessages"]
+        assert (run["from"], run["to"]) == (as_id(second), as_id(third))
         await world.change("PUT", f"{PARTED}/partitions", 2)
         parts = await world.get(f"{PARTED}/partitioned-internalStats")
         assert parts["metadata"] == {"partitions": 2}

@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,9 @@ from magnetar.server.admin.exchange import (
 )
 from magnetar.server.admin.policies.verbs import change_topic
 from magnetar.server.admin.topics.topics import existing, persistent, stored_topic
+
+RANGES_MAX: Final = 1000
+"""Runs of acknowledged entries that are shown of one cursor, the first ones."""
 
 
 async def internal_info(request: web.Request) -> web.Response:
@@ -64,12 +68,20 @@ async def internal_info(request: web.Request) -> web.Response:
 
 def _cursor(cursor: Cursor) -> dict[str, Any]:
     # Its state is a record of metadata, in no ledger of its own.
-    where = cursor.mark_delete
+    where, runs = cursor.mark_delete, cursor.acked_ranges()
     return {
         "version": cursor.incarnation,
         "cursorsLedgerId": -1,
         "markDelete": {"ledgerId": where.ledger_id, "entryId": where.entry_id},
-        "individualDeletedMessages": [],
+        "individualDeletedMessages": [_range(*run) for run in islice(runs, RANGES_MAX)],
+    }
+
+
+def _range(ledger_id: int, first: int, last: int) -> dict[str, Any]:
+    # As Pulsar writes it: `from` is in front of the run, `to` is its last entry.
+    return {
+        "from": {"ledgerId": ledger_id, "entryId": first - 1},
+        "to": {"ledgerId": ledger_id, "entryId": last},
     }
 
 
