@@ -85,6 +85,9 @@ class PendingAckMessages:
         """End a hold as if it had never been."""
         self.pending.drop(txn, acks, cumulative)
         through = acks[-1] if cumulative else None
+        # Nobody ends what never was: entries that stay unacknowledged would be kept for good.
+        for position, _, _ in acks:
+            self._consumers.pop(position, None)
         # A failed write: only what dispatch would have handed out meanwhile is missing (invariant
         # 3).
         missed = self._passed(EndedAcks(() if cumulative else tuple(acks), through))

@@ -160,6 +160,8 @@ def test_what_dispatch_went_by_comes_back_if_the_intent_fails(type_: Subscriptio
         stage.world.slow = 0
         await quiet()
         assert set(after.bodies()) == set(numbered(5))
+        # Memory only: who asked for it is forgotten with it.
+        assert not stage.subscription._txn_acks._held._consumers
 
     play(scenario)
 
