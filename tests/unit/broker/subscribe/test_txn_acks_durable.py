@@ -161,7 +161,9 @@ def test_what_dispatch_went_by_comes_back_if_the_intent_fails(type_: Subscriptio
         await quiet()
         assert set(after.bodies()) == set(numbered(5))
         # Memory only: who asked for it is forgotten with it.
-        assert not stage.subscription._txn_acks._held._consumers
+        txn_acks = stage.subscription._txn_acks
+        assert txn_acks is not None
+        assert not txn_acks._held._consumers
 
     play(scenario)
 
