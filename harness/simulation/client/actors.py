@@ -301,13 +301,18 @@ class Applications:
                 if not messages:
                     continue
                 txn = await self._made(lambda: _begun(client))
+                left = list(messages)
                 try:
-                    for message in messages:
-                        await results.submit(message.value, key=message.key, txn=txn)
-                        queue.ack(message, txn=txn)
+                    while left:
+                        await results.submit(left[0].value, key=left[0].key, txn=txn)
+                        queue.ack(left[0], txn=txn)
+                        del left[0]
                     await txn.commit()
                 except MagnetarError as error:
                     self.world.note(f"{name}: {error.name}")
+                # Of those that it did not come to, the transaction knows nothing.
+                for message in left:
+                    queue.nack(message)
                 await self._was_committed(txn)
 
     async def _received(
