@@ -142,6 +142,10 @@ bench-restart: $(STAMP) ## from process start to the first producer, with a mill
 bench-stalls: $(STAMP) ## 70 % load for MINUTES=10: receipts, and the longest turn of the loop
 	$(BIN)/python -m bench.stalls --minutes $(MINUTES)
 
+.PHONY: bench-buckets
+bench-buckets: $(STAMP) ## batches that hold one entry bucket each, beside batches of any keys
+	$(BIN)/python -m bench.buckets
+
 .PHONY: bench-delayed
 bench-delayed: $(STAMP) ## a million messages that wait for their time: memory, start, processor, lateness
 	$(BIN)/python -m bench.delayed
