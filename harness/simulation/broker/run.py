@@ -32,12 +32,13 @@ from harness.simulation.watched_runs import ended
 from magnetar.broker.policy.defaults import PolicyDefaults
 from magnetar.broker.policy.policies import Policies
 from magnetar.broker.policy.values import RetentionPolicies
-from magnetar.errors import MagnetarError
+from magnetar.errors import MagnetarError, RequestError, ServerDiskFull
 from magnetar.model.ids import Position
 from magnetar.model.names import TopicName
 from magnetar.model.subscriptions import SubscriptionType
 from magnetar.runtime.clock import LoopClock
 from magnetar.runtime.limits import Limits
+from magnetar.runtime.space_rules import HOLD_S
 from magnetar.server.app import Server
 from magnetar.server.config import ServerConfig
 from magnetar.server.machine import Machine
@@ -245,7 +246,7 @@ class BrokerRun:
             for subscription in topic.subscriptions:
                 client = await world.connect()
                 consumer = Consuming(world, random, subscription, client)
-                await consumer.subscribe()
+                await _subscribed(consumer)
                 await consumer.leave()
         self._is_set_up = True
 
@@ -339,6 +340,20 @@ class BrokerRun:
             text = f"{context['message']}: {type(error).__name__}: {error}"
             if not isinstance(error, MagnetarError):
                 self.findings.broken(text)
+
+
+async def _subscribed(consumer: Consuming) -> None:
+    """Subscribe to a topic that may not be there: none is made while the disk counts as full."""
+    for _ in range(round(2 * HOLD_S)):
+        try:
+            await consumer.subscribe()
+            return
+        except RequestError as error:
+            # The start met it, and faults are over: but it counts for a while.
+            if error.wire_code is not ServerDiskFull.wire_code:
+                raise
+        await asyncio.sleep(1.0)
+    await consumer.subscribe()
 
 
 async def _arrived(consumer: Consuming, wanted: set[Position]) -> None:
