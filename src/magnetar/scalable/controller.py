@@ -46,6 +46,7 @@ from magnetar.scalable.layout.autoscale import (
 )
 from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layout.layouts import Layouts
+from magnetar.scalable.layout.quotas import TopicBacklog
 from magnetar.scalable.layout.retention import RetentionShares, TopicRetention
 from magnetar.scalable.layout.segments import SegmentHost
 from magnetar.scalable.layout.subscriptions import Subscriptions
@@ -120,6 +121,8 @@ class Controller:
         self._retention = TopicRetention(
             topic, parts.host, parts.retention_shares, parts.clock, parts.limits
         )
+        self.backlog = TopicBacklog(topic, parts.host, parts.clock)
+        """What quotas are compared with."""
         # A whole interval first: a take-over begins with what clients wait for.
         self._tick_at = parts.clock.monotonic() + parts.limits.scalable_auto_scale_interval_seconds
         # Consumers that have just come, or a policy that was changed, do
@@ -212,10 +215,12 @@ class Controller:
         for key in self.state.keys_beside(present):
             await self._store.metadata.delete(key)
 
-    async def _collect(self, record: ScalableRecord) -> ScalableRecord | None:
+    async def _collect(
+        self, record: ScalableRecord, policies: TopicPolicies
+    ) -> ScalableRecord | None:
         """Prune the segments that nobody needs any more, oldest first."""
         layout = changes.idle_layout(record)
-        await self._retention.measure(layout, await self._policies())
+        await self._retention.measure(layout, policies)
         gone = await self._spent_segments(layout)
         # After sealed segments went, if they do: these are older.
         await self._retention.trim(layout)
@@ -275,6 +280,26 @@ class Controller:
         # An undecided transaction may yet have to show entries here ('sealing is irrelevant').
         return not await self._host.undecided(name)
 
+    # --- backlog quotas
+
+    async def check_quotas(self, layout: SegmentLayout) -> None:
+        """Raise if no producer may come now."""
+        await self.backlog.check(layout, await self._policies(), self._drained(layout))
+
+    async def enforce_quotas(self, layout: SegmentLayout) -> None:
+        """Do what its quotas say of the backlog of all segments."""
+        await self._enforce_quotas(layout, await self._policies())
+
+    async def _enforce_quotas(self, layout: SegmentLayout, policies: TopicPolicies) -> None:
+        await self.backlog.enforce(layout, policies, self._drained(layout))
+
+    def _drained(self, layout: SegmentLayout) -> set[int]:
+        """Segments that every subscription has drained."""
+        found = {each.segment_id for each in layout.segments.values() if not each.is_active}
+        for subscription in self.state.subscriptions():
+            found &= self.state.drained(subscription.name)
+        return found if self.state.is_loaded else set()
+
     async def _policies(self) -> TopicPolicies:
         return effective(
             await self._parts.namespaces.policies(self.topic.namespace),
@@ -295,8 +320,10 @@ class Controller:
         present: ScalableRecord | None = record
         if now >= self._tick_at:
             self._tick_at = now + self._limits.scalable_auto_scale_interval_seconds
+            policies = await self._policies()
+            await self._enforce_quotas(changes.layout_of(record), policies)
             # Pruning before scaling: it makes room below the limit of segments.
-            present = await self._collect(record)
+            present = await self._collect(record, policies)
         if present is not None and present.layout is not None:
             present = await self._scale(present)
         return present

@@ -81,6 +81,10 @@ class Controllers(Service):
         running = self._running.get(topic_key(topic))
         return None if running is None else running.controller
 
+    def running(self) -> list[Controller]:
+        """All controllers that are here."""
+        return [each.controller for each in self._running.values()]
+
     async def leader_url(self, topic: TopicName) -> str | None:
         """Where the controller of a topic is; None: nobody leads it now."""
         if self.leads(topic):

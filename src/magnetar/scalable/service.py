@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from magnetar.broker.api import SubscribeRequest
 from magnetar.broker.policy.effective import TopicPolicies, effective
 from magnetar.broker.policy.policies import Policies
+from magnetar.broker.topic.quota_rules import has_quota
 from magnetar.broker.topic.topics import Topics
 from magnetar.errors import Conflict, InvalidTopicName, NotAllowed, ServiceNotReady, TopicNotFound
 from magnetar.managed_ledger.ledger_list import KEEP_NOTHING, Retention
@@ -47,6 +48,7 @@ from magnetar.scalable.layout.layout_changes import all_done
 from magnetar.scalable.layout.layout_watchers import LayoutWatchers
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.load_reports import LoadReporter
+from magnetar.scalable.layout.quotas import UNKNOWN, BacklogShown, TopicBacklog
 from magnetar.scalable.layout.retention import RetentionShares
 from magnetar.scalable.layout.segments import LocalSegments, SegmentHost
 from magnetar.scalable.layout.subscriptions import SubscriptionDesk
@@ -240,6 +242,26 @@ class ScalableTopics(Service):
             record = await self.layouts.read(topic)
             if not _shows(record, number):
                 raise TopicNotFound(f"{name} is not a segment of its topic")
+
+    async def admit_producer(self, name: TopicName) -> None:
+        """Before a producer comes: the backlog of the whole topic is within its quotas."""
+        if name.domain is not Domain.SEGMENT:
+            return
+        assert name.descriptor is not None, "segments have one"
+        topic, number = name.scalable_topic(), name.descriptor.segment_id
+        policies = self.policies(await self._topics.namespaces.policies(topic.namespace))
+        record = self.layouts.cached(topic)
+        if not has_quota(policies) or record is None or not _shows(record, number):
+            return
+        layout = changes.layout_of(record)
+        # It is to hear that its segment is sealed, and to go on to the children.
+        if not layout.segment(number).is_active:
+            return
+        controller = self.controllers.controller(topic)
+        if controller is not None:
+            await controller.check_quotas(layout)
+        else:  # another broker leads the topic
+            await TopicBacklog(topic, self.host, self._clock).check(layout, policies)
 
     async def subscribing(self, name: TopicName, options: SubscribeRequest) -> SubscribeRequest:
         """Before a consumer subscribes: its subscription is one of the whole topic.
@@ -437,6 +459,22 @@ class ScalableTopics(Service):
         limit = self._limits.scalable_total_segments_max
         if segments > limit:
             raise NotAllowed(f"{segments} segments; a topic may have {limit}")
+
+    # --- backlog quotas
+
+    async def enforce_quotas(self) -> None:
+        """Look at the backlogs of all topics that are led here now."""
+        for controller in self.controllers.running():
+            record = self.layouts.cached(controller.topic)
+            # One that is being created, deleted or changed is looked at another time.
+            if record is None or record.layout is None or record.change is not None:
+                continue
+            await controller.enforce_quotas(record.layout.layout())
+
+    def backlog(self, topic: TopicName, policies: TopicPolicies) -> BacklogShown:
+        """What the last look at a topic found, if it is led here and has a quota."""
+        controller = self.controllers.controller(topic)
+        return UNKNOWN if controller is None else controller.backlog.shown(policies)
 
     # --- subscriptions
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.errors import MagnetarError
 from magnetar.model.names import TopicName
 from magnetar.wire.pb import pulsar_pb2 as pb
 from tests.unit.server.admin.world import World, run
@@ -252,6 +253,41 @@ def test_migration(tmp_path: Path) -> None:
         )
         await world.refuse(409, "POST", f"{X}/migrate")
         assert "s" in (await world.get(f"{X}/subscriptions"))["subscriptions"]
+
+    run(tmp_path, scenario)
+
+
+# --- backlog quotas
+
+
+def test_a_quota_counts_the_backlog_of_all_segments(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.change("PUT", X)
+        await world.change("PUT", f"{X}/subscriptions/s", type="QUEUE")
+        await world.produce(SEGMENT, 3)
+        await world.change("POST", f"{X}/split/0")
+        stats = await world.get(f"{X}/stats")
+        assert (stats["backlogQuotaLimitSize"], stats["backlogSize"]) == (-1, -1)
+        lower = "segment://public/default/x/0000-7fff-1"
+        quota = {"limit": 1, "policy": "producer_exception"}
+        await world.change("POST", "namespaces/public/default/backlogQuota", quota)
+        # The child has no backlog of its own.
+        async with world.link() as link:
+            with pytest.raises(MagnetarError) as raised:
+                await link.request("PRODUCER", topic=lower, producer_id=1)
+        assert "backlog" in str(raised.value)
+        stats = await world.get(f"{X}/stats")
+        assert stats["backlogQuotaLimitSize"] == 1
+        assert stats["backlogSize"] > 1
+        assert stats["oldestBacklogMessageAgeSeconds"] == -1
+        # Through the other endpoint the oldest go.
+        quota = {"limitTime": 60, "policy": "consumer_backlog_eviction"}
+        path = "namespaces/public/default/backlogQuota"
+        await world.change("DELETE", path)
+        await world.change("POST", path, quota, backlogQuotaType="message_age")
+        await world.change("GET", "brokers/backlog-quota-check")
+        assert (await world.get(f"{X}/subscriptions/s"))["msgBacklog"] == 0
+        await world.produce(lower, 1)
 
     run(tmp_path, scenario)
 

@@ -91,8 +91,18 @@ async def statistics(request: web.Request) -> web.Response:
     found = statistics_json(request, view)
     found["autoScalePolicy"] = await _effective_policy(request, view.record)
     namespace = await topics_of(request).namespaces.policies(view.topic.namespace)
-    policies = server_of(request).context.scalable.policies(namespace)
+    scalable = server_of(request).context.scalable
+    policies = scalable.policies(namespace)
     found["retention"] = msgspec.to_builtins(RetentionStats.of(policies))
+    # Of the last look that a quota made: nothing is loaded or read here.
+    backlog = scalable.backlog(view.topic, policies)
+    found |= {
+        "backlogQuotaLimitSize": policies.size_quota.limit,
+        "backlogQuotaLimitTime": policies.age_quota.limit_time,
+        "backlogSize": backlog.size_bytes,
+        "oldestBacklogMessageAgeSeconds": backlog.oldest_seconds,
+        "oldestBacklogMessageSubscriptionName": backlog.oldest_of,
+    }
     return shown(found)
 
 
