@@ -129,6 +129,9 @@ class RoutedSegments:
     async def consumers(self, name: TopicName, subscription: str) -> int:
         return await self._at(name, lambda segments: segments.consumers(name, subscription))
 
+    async def unused_seconds(self, name: TopicName, subscription: str) -> float | None:
+        return await self._at(name, lambda segments: segments.unused_seconds(name, subscription))
+
     async def _at(
         self, name: TopicName, work: Callable[[SegmentHost], Coroutine[Any, Any, Result]]
     ) -> Result:

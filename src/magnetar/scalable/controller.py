@@ -29,7 +29,11 @@ from magnetar.model.segments import Segment, SegmentLayout
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.limits import Limits
 from magnetar.runtime.logs import logger
-from magnetar.runtime.metrics import SCALABLE_PRUNED_SEGMENTS, SCALABLE_SUPPRESSED
+from magnetar.runtime.metrics import (
+    EXPIRED_SUBSCRIPTIONS,
+    SCALABLE_PRUNED_SEGMENTS,
+    SCALABLE_SUPPRESSED,
+)
 from magnetar.runtime.signal import Signal
 from magnetar.scalable.groups.group_balance import GroupBalance
 from magnetar.scalable.layout import changes
@@ -44,6 +48,7 @@ from magnetar.scalable.layout.autoscale import (
     resolve,
     suppressed,
 )
+from magnetar.scalable.layout.expiry import SubscriptionExpiry
 from magnetar.scalable.layout.layout_changes import LayoutChanges, all_done
 from magnetar.scalable.layout.layouts import Layouts
 from magnetar.scalable.layout.quotas import TopicBacklog
@@ -121,6 +126,7 @@ class Controller:
         self._retention = TopicRetention(
             topic, parts.host, parts.retention_shares, parts.clock, parts.limits
         )
+        self._expiry = SubscriptionExpiry(topic, self.state, parts.host, parts.clock)
         self.backlog = TopicBacklog(topic, parts.host, parts.clock)
         """What quotas are compared with."""
         # A whole interval first: a take-over begins with what clients wait for.
@@ -280,7 +286,14 @@ class Controller:
         # An undecided transaction may yet have to show entries here ('sealing is irrelevant').
         return not await self._host.undecided(name)
 
-    # --- backlog quotas
+    # --- subscriptions that nobody uses, and backlog quotas
+
+    async def _expire_subscriptions(self, layout: SegmentLayout, policies: TopicPolicies) -> None:
+        minutes = policies.subscription_expiration_minutes
+        for name in await self._expiry.expired(layout, minutes):
+            await self._subscriptions.end(name, layout)
+            EXPIRED_SUBSCRIPTIONS.inc()
+            _LOG.info("subscription-expired", topic=str(self.topic), subscription=name)
 
     async def check_quotas(self, layout: SegmentLayout) -> None:
         """Raise if no producer may come now."""
@@ -321,7 +334,9 @@ class Controller:
         if now >= self._tick_at:
             self._tick_at = now + self._limits.scalable_auto_scale_interval_seconds
             policies = await self._policies()
-            await self._enforce_quotas(changes.layout_of(record), policies)
+            layout = changes.layout_of(record)
+            await self._expire_subscriptions(layout, policies)
+            await self._enforce_quotas(layout, policies)
             # Pruning before scaling: it makes room below the limit of segments.
             present = await self._collect(record, policies)
         if present is not None and present.layout is not None:

@@ -145,6 +145,9 @@ class SegmentHost(Protocol):
     async def consumers(self, name: TopicName, subscription: str) -> int:
         """How many are connected to a subscription of a segment."""
 
+    async def unused_seconds(self, name: TopicName, subscription: str) -> float | None:
+        """How long nobody has been connected to it; None: it is not loaded, so nobody is."""
+
 
 MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
 """What clients that follow a layout put into the metadata of producers and consumers."""
@@ -311,6 +314,11 @@ class LocalSegments:
         topic = self._topics.loaded.get(name)
         found = None if topic is None else topic.subscriptions.get(subscription)
         return 0 if found is None else len(found.consumers)
+
+    async def unused_seconds(self, name: TopicName, subscription: str) -> float | None:
+        topic = self._topics.loaded.get(name)
+        found = topic.subscriptions.get(subscription) if isinstance(topic, Topic) else None
+        return None if found is None else found.unused_seconds()
 
     # --- parts
 
